@@ -1,4 +1,4 @@
-"""What a decoding loop asks of a backend: roles to run, or whole steps on the device."""
+"""The interfaces of executors for decoding: roles to run, or complete steps on the device."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from specbuild.runtime.engine_dir.plan import Plan, Port, ProgramEntry
 
 @dataclass(frozen=True)
 class ExecutorCapabilities:
-    """What an executor can do, as data.
+    """The capabilities of an executor, as data.
 
-    ``batch_invariant``: a row's result does not depend, bit for bit, on what shares its launch.
-    ``invariant_rows``: that holds among launches of up to so many rows; None: among all.
-    ``device_step``: runs a whole speculative step without the host.
-    ``fixed_pages``: sequences keep their pages and tables while they live, and views of them begin
-    at position 0, so that a row's sums are cut alike whatever stands before it in the launch.
+    ``batch_invariant``: the bits of a row's result do not depend on the rest of its launch.
+    ``invariant_rows``: this holds among launches of up to this number of rows; None: among all.
+    ``device_step``: it runs a complete speculative step without the host. ``fixed_pages``:
+    sequences keep their pages and tables, and views of them begin at position 0, so that a row's
+    sums are divided in the same way whatever precedes it in the launch.
     """
 
     name: str
@@ -34,21 +34,21 @@ class Executor(Protocol):
 
     @property
     def capabilities(self) -> ExecutorCapabilities:
-        """What this executor can do."""
+        """The capabilities of this executor."""
         ...
 
     def close(self) -> None:
-        """Release the graphs and pools; the executor cannot be used after this."""
+        """Release the graphs and pools; the executor cannot be used afterwards."""
         ...
 
     def prepare(self, roles: Sequence[str]) -> None:
-        """Loads what these roles need, so that their first run is as fast as any."""
+        """Load what these roles need, so that their first run is as fast as later ones."""
         ...
 
     def run(self, role: str, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """The outputs of one role by name. ``feeds`` holds every input but the pools.
+        """Return the outputs of one role by name. ``feeds`` has every input except the pools.
 
-        The arrays returned stay valid until the same role runs again, and may be fed to it.
+        The returned arrays are valid until the role's next run, and may be fed to it.
         """
         ...
 
@@ -58,19 +58,19 @@ class HostStates(Protocol):
     """An executor whose recurrent states the host can copy."""
 
     def state_pools(self, group: str) -> Mapping[str, np.ndarray]:
-        """The pools of a state group by name, each [slots, …], as views of their memory."""
+        """Return the pools of a state group by name, each [slots, …], as views of their memory."""
         ...
 
 
 @dataclass(frozen=True)
 class StepResult:
-    """What one step gave for each of its B sequences.
+    """The results of one step for each of its B sequences.
 
     The first ``count[b]`` entries of ``tokens[b]`` and ``logprobs[b]`` were emitted;
-    ``accepted[b]`` drafts were confirmed, emitted or not. ``broken[b]`` of its lists broke an
-    invariant, where the step was sparse (DSA); ``checks[b]`` are the five numbers of
-    ``ring.checks``, where it was checked. At ``rechecked[b]`` re-verified tokens the target sampled
-    once more, and ``agreed[b]`` times the same, where the step had capacity for them (SpecPV).
+    ``accepted[b]`` draft tokens were accepted, emitted or not. In a sparse step (DSA) ``broken[b]``
+    lists broke an invariant, and in a check ``checks[b]`` are the five numbers of ``ring.checks``.
+    In a step with capacity to re-verify (SpecPV), the target sampled again at ``rechecked[b]``
+    re-verified tokens, ``agreed[b]`` times with the same result.
     """
 
     count: list[int]
@@ -87,13 +87,13 @@ class StepResult:
 class DeviceExecutor(Protocol):
     """Runs an engine's programs, whose state stays on the device.
 
-    The host reads and writes the state by the plan's ports (``Port`` lists them). Programs,
-    writes, fills and copies happen in the order of the calls, which do not wait for them.
+    The host accesses the state by the plan's ports (see ``Port``). Programs, writes, fills and
+    copies run in call order, and the calls do not wait for them.
     """
 
     @property
     def capabilities(self) -> ExecutorCapabilities:
-        """What this executor can do."""
+        """The capabilities of this executor."""
         ...
 
     @property
@@ -102,62 +102,62 @@ class DeviceExecutor(Protocol):
         ...
 
     def use(self) -> None:
-        """Lets the calling thread use the executor."""
+        """Let the calling thread use the executor."""
         ...
 
     def port(self, name: str) -> Port | None:
-        """A port, None where the plan has none of this name."""
+        """Return a port, or None if the plan has none of this name."""
         ...
 
     def write(self, name: str, values: np.ndarray, *, row: int = 0) -> None:
-        """Puts values into a port from a row on; they may change when this returns."""
+        """Write values to a port from a row on; they may change after the call."""
         ...
 
     def fill(self, name: str, value: float, *, row: int = 0, rows: int = 1) -> None:
-        """Sets every element of some rows."""
+        """Set every element of some rows."""
         ...
 
     def copy(self, source: str, row: int, target: str, target_row: int) -> None:
-        """Copies a row of a port to one of another: as much as the smaller row has."""
+        """Copy a row of a port to one of another port, up to the length of the shorter row."""
         ...
 
     def read(self, name: str, *, rows: int | None = None) -> np.ndarray:
-        """A port's values once all that is queued is done; its first ``rows`` rows."""
+        """Return a port's values, or its first ``rows`` rows, after all queued work."""
         ...
 
     def fetch(self, name: str) -> Callable[[], np.ndarray]:
-        """Queues the reading of a port; what it returns waits for that, and for nothing behind.
+        """Queue a read of a port; the returned function waits for that and for no later work.
 
-        For a few small ports at a time: launches in flight have up to four each.
+        It is for a few small ports: each launch in flight has up to four.
         """
         ...
 
     def prepare(self, entry: ProgramEntry) -> None:
-        """Does all that a program's first run would do beside running."""
+        """Do everything that the first run of a program would do, except run it."""
         ...
 
     def start(self, entry: ProgramEntry, step: int | None = None) -> None:
-        """Queues a program; ``step`` is the number by which it is waited for."""
+        """Queue a program; ``step`` is the number for :meth:`wait_step`."""
         ...
 
     def wait_step(self, number: int, batch: int) -> StepResult:
-        """What the step with this number gave, once it is through."""
+        """Wait for the step with this number and return its results."""
         ...
 
     def synchronize(self) -> None:
-        """Waits for all that is queued."""
+        """Wait for all queued work."""
         ...
 
     def close(self) -> None:
-        """Gives everything back; nothing of the executor may be used after."""
+        """Release everything; the executor must not be used afterwards."""
         ...
 
 
 @dataclass(frozen=True)
 class OpenedEngine:
-    """An executor, and what the times hold for that are measured with it.
+    """An executor, and the conditions of times that are measured with it.
 
-    ``processor`` is the CPU or GPU, ``settings`` what else changes them: threads, versions.
+    ``processor`` is the CPU or GPU, ``settings`` the other conditions: threads, versions.
     """
 
     executor: Executor | DeviceExecutor

@@ -1,4 +1,4 @@
-"""Finds what checks and loads an engine: the modules of its backend's executor, on first use.
+"""Finds the modules that check and load an engine, by its backend's executor, on first use.
 
 Every folder of ``executors`` has a ``check.py`` and a ``loading.py`` with these functions.
 """
@@ -20,15 +20,15 @@ if TYPE_CHECKING:
 
 
 class ExecutorCheck(Protocol):
-    """A ``check.py``."""
+    """The interface of a ``check.py``."""
 
     def reasons_here(self, directory: Path, manifest: Manifest, here: Device) -> list[str]:
-        """Every reason why the engine does not run on this machine; empty when it does."""
+        """Return all reasons why the engine does not run on this machine; empty if it does."""
         ...
 
 
 class ExecutorLoading(Protocol):
-    """A ``loading.py``."""
+    """The interface of a ``loading.py``."""
 
     def open_engine(
         self,
@@ -39,25 +39,25 @@ class ExecutorLoading(Protocol):
         threads: int | None,
         gpus: Sequence[int],
     ) -> OpenedEngine:
-        """The engine, loaded. Raises UnsupportedHereError where it does not run here."""
+        """Return the loaded engine. Raises UnsupportedHereError if it does not run here."""
         ...
 
 
 def check_here(manifest: Manifest, directory: Path, device: Device | None = None) -> list[str]:
-    """Every reason why the engine does not run on this machine; empty when it does.
+    """Return all reasons why the engine does not run on this machine; empty if it does.
 
-    Loads no weights. Of a CUDA engine the plan is read, of TensorRT engines the headers, the
-    library's version and the plugins' are, and the GPU is asked.
+    Loads no weights. For a CUDA engine the plan is read, for TensorRT engines the headers and the
+    versions of library and plugins; the GPU's properties are queried.
     """
     check = cast(ExecutorCheck, _module(manifest, "check"))
     return check.reasons_here(directory, manifest, device or this_device())
 
 
 def gpu_numbers(directory: Path, manifest: Manifest, device: str | None) -> tuple[int, ...]:
-    """The GPUs that a device such as ``cuda:1`` or ``cuda:2,3`` names, one for each rank.
+    """Return the GPUs that a device such as ``cuda:1`` or ``cuda:2,3`` names, one per rank.
 
-    Without a number, and for None, they are the first. Raises UnsupportedHereError where the
-    engine was built for another kind of device or another number of GPUs.
+    Without a number, and for None, they are the first. Raises UnsupportedHereError if the engine
+    was built for another kind of device or another number of GPUs.
     """
     backend = manifest.backend
     kind, colon, listed = (backend if device is None else device).partition(":")
@@ -90,12 +90,11 @@ def gpu_numbers(directory: Path, manifest: Manifest, device: str | None) -> tupl
 def open_engine(
     directory: Path, manifest: Manifest, *, threads: int | None, gpus: Sequence[int] = ()
 ) -> OpenedEngine:
-    """The engine in a directory; every file that is read is checked.
+    """Return the engine in a directory; every file that is read is checked.
 
-    ``threads`` compute on the CPU; None goes by the size of the engine. ``gpus`` count this
-    machine's from 0, one for each rank; without them the first are taken. Raises
-    UnsupportedHereError where the engine does not run here, EngineFileError where a file is
-    damaged.
+    ``threads`` compute on the CPU; the default depends on the size of the engine. ``gpus`` are
+    numbers of this machine's GPUs, one per rank; the default is the first ones. Raises
+    UnsupportedHereError if the engine does not run here, EngineFileError if a file is damaged.
     """
     if threads is not None and facts_of(manifest.backend).on_gpu:
         raise UnsupportedHereError(

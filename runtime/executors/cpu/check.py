@@ -1,4 +1,4 @@
-"""Whether an engine of ONNX graphs runs on this machine: every reason why not."""
+"""Checks whether an engine of ONNX graphs runs on this machine, and lists the reasons if not."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from pathlib import Path
 from specbuild.runtime.device import Device, cache_bytes, outputs_bytes, table_bytes
 from specbuild.runtime.engine_dir.manifest import Manifest
 
-# What is tested: earlier ones open files that a graph names.
-LEAST_ONNXRUNTIME = (1, 31)
+# The tested versions: earlier ones open files that a graph names.
+MIN_ONNXRUNTIME = (1, 31)
 
 
 def reasons_here(_directory: Path, manifest: Manifest, here: Device) -> list[str]:
-    """Why the engine does not run here; ONNX Runtime is not imported."""
+    """Return why the engine does not run here, without importing ONNX Runtime."""
     reasons = []
     if here.onnxruntime is None:
         reasons.append(
             "onnxruntime is not installed; pip install '.[cpu]' where specbuild's sources are"
         )
-    elif _numbers(here.onnxruntime) < LEAST_ONNXRUNTIME:
-        wanted = ".".join(map(str, LEAST_ONNXRUNTIME))
-        reasons.append(f"onnxruntime is {here.onnxruntime}, {wanted} or later is needed")
+    elif _numbers(here.onnxruntime) < MIN_ONNXRUNTIME:
+        required = ".".join(map(str, MIN_ONNXRUNTIME))
+        reasons.append(f"onnxruntime is {here.onnxruntime}, {required} or later is needed")
     needed = needed_bytes(manifest)
     if here.available_bytes is not None and needed > here.available_bytes:
         reasons.append(
@@ -31,7 +31,7 @@ def reasons_here(_directory: Path, manifest: Manifest, here: Device) -> list[str
 
 
 def needed_bytes(manifest: Manifest) -> int:
-    """Bytes of memory that the engine takes at its limits: files, caches, outputs, tables."""
+    """Return the bytes of memory of the engine at its limits: files, caches, outputs, tables."""
     files = sum(file.bytes for file in manifest.files.values())
     outputs = outputs_bytes(manifest, batch=manifest.limits.max_batch_size)
     return files + cache_bytes(manifest) + outputs + table_bytes(manifest)

@@ -19,7 +19,7 @@ from specbuild.runtime.executors.cpu.row_padding import (
 )
 from specbuild.runtime.executors.executor import ExecutorCapabilities
 
-# Ports that are caches: keys, values, latents, block summaries, recurrent states.
+# Ports of caches: keys, values, latents, block summaries, recurrent states.
 _STATE_SUFFIXES = (".tail_pool", ".state_pool")
 _POOL_SUFFIXES = (".k_pool", ".v_pool", ".c_pool", ".summary_pool", *_STATE_SUFFIXES)
 _OUT = ".out"
@@ -32,11 +32,11 @@ _ELEMENTS: Mapping[str, np.dtype[Any]] = {
 
 
 class CpuExecutor:
-    """One session per role, made when the role first runs; pools shared between them in place.
+    """One session per role, created on its first run; sessions share pools in place.
 
-    ``graphs`` has the checked bytes of every role's file, ``weights`` the memory-mapped tensors,
-    which every session shares as external initialisers. Launches of the target get the rows that
-    ``padding`` adds.
+    ``graphs`` has the checked bytes of every role's file. ``weights`` are the memory-mapped
+    tensors, which all sessions share as external initializers. Launches of the target get the rows
+    that ``padding`` adds.
     """
 
     def __init__(
@@ -65,22 +65,22 @@ class CpuExecutor:
 
     @property
     def loaded_roles(self) -> tuple[str, ...]:
-        """Roles whose sessions exist."""
+        """The roles whose sessions exist."""
         return tuple(self._sessions)
 
     def close(self) -> None:
-        """Release the sessions, the weights that they prepacked, and the pools."""
+        """Release the sessions, their prepacked weights, and the pools."""
         self._sessions.clear()
         self.pools.clear()
 
     def prepare(self, roles: Sequence[str]) -> None:
-        """Makes the sessions of these roles."""
+        """Create the sessions of these roles."""
         for role in roles:
             if role not in self._sessions:
                 self._sessions[role] = self._load(role)
 
     def state_pools(self, group: str) -> dict[str, np.ndarray]:
-        """Views of the pools of a state group, by name; a launch must have used them."""
+        """Return views of the pools of a state group, by name, after a launch has used them."""
         return {
             name: pool.numpy()
             for name, pool in self.pools.items()
@@ -88,7 +88,7 @@ class CpuExecutor:
         }
 
     def run(self, role: str, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """The outputs of a role; they are valid until it runs again (and may be fed to it)."""
+        """Return the outputs of a role; they are valid until its next run, and may be fed to it."""
         session = self._sessions.get(role)
         if session is None:
             session = self._sessions[role] = self._load(role)
@@ -107,7 +107,7 @@ class CpuExecutor:
             options.add_external_initializers(list(role.tensors), values)
         graph = self._graphs[role.file]
         try:
-            # With its fallback the library prints on standard output, and tries the same again.
+            # With its fallback the library prints on standard output, and repeats the attempt.
             session = ort.InferenceSession(
                 graph, options, providers=["CPUExecutionProvider"], enable_fallback=0
             )
@@ -121,7 +121,7 @@ class CpuExecutor:
         return _RoleSession(session, role, pools)
 
     def _pool(self, port: Port) -> Any:
-        """The pool of an input ``{group}.{layer}.{part}_pool``, of its shape, allocated once."""
+        """Return the pool of an input ``{group}.{layer}.{part}_pool``, allocated once."""
         name = port.name
         if name not in self.pools:
             import onnxruntime as ort
@@ -133,10 +133,10 @@ class CpuExecutor:
 
 
 def session_options(threads: int) -> Any:
-    """Options of every session: prepacked weights, no idle threads that spin.
+    """Return the options of every session: prepacked weights, no spinning idle threads.
 
-    A memory pattern is kept for every shape of launch (about 10 KB each): it saves a tenth of a
-    one-row step, which is a thousand small allocations otherwise.
+    A memory pattern is stored for every shape of launch (about 10 KB each). It saves a tenth of a
+    one-row step, which otherwise makes a thousand small allocations.
     """
     import onnxruntime as ort
 
@@ -148,17 +148,17 @@ def session_options(threads: int) -> Any:
     options.enable_cpu_mem_arena = True
     options.enable_mem_pattern = True
     options.log_severity_level = 3
-    # Else the library looks for its own format in the bytes, which nobody here has read.
+    # Otherwise the library looks for its own format in the bytes, which is not checked here.
     options.add_session_config_entry("session.load_model_format", "ONNX")
     options.add_session_config_entry("session.disable_prepacking", "0")
     if threads > 1:
-        # Each session has threads of its own: those of an idle one must not take the cores.
+        # Each session has its own threads: those of an idle session must not occupy the cores.
         options.add_session_config_entry("session.force_spinning_stop", "1")
     return options
 
 
 def run_probe(graph: bytes, threads: int) -> Callable[[np.ndarray], Sequence[np.ndarray]]:
-    """A function that runs an engine's ``row_probe.onnx``."""
+    """Return a function that runs an engine's ``row_probe.onnx``."""
     import onnxruntime as ort
 
     def failed(error: Exception) -> EngineFileError:
@@ -186,14 +186,14 @@ def run_probe(graph: bytes, threads: int) -> Callable[[np.ndarray], Sequence[np.
 
 
 class _RoleSession:
-    """A session with the pools bound for good; a call binds only what changed."""
+    """A session with permanently bound pools; a call binds only what changed."""
 
     def __init__(self, session: Any, role: Role, pools: Mapping[str, Any]) -> None:
         self._session = session
         self._role = role
         self._binding = session.io_binding()
-        # The wrapper's own methods look the device up anew for every output, which takes longer
-        # than the binding: bind on the native object.
+        # The wrapper's own methods look up the device for every output, which takes longer than the
+        # binding, so the native object is used.
         self._native = self._binding._iobinding
         self._cpu = _cpu_device()
         self._inputs = {
@@ -211,7 +211,7 @@ class _RoleSession:
             else:
                 self._outputs.append(port.name)
         self._ranks = {port.name: len(port.shape) for port in role.outputs}
-        # Outputs come in the order in which they were bound: the pools first.
+        # Outputs are returned in the order of their binding: the pools first.
         self._first_output = len(role.outputs) - len(self._outputs)
         self._bound: dict[str, np.ndarray] = {}
         self._alive: Any = None
@@ -220,7 +220,7 @@ class _RoleSession:
         native, bound = self._native, self._bound
         for name, dtype in self._inputs.items():
             array = feeds[name]
-            # A binding holds the array's memory, so the same array need not be bound again.
+            # A binding keeps the array's memory alive, so the same array need not be bound again.
             if bound.get(name) is array:
                 continue
             if array.dtype != dtype or not array.flags.c_contiguous:
@@ -247,7 +247,7 @@ class _RoleSession:
 
 
 def _library_error(role: Role, what: str, error: Exception) -> Exception:
-    """ONNX Runtime's error as a sentence; memory that ran out is no fault of the engine's."""
+    """Return ONNX Runtime's error as a sentence; out-of-memory is not a fault of the engine."""
     import onnxruntime as ort
 
     if isinstance(error, MemoryError):

@@ -1,7 +1,7 @@
-"""The graphs of an engine, held against its manifest before ONNX Runtime sees one.
+"""Compares the graphs of an engine with its manifest before ONNX Runtime opens them.
 
-What the manifest says of a graph is all that the runtime goes by: so the graph must say the same,
-of its ports, its ops, and the tensors that it leaves to the weights' file.
+The runtime relies on the manifest's description of a graph. The graph must therefore have the same
+ports, ops, and tensors in the weights file.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ _ELEMENTS = {1: "float32", 2: "uint8", 3: "int8", 6: "int32", 7: "int64", 9: "bo
 _ELEMENTS |= {10: "float16", 11: "float64", 16: "bfloat16"}
 _STORED = {"F32": 1, "U8": 2, "I8": 3, "I32": 6, "I64": 7, "BOOL": 9, "F16": 10, "F64": 11}
 _STORED |= {"BF16": 16}
-# What is read field by field: the graphs of large models have 1 MB.
+# Fields that are parsed one by one: the graphs of large models have 1 MB.
 MOST_GRAPH_BYTES = 16 << 20
 
 
 def read_graphs(directory: Path, manifest: Manifest) -> dict[str, bytes]:
-    """The bytes of every role's graph by its file, all of them as the manifest says.
+    """Return the bytes of every role's graph by its file, compared with the manifest.
 
-    Raises EngineFileError where a graph reads a file that the manifest does not list, differs from
-    the manifest, or is none.
+    Raises EngineFileError if a graph reads an unlisted file, differs from the manifest, or is
+    invalid.
     """
     check_ports(manifest)
     graphs = {}
@@ -63,7 +63,7 @@ def read_graphs(directory: Path, manifest: Manifest) -> dict[str, bytes]:
 
 
 def check_probe(directory: Path, name: str, data: bytes) -> bytes:
-    """The bytes of a graph without a role; EngineFileError where it reads a file or is none."""
+    """Return a graph without a role; EngineFileError if it reads a file or is invalid."""
     try:
         external = read_onnx(data).external
     except WireError as error:
@@ -77,7 +77,7 @@ def check_probe(directory: Path, name: str, data: bytes) -> bytes:
 
 
 def check_graph(graph: OnnxGraph, role: Role, tensors: Mapping[str, StoredTensor]) -> None:
-    """Raises EngineFileError with the first thing in which a graph differs from its role."""
+    """Raise EngineFileError for the first difference of a graph from its role."""
     _check_ports("input", graph.inputs, role.inputs)
     _check_ports("output", graph.outputs, role.outputs)
     if dict(graph.ops) != role.ops:
@@ -95,10 +95,10 @@ def check_graph(graph: OnnxGraph, role: Role, tensors: Mapping[str, StoredTensor
     _check_external(graph.external, role, tensors)
 
 
-def _check_ports(kind: str, found: Sequence[GraphPort], told: Sequence[Port]) -> None:
-    if [port.name for port in found] != [port.name for port in told]:
+def _check_ports(kind: str, actual: Sequence[GraphPort], stated: Sequence[Port]) -> None:
+    if [port.name for port in actual] != [port.name for port in stated]:
         raise EngineFileError(f"it has other {kind}s than the manifest says")
-    for port, expected in zip(found, told, strict=True):
+    for port, expected in zip(actual, stated, strict=True):
         element, shape = _ELEMENTS.get(port.element), _shown_shape(port)
         if (element, shape) != (expected.dtype, expected.shape):
             raise EngineFileError(
@@ -108,7 +108,7 @@ def _check_ports(kind: str, found: Sequence[GraphPort], told: Sequence[Port]) ->
 
 
 def _shown_shape(port: GraphPort) -> tuple[int | str, ...] | None:
-    """The shape as a manifest has it."""
+    """Return the shape as a manifest states it."""
     if port.shape is None:
         return None
     return tuple(str(axis) if axis is None else axis for axis in port.shape)
@@ -117,7 +117,7 @@ def _shown_shape(port: GraphPort) -> tuple[int | str, ...] | None:
 def _check_external(
     external: Sequence[ExternalTensor], role: Role, tensors: Mapping[str, StoredTensor]
 ) -> None:
-    """Every tensor without values is one that the engine stores, and gets them by its name."""
+    """Check that the engine stores every tensor without values, under its name."""
     for tensor in external:
         place = tensor.location["location"]
         if tensor.nested or tensor.name not in role.tensors or place != WEIGHTS_FILE:

@@ -16,7 +16,7 @@ from specbuild.runtime.executors.cpu.graphs import check_probe, read_graphs
 from specbuild.runtime.executors.cpu.row_padding import PROBE_FILE, padding_here
 from specbuild.runtime.executors.executor import OpenedEngine
 
-# Every graph has threads of its own: without a bound a slip of the pen takes the machine down.
+# Every graph has its own threads, so a typing error without this limit would block the machine.
 MAX_THREADS = 64
 # Engines with weights of fewer bytes run in one thread by default.
 SMALL_WEIGHTS, MOST_DEFAULT_THREADS = 64 << 20, 8
@@ -25,24 +25,24 @@ SMALL_WEIGHTS, MOST_DEFAULT_THREADS = 64 << 20, 8
 def open_engine(
     directory: Path, manifest: Manifest, here: Device, *, threads: int | None, gpus: Sequence[int]
 ) -> OpenedEngine:
-    """The engine on the CPU; None ``threads`` are those of :func:`default_threads`.
+    """Return the engine on the CPU; the default is :func:`default_threads`.
 
-    Raises UnsupportedHereError where it does not run here, EngineFileError for a damaged file.
+    Raises UnsupportedHereError if it does not run here, EngineFileError for a damaged file.
     """
     del gpus
     threads = default_threads(manifest, here) if threads is None else threads
-    most = max(here.cores, MAX_THREADS)
-    if not 1 <= threads <= most:
+    limit = max(here.cores, MAX_THREADS)
+    if not 1 <= threads <= limit:
         raise UnsupportedHereError(
-            f"threads is {threads}, must lie between 1 and {most}; this machine has "
+            f"threads is {threads}, must lie between 1 and {limit}; this machine has "
             f"{here.cores} cores"
         )
     reasons = reasons_here(directory, manifest, here)
     if reasons:
         raise UnsupportedHereError(f"{directory} does not run here: {'; '.join(reasons)}")
     graphs = read_graphs(directory, manifest)
-    beside = manifest.files.keys() - graphs.keys() - {WEIGHTS_FILE}
-    read = {name: read_file(directory, manifest, name) for name in beside}
+    others = manifest.files.keys() - graphs.keys() - {WEIGHTS_FILE}
+    read = {name: read_file(directory, manifest, name) for name in others}
     weights = open_weights(directory, manifest) if manifest.tensors else {}
     padding = None
     # An added row would advance the state of a recurrent layer.
@@ -54,9 +54,9 @@ def open_engine(
 
 
 def default_threads(manifest: Manifest, here: Device) -> int:
-    """One for small models, where threads wait longer for each other than they compute.
+    """Return 1 for small models, whose threads would wait for each other longer than compute.
 
-    Otherwise the physical cores that this process may use, up to 8.
+    Otherwise return the physical cores that this process may use, up to 8.
     """
     stored = manifest.files.get(WEIGHTS_FILE)
     if stored is None or stored.bytes < SMALL_WEIGHTS:

@@ -1,8 +1,7 @@
-"""What an ONNX file asks of its surroundings, read without a library before one opens it.
+"""Parses an ONNX file without a library, before one opens it.
 
-Ports, counts of ops, and every tensor whose values are not in the file, wherever it stands: as an
-initialiser, in an attribute, in a branch or a function, sparse or not. Fields have the numbers of
-onnx.proto.
+Returns ports, counts of ops, and every tensor whose values are not in the file: as an initializer,
+in an attribute, in a branch or a function, sparse or not. Fields have the numbers of onnx.proto.
 """
 
 from __future__ import annotations
@@ -26,8 +25,8 @@ from specbuild.runtime.executors.cpu.wire_format import (
     text_of,
 )
 
-# Branches within branches: an engine's graphs have one level.
-_MOST_NESTED = 8
+# The maximum nesting of branches: an engine's graphs have one level.
+_MAX_NESTED = 8
 _EXTERNAL = 1
 
 _NUMBER, _TEXT, _MANY = Field(VARINT), Field(BYTES), Field(BYTES, repeated=True)
@@ -36,7 +35,7 @@ _NUMBERS = Field(VARINT, repeated=True, packed=True)
 
 @dataclass(frozen=True)
 class _Message:
-    """A kind of message: its fields, and those of them that may hold tensors, with their kind."""
+    """A kind of message: its fields, and those that may have tensors, with their kind."""
 
     name: str
     schema: Schema
@@ -96,7 +95,7 @@ _MESSAGES: Mapping[str, _Message] = {
 }
 _PAIR: Schema = {1: _TEXT, 2: _TEXT}
 _VALUE: Schema = {1: _TEXT, 2: _TEXT, 3: _TEXT, 4: _MANY}
-# A type may be of another kind (a sequence, a map): its fields are known, an engine has none.
+# Other kinds of types (a sequence, a map) are parsed, but engines have none.
 _TYPE: Schema = dict.fromkeys((1, 4, 5, 6, 7, 8, 9), _TEXT)
 _TENSOR_TYPE: Schema = {1: _NUMBER, 2: _TEXT}
 _SHAPE: Schema = {1: _MANY}
@@ -107,8 +106,8 @@ _DIMENSION: Schema = {1: _NUMBER, 2: _TEXT, 3: _TEXT}
 class GraphPort:
     """An input or output: ONNX's number of its element type, and its shape.
 
-    A dimension is a size, the name of a dynamic axis, or None where nothing is said of it. A port
-    that is no tensor has element type 0; ``shape`` None is one of unknown rank.
+    A dimension is a size, the name of a dynamic axis, or None if unspecified. A port that is no
+    tensor has element type 0; ``shape`` None is an unknown rank.
     """
 
     name: str
@@ -118,9 +117,9 @@ class GraphPort:
 
 @dataclass(frozen=True)
 class ExternalTensor:
-    """A tensor whose values lie in another file; ``location`` has what the graph says of it.
+    """A tensor whose values are in another file; ``location`` is the graph's description.
 
-    ``nested`` ones are no initialisers of the graph itself: nobody can give them their values.
+    ``nested`` tensors are no initializers of the graph itself, so their values cannot be provided.
     """
 
     name: str
@@ -132,7 +131,7 @@ class ExternalTensor:
 
 @dataclass(frozen=True)
 class OnnxGraph:
-    """What a file says: the ports of its graph, its initialisers by name, ops by type.
+    """The contents of a file: ports of its graph, initializers by name, ops by type.
 
     Ops of a domain are ``domain::type``; those of branches are not counted.
     """
@@ -145,7 +144,7 @@ class OnnxGraph:
 
 
 def read_onnx(data: bytes) -> OnnxGraph:
-    """What the ONNX file in ``data`` says. Raises WireError where it is none."""
+    """Parse the ONNX file in ``data``. Raises WireError if it is invalid."""
     model = fields_of(data, (0, len(data)), _MODEL, "model")
     if 7 not in model:
         raise WireError("it has no graph")
@@ -176,25 +175,25 @@ def read_onnx(data: bytes) -> OnnxGraph:
 def _look_into(
     data: bytes, kind: _Message, fields: Fields, external: list[ExternalTensor], depth: int
 ) -> None:
-    """Collects the external tensors that a message holds, however deep."""
+    """Collect the external tensors of a message at any depth."""
     if kind.name == "node":
         _check_batch(data, fields)
     for number, inner in kind.holds.items():
         for value in fields.get(number, ()):
             message, below = _MESSAGES[inner], depth + (inner == "graph")
-            if below > _MOST_NESTED:
-                raise WireError(f"its branches nest deeper than {_MOST_NESTED} levels")
-            found = fields_of(data, _span(value), message.schema, inner)
+            if below > _MAX_NESTED:
+                raise WireError(f"its branches nest deeper than {_MAX_NESTED} levels")
+            inner_fields = fields_of(data, _span(value), message.schema, inner)
             if inner == "tensor":
-                external += _external(data, found, nested=True)
+                external += _external(data, inner_fields, nested=True)
             else:
-                _look_into(data, message, found, external, below)
+                _look_into(data, message, inner_fields, external, below)
 
 
 def _check_batch(data: bytes, node: Fields) -> None:
-    """WireError for a number of batch axes below 0, at which ONNX Runtime reads beside its memory.
+    """Raise WireError for negative batch axes, with which ONNX Runtime reads invalid memory.
 
-    It checks that of every op but GatherND's.
+    ONNX Runtime checks other attributes, but not this one of GatherND.
     """
     if _text(data, node, 4) != "GatherND":
         return
@@ -205,17 +204,21 @@ def _check_batch(data: bytes, node: Fields) -> None:
 
 
 def _external(data: bytes, tensor: Fields, *, nested: bool) -> list[ExternalTensor]:
-    """The tensor, where its values lie elsewhere."""
+    """Return the tensor if its values are in another file."""
     location, entries = tensor.get(14, [0])[0], tensor.get(13, [])
     if location == 0 and not entries:
         return []
     name = _text(data, tensor, 8)
     pairs = [fields_of(data, _span(entry), _PAIR, "location") for entry in entries]
-    said = {_text(data, pair, 1): _text(data, pair, 2) for pair in pairs}
-    if location != _EXTERNAL or len(said) < len(pairs) or not said.get("location"):
+    location_fields = {_text(data, pair, 1): _text(data, pair, 2) for pair in pairs}
+    if (
+        location != _EXTERNAL
+        or len(location_fields) < len(pairs)
+        or not location_fields.get("location")
+    ):
         raise WireError(f"it does not say clearly where tensor {name!r} lies")
     shape = tuple(numbers_of(data, tensor.get(1, [])))
-    return [ExternalTensor(name, _number(tensor, 2), shape, said, nested)]
+    return [ExternalTensor(name, _number(tensor, 2), shape, location_fields, nested)]
 
 
 def _port(data: bytes, span: Span) -> GraphPort:
@@ -250,7 +253,7 @@ def _text(data: bytes, fields: Fields, number: int) -> str:
 
 
 def _number(fields: Fields, number: int) -> int:
-    """A signed whole number, 0 where it is not there."""
+    """Return a signed integer, 0 if it is absent."""
     value = fields.get(number, [0])[0]
     assert isinstance(value, int)
     return value - (1 << 64) if value >> 63 else value

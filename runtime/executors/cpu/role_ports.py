@@ -1,6 +1,6 @@
-"""The inputs and outputs of every role as the host feeds and reads them.
+"""The inputs and outputs of every role, as the host feeds and reads them.
 
-As docs/developers/contracts.md#graphs names them.
+They are named in docs/developers/contracts.md#graphs.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from specbuild.runtime.sampling import CHOOSE_INPUTS, HOST_CHOOSE_INPUTS
 
 
 def check_ports(manifest: Manifest) -> None:
-    """Raises EngineFileError where a role takes what nobody feeds, or lacks what is read.
+    """Raise EngineFileError if a role has unknown inputs, or lacks outputs that are read.
 
-    A graph may do without inputs that its model has no use for, but for its caches. Windows, by
-    which the host gives pages back, are those that the models attend through.
+    A graph may omit inputs that its model does not need, except for its caches. Windows, by which
+    the host releases pages, must be those of the models' attention.
     """
     for group in manifest.cache_groups:
         _check_window(manifest, group)
@@ -44,26 +44,26 @@ def check_ports(manifest: Manifest) -> None:
         inputs, outputs = _forms_of(manifest, name)
         _require_known(name, role.inputs, inputs)
         _require_known(name, role.outputs, outputs)
-        given = {port.name for port in role.outputs}
-        taken = {port.name for port in role.inputs}
-        absent = [n for n in outputs if n not in given]
-        absent += [n for n in inputs if n.endswith("_pool") and n not in taken]
+        output_names = {port.name for port in role.outputs}
+        input_names = {port.name for port in role.inputs}
+        absent = [n for n in outputs if n not in output_names]
+        absent += [n for n in inputs if n.endswith("_pool") and n not in input_names]
         if absent:
             raise EngineFileError(f"role {name} has no {absent[0]}; build the engine again")
 
 
 def _check_window(manifest: Manifest, group: CacheGroup) -> None:
     g, drafts = manifest.target, manifest.drafters
-    wanted = next(
+    window = next(
         (d.geometry.sliding_window for d in drafts if d.geometry and d.cache_group == group.name),
         None,
     )
-    if wanted is None:
+    if window is None:
         kinds = {g.layer_types[layer] for layer in group.layers if 0 <= layer < g.layers}
-        wanted = g.sliding_window if kinds == {"sliding_attention"} else 0
-    if group.window != wanted:
+        window = g.sliding_window if kinds == {"sliding_attention"} else 0
+    if group.window != window:
         raise EngineFileError(
-            f"cache group {group.name} has window {group.window}, its layers have {wanted}; build "
+            f"cache group {group.name} has window {group.window}, its layers have {window}; build "
             "the engine again"
         )
 
@@ -90,7 +90,7 @@ def _agree(shape: tuple[int | str, ...], axes: tuple[int | str, ...]) -> bool:
 
 
 def _forms_of(manifest: Manifest, role: str) -> tuple[Forms, Forms]:
-    """What a role may take, and what it gives."""
+    """Return the possible inputs and the outputs of a role."""
     if role == "target":
         return _target(manifest)
     if role == "commit":
@@ -119,7 +119,7 @@ def _target(manifest: Manifest) -> tuple[Forms, Forms]:
     for group in groups:
         inputs |= view_forms(group.name) | _pools(manifest, group)
         outputs |= written(_pools(manifest, group))
-        # Where each layer has a view of its own (SpecPV), its pages stand at places of their own.
+        # If each layer has its own view (SpecPV), its pages have their own positions.
         own_views = manifest.specpv is not None and group.window == 0
         position = ("Lg", "B", "P") if own_views else ("B", "P")
         inputs[f"{group.name}.page_position"] = ints(*position)
@@ -156,11 +156,11 @@ def _commit(manifest: Manifest) -> tuple[Forms, Forms]:
 
 
 def _drafting(manifest: Manifest, model: ModelRecord, role: str) -> tuple[Forms, Forms]:
-    """Of one of ``model.ROLES``."""
+    """Return the ports of one of ``model.ROLES``."""
     group = manifest.group(model.cache_group)
     pools = _pools(manifest, group)
-    given = PortContext(manifest.target.hidden, group.name, view_forms(group.name), pools)
-    return model.ports(role, given)
+    output_names = PortContext(manifest.target.hidden, group.name, view_forms(group.name), pools)
+    return model.ports(role, output_names)
 
 
 def _target_groups(manifest: Manifest) -> list[CacheGroup]:
@@ -180,5 +180,5 @@ def _state_pools(group: StateGroup) -> Forms:
 
 
 def _state_inputs(group: StateGroup) -> Forms:
-    """What the rows of a launch bring to the states, from which ``commit`` computes them again."""
+    """Return the inputs of states from the rows of a launch, from which ``commit`` recomputes."""
     return {f"{group.name}.{layer}.inputs": floats("T", group.row_width) for layer in group.layers}

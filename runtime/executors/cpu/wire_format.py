@@ -1,8 +1,8 @@
-"""Protobuf's wire format, read strictly: the fields of one message, in the bytes that hold it.
+"""Protobuf's wire format, parsed strictly: the fields of one message.
 
-A message is taken as it stands or refused: no field that its ``Schema`` does not list, no field
-twice that is there once, no varint that is longer than need be for 64 bits. So whatever reads the
-same bytes with another library finds the same fields.
+A message is refused if it has a field that its ``Schema`` does not list, a repeated occurrence of a
+singular field, or a varint longer than necessary for 64 bits. Any other library therefore finds the
+same fields in the same bytes.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple, TypeAlias
 
-# A message or string in the bytes: where it begins and ends.
+# A message or string in the bytes: its start and end.
 Span: TypeAlias = tuple[int, int]
-# Values of each field that is there: whole numbers (a varint, unsigned), or spans.
+# Values of each present field: integers (a varint, unsigned), or spans.
 Fields: TypeAlias = dict[int, list[int | Span]]
 
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
@@ -22,7 +22,7 @@ _TAG_BYTES = 5
 
 
 class Field(NamedTuple):
-    """How a field is written: its wire type, and whether it may be there more than once.
+    """The encoding of a field: its wire type, and whether it may be repeated.
 
     ``packed``: a run of values may also be one string of bytes.
     """
@@ -36,16 +36,16 @@ Schema: TypeAlias = Mapping[int, Field]
 
 
 class WireError(ValueError):
-    """The bytes are no such message; the message is the reason, as the end of a sentence."""
+    """The bytes are not such a message; the text is the reason, as the end of a sentence."""
 
 
 def fields_of(data: bytes, span: Span, schema: Schema, name: str) -> Fields:
-    """The fields of the message that ``span`` holds, by number; ``name`` is its kind.
+    """Return the fields of the message in ``span``, by number; ``name`` is its kind.
 
     Raises WireError.
     """
     at, end = span
-    found: Fields = {}
+    fields_found: Fields = {}
     while at < end:
         # Most tags and sizes are one byte: a call for each would take twice as long.
         tag, at = (data[at], at + 1) if data[at] < 0x80 else _varint(data, at, end, _TAG_BYTES)
@@ -66,17 +66,17 @@ def fields_of(data: bytes, span: Span, schema: Schema, name: str) -> Fields:
             value, at = (at, at + size), at + size
             if at > end:
                 raise WireError(f"field {number} of a {name} ends outside of it")
-        if number not in found:
-            found[number] = [value]
+        if number not in fields_found:
+            fields_found[number] = [value]
         elif field.repeated:
-            found[number].append(value)
+            fields_found[number].append(value)
         else:
             raise WireError(f"a {name} has field {number} twice")
-    return found
+    return fields_found
 
 
 def numbers_of(data: bytes, values: list[int | Span]) -> list[int]:
-    """The varints of a repeated field, packed or not."""
+    """Return the varints of a repeated field, packed or not."""
     numbers: list[int] = []
     for value in values:
         if isinstance(value, int):
@@ -90,7 +90,7 @@ def numbers_of(data: bytes, values: list[int | Span]) -> list[int]:
 
 
 def text_of(data: bytes, value: int | Span) -> str:
-    """A string; WireError where it is not UTF-8."""
+    """Return a string; WireError if it is not UTF-8."""
     assert not isinstance(value, int)
     try:
         return data[value[0] : value[1]].decode()
@@ -99,7 +99,7 @@ def text_of(data: bytes, value: int | Span) -> str:
 
 
 def _varint(data: bytes, at: int, end: int, most_bytes: int) -> tuple[int, int]:
-    """A varint and the place behind it."""
+    """Return a varint and the offset after it."""
     if at < end and (value := data[at]) < 0x80:
         return value, at + 1
     value = shift = 0

@@ -1,1 +1,1 @@
-"""Replays a plan on an NVIDIA GPU, with cuda-bindings and nothing else."""
+"""Replays a plan on an NVIDIA GPU, with cuda-bindings as its only dependency."""

@@ -1,4 +1,4 @@
-"""Whether a plan runs on this machine's GPU: every reason why not, with the numbers."""
+"""Checks whether a plan runs on this machine's GPU, and lists the reasons if not."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _ARCHITECTURE = re.compile(r"sm_(\d+)(\d)([af]?)")
 
 
 def read_plan(directory: Path, manifest: Manifest) -> Plan:
-    """The engine's plan, checked against the manifest. Raises EngineFileError."""
+    """Return the engine's plan, checked against the manifest. Raises EngineFileError."""
     data = bytes(read_file(directory, manifest, PLAN_FILE))
     try:
         plan = from_json(Plan, json.loads(data), PLAN_FILE)
@@ -33,12 +33,12 @@ def read_plan(directory: Path, manifest: Manifest) -> Plan:
 
 
 def gpu_reasons(plan: Plan, gpu: Gpu) -> list[str]:
-    """Every reason why the plan does not run on this GPU; empty when it does."""
+    """Return all reasons why the plan does not run on this GPU; empty if it does."""
     facts = gpu.facts
     reasons = []
     if not _runs(plan.gpu, facts.capability):
         reasons.append(
-            f"it was built for {plan.gpu}, this GPU ({facts.name}) is {_shown(facts)}; build it "
+            f"it was built for {plan.gpu}, this GPU ({facts.name}) is {_gpu_text(facts)}; build it "
             "with the --gpu of this machine"
         )
     elif facts.multiprocessors < plan.multiprocessors:
@@ -58,7 +58,7 @@ def gpu_reasons(plan: Plan, gpu: Gpu) -> list[str]:
 
 
 def ranked_reasons(plan: Plan, gpus: Sequence[Gpu], numbers: Sequence[int]) -> list[str]:
-    """Every reason why a plan of several ranks does not run on these GPUs of these numbers."""
+    """Return all reasons why a plan of several ranks does not run on these GPUs."""
     reasons = []
     for number, gpu in zip(numbers, gpus, strict=True):
         gpu.use()
@@ -82,7 +82,7 @@ def ranked_reasons(plan: Plan, gpus: Sequence[Gpu], numbers: Sequence[int]) -> l
 
 
 def reasons_here(directory: Path, manifest: Manifest, _here: Device) -> list[str]:
-    """The same for this machine's first GPUs, which are given back after."""
+    """Return the same for this machine's first GPUs, which are released afterwards."""
     plan = read_plan(directory, manifest)
     gpus: list[Gpu] = []
     try:
@@ -102,17 +102,17 @@ def reasons_here(directory: Path, manifest: Manifest, _here: Device) -> list[str
 
 
 def _runs(built_for: str, capability: tuple[int, int]) -> bool:
-    """Code for sm_XYa runs on XY only, other code on all later X.Z."""
+    """Return whether code runs: sm_XYa on XY only, other code on all later X.Z."""
     match = _ARCHITECTURE.fullmatch(built_for)
     if match is None:
         return False
-    wanted = (int(match[1]), int(match[2]))
+    required = (int(match[1]), int(match[2]))
     if match[3] == "a":
-        return capability == wanted
-    return capability[0] == wanted[0] and capability[1] >= wanted[1]
+        return capability == required
+    return capability[0] == required[0] and capability[1] >= required[1]
 
 
-def _shown(facts: GpuFacts) -> str:
+def _gpu_text(facts: GpuFacts) -> str:
     return "sm_{}{}".format(*facts.capability)
 
 

@@ -1,7 +1,7 @@
-"""What a cubin says of its kernels' parameters: an ELF file with a section of notes for each.
+"""Reads the parameters of kernels from a cubin: an ELF file with a section of notes for each.
 
-Nothing of the file is believed: every offset is held against its size, and what has another form
-than NVIDIA's compiler writes is refused.
+The file is not trusted: every offset is checked against its size, and any form that NVIDIA's
+compiler does not write is refused.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from specbuild.runtime.errors import EngineFileError
 
 # An argument of a launch is a pointer, or 32 bits.
 PARAMETER_BYTES = (4, 8)
-_MOST_SECTIONS = 4096
+_MAX_SECTIONS = 4096
 _MACHINE = 190  # EM_CUDA
 _NOTES = 0x70000000  # SHT_CUDA_INFO
 _NAME = b".nv.info."
 _HEADER = struct.Struct("<4sBB10x2xH20xQ4x6xHHH")
 _SECTION = struct.Struct("<IIQQQQIIQQ")
 _NOTE = struct.Struct("<BBH")
-# Formats of notes: those with a length in front, and those whose 16 bits are the value.
+# Formats of notes: with a length first, or with 16 bits as the value.
 _SHORT, _SIZED = (1, 2, 3), 4
 _PARAMETER, _BANK, _BANK_BYTES = 0x17, 0x0A, 0x19
 _PARAMETER_NOTE = struct.Struct("<IHHI")  # index, ordinal, offset, and the size in a word
@@ -32,10 +32,9 @@ Signatures = Mapping[str, tuple[int, ...]]
 
 
 def kernel_parameters(data: bytes, where: str) -> Signatures:
-    """Bytes of every kernel's parameters in order, by its entry; each has 4 or 8.
+    """Return the bytes of every kernel's parameters in order, by entry; each has 4 or 8.
 
-    Raises EngineFileError where ``data`` is no cubin, ends too early or says what is not
-    understood.
+    Raises EngineFileError if ``data`` is no cubin, is truncated or has unknown contents.
     """
     try:
         return {
@@ -47,7 +46,7 @@ def kernel_parameters(data: bytes, where: str) -> Signatures:
 
 @dataclass(frozen=True)
 class Section:
-    """Where a section stands in the file, and what its header says of it.
+    """The place of a section in the file, and its header.
 
     ``link`` and ``info`` are numbers of other sections or symbols, by the section's ``kind``.
     """
@@ -62,19 +61,19 @@ class Section:
     alignment: int
 
     def content(self, data: bytes, where: str) -> bytes:
-        """Its bytes. Raises EngineFileError where they lie outside the file."""
+        """Return its bytes. Raises EngineFileError if they are outside the file."""
         return _slice(data, self.offset, self.nbytes, where)
 
 
 def sections(data: bytes, where: str) -> Iterator[Section]:
-    """Every section of a cubin, in the file's order.
+    """Return every section of a cubin, in the file's order.
 
-    Raises EngineFileError or struct.error where ``data`` is none or ends too early.
+    Raises EngineFileError or struct.error if ``data`` is invalid or truncated.
     """
     magic, bits, order, machine, table, entry_size, count, names_index = _HEADER.unpack_from(data)
     if (magic, bits, order, machine) != (b"\x7fELF", 2, 1, _MACHINE):
         raise _refusal(where, "no ELF file of NVIDIA's")
-    if entry_size != _SECTION.size or not names_index < count <= _MOST_SECTIONS:
+    if entry_size != _SECTION.size or not names_index < count <= _MAX_SECTIONS:
         raise _refusal(where, "its table of sections is malformed")
     headers = list(_SECTION.iter_unpack(_slice(data, table, count * _SECTION.size, where)))
     names = _slice(data, headers[names_index][4], headers[names_index][5], where)
@@ -84,44 +83,44 @@ def sections(data: bytes, where: str) -> Iterator[Section]:
 
 
 def _kernels(data: bytes, where: str) -> Iterator[tuple[bytes, bytes]]:
-    """Every kernel's name and notes."""
-    seen = set()
+    """Yield every kernel's name and notes."""
+    ordinals = set()
     for section in sections(data, where):
         if section.kind != _NOTES or not section.name.startswith(_NAME):
             continue
-        if section.name in seen:
+        if section.name in ordinals:
             raise _refusal(where, "a kernel has notes twice")
-        seen.add(section.name)
+        ordinals.add(section.name)
         yield section.name.removeprefix(_NAME), section.content(data, where)
 
 
 def _parameters(notes: bytes, where: str) -> tuple[int, ...]:
-    """Sizes by ordinal; they must fill the bank of parameters, each at a multiple of its size."""
-    found: dict[int, tuple[int, int]] = {}
+    """Return sizes by ordinal; they must fill the parameter bank, each aligned to its size."""
+    sizes: dict[int, tuple[int, int]] = {}
     banks = set()
     for kind, value in read_notes(notes, where):
         if kind == _PARAMETER:
             _, ordinal, offset, packed = _PARAMETER_NOTE.unpack(value)
-            if ordinal in found:
+            if ordinal in sizes:
                 raise _refusal(where, f"a kernel has parameter {ordinal} twice")
-            found[ordinal] = (offset, packed >> _SIZE_SHIFT)
+            sizes[ordinal] = (offset, packed >> _SIZE_SHIFT)
         elif kind == _BANK:
             banks.add(_BANK_NOTE.unpack(value)[2])
         elif kind == _BANK_BYTES:
             banks.add(int.from_bytes(value, "little"))
     end = 0
-    for ordinal in range(len(found)):
-        offset, size = found.get(ordinal, (0, 0))
+    for ordinal in range(len(sizes)):
+        offset, size = sizes.get(ordinal, (0, 0))
         if size not in PARAMETER_BYTES or offset != -(-end // size) * size:
             raise _refusal(where, f"parameter {ordinal} of a kernel has {size} bytes at {offset}")
         end = offset + size
     if (banks or {0}) != {end}:
         raise _refusal(where, f"a kernel's parameters are {end} bytes and {sorted(banks)}")
-    return tuple(found[ordinal][1] for ordinal in range(len(found)))
+    return tuple(sizes[ordinal][1] for ordinal in range(len(sizes)))
 
 
 def read_notes(notes: bytes, where: str) -> Iterator[tuple[int, bytes]]:
-    """The kind and the value of every note of a section. Raises as :func:`sections`."""
+    """Yield the kind and the value of every note of a section. Raises as :func:`sections`."""
     at = 0
     while at < len(notes):
         form, kind, value = _NOTE.unpack_from(notes, at)

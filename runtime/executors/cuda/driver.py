@@ -16,26 +16,26 @@ LEAST_BINDINGS = 13
 
 
 def open_gpu(ordinal: int = 0) -> DriverGpu:
-    """A GPU of this machine.
+    """Return a GPU of this machine.
 
-    Raises UnsupportedHereError where cuda-bindings, the driver or the GPU is missing.
+    Raises UnsupportedHereError if cuda-bindings, the driver or the GPU is missing.
     """
     return DriverGpu(_initialised(), ordinal)
 
 
 def gpu_count() -> int:
-    """GPUs that this process may use. Raises as :func:`open_gpu`."""
+    """Return the number of GPUs that this process may use. Raises as :func:`open_gpu`."""
     driver = _initialised()
     status, count = driver.cuDeviceGetCount()
     return int(count) if status == driver.CUresult.CUDA_SUCCESS else 0
 
 
 def _initialised() -> Any:
-    """The driver's bindings, ready for use."""
+    """Return the initialized bindings of the driver."""
     driver = _bindings()
     try:
         (status,) = driver.cuInit(0)
-    except RuntimeError as error:  # what cuda-bindings raises where libcuda cannot be loaded
+    except RuntimeError as error:  # what cuda-bindings raises if libcuda cannot be loaded
         raise UnsupportedHereError(
             "no NVIDIA driver was found (libcuda cannot be loaded); install one, or run on a "
             "machine that has a GPU"
@@ -83,20 +83,20 @@ class DriverGpu:
 
     @property
     def facts(self) -> GpuFacts:
-        """What kind of GPU it is."""
+        """See :class:`Gpu`."""
         return self._facts
 
     def use(self) -> None:
-        """Makes the context current in the calling thread."""
+        """Make the context current in the calling thread."""
         self._call("choosing the GPU", self._driver.cuCtxSetCurrent, self._context)
 
     def reaches(self, peer: DriverGpu) -> bool:
-        """Whether this GPU's kernels can be let address the memory of another one."""
+        """Return whether this GPU's kernels can access the memory of another GPU."""
         ask = self._driver.cuDeviceCanAccessPeer
         return bool(self._call("asking for peers", ask, self._device, peer.device))
 
     def reach(self, peer: DriverGpu) -> None:
-        """Lets this GPU's kernels address the memory of another one, by that one's addresses."""
+        """Let this GPU's kernels access the memory of another one, by its addresses."""
         self.use()
         (status,) = self._driver.cuCtxEnablePeerAccess(peer.context, 0)
         if status != self._driver.CUresult.CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED:
@@ -113,21 +113,21 @@ class DriverGpu:
         return self._context
 
     def free_bytes(self) -> int:
-        """Device memory that is not in use."""
+        """Return the free device memory in bytes."""
         free, _ = self._call("asking for free memory", self._driver.cuMemGetInfo)
         return int(free)
 
     def allocate(self, nbytes: int) -> int:
-        """Device memory; its address."""
+        """Allocate device memory; return its address."""
         what = f"allocating {nbytes / 2**30:.2f} GiB of device memory"
         return int(self._call(what, self._driver.cuMemAlloc, nbytes))
 
     def release(self, address: int) -> None:
-        """Gives device memory back."""
+        """Release device memory."""
         self._call("releasing device memory", self._driver.cuMemFree, address)
 
     def allocate_host(self, nbytes: int) -> HostMemory:
-        """Page-locked host memory, mapped for the device; its contents are undefined."""
+        """Allocate page-locked host memory, mapped for the device, with undefined contents."""
         driver, what = self._driver, f"locking {nbytes / 2**20:.1f} MiB of host memory"
         flags = driver.CU_MEMHOSTALLOC_DEVICEMAP | driver.CU_MEMHOSTALLOC_PORTABLE
         address = int(self._call(what, driver.cuMemHostAlloc, nbytes, flags))
@@ -136,74 +136,74 @@ class DriverGpu:
         return HostMemory(address, device, view)
 
     def release_host(self, memory: HostMemory) -> None:
-        """Gives page-locked memory back."""
+        """Release page-locked memory."""
         self._call("releasing host memory", self._driver.cuMemFreeHost, memory.address)
 
     def new_stream(self) -> Handle:
-        """A queue that does not wait for the legacy default stream."""
+        """Return a stream that does not wait for the legacy default stream."""
         flags = self._driver.CUstream_flags.CU_STREAM_NON_BLOCKING
         return self._call("making a stream", self._driver.cuStreamCreate, flags)
 
     def fill(self, address: int, word: int, words: int, stream: Handle) -> None:
-        """Sets 32-bit words."""
+        """Set 32-bit words."""
         fill = self._driver.cuMemsetD32Async
         self._call("filling memory", fill, address, word & 0xFFFFFFFF, words, stream)
 
     def upload(self, address: int, source: int, nbytes: int, stream: Handle) -> None:
-        """Copies page-locked memory to the device."""
+        """Copy page-locked memory to the device."""
         upload = self._driver.cuMemcpyHtoDAsync
         self._call("copying to the GPU", upload, address, source, nbytes, stream)
 
     def download(self, target: int, address: int, nbytes: int, stream: Handle) -> None:
-        """Copies device memory to page-locked memory."""
+        """Copy device memory to page-locked memory."""
         download = self._driver.cuMemcpyDtoHAsync
         self._call("copying from the GPU", download, target, address, nbytes, stream)
 
     def copy(self, target: int, source: int, nbytes: int, stream: Handle) -> None:
-        """Copies within the device."""
+        """Copy within the device."""
         copy = self._driver.cuMemcpyDtoDAsync
         self._call("copying on the GPU", copy, target, source, nbytes, stream)
 
     def synchronize(self, stream: Handle) -> None:
-        """Waits until the stream is empty."""
+        """Wait until the stream is empty."""
         self._call("waiting for the GPU", self._driver.cuStreamSynchronize, stream)
 
     def new_event(self, *, timed: bool = False) -> Handle:
-        """A mark for a stream."""
+        """Return an event."""
         kinds = self._driver.CUevent_flags
         flags = kinds.CU_EVENT_DEFAULT if timed else kinds.CU_EVENT_DISABLE_TIMING
         return self._call("making an event", self._driver.cuEventCreate, flags)
 
     def record(self, event: Handle, stream: Handle) -> None:
-        """Sets the mark behind what is queued so far."""
+        """Record the event after the work queued so far."""
         self._call("recording an event", self._driver.cuEventRecord, event, stream)
 
     def wait(self, event: Handle) -> None:
-        """Waits until the stream has passed the mark."""
+        """Wait until the stream has passed the event."""
         self._call("waiting for the GPU", self._driver.cuEventSynchronize, event)
 
     def elapsed_s(self, first: Handle, last: Handle) -> float:
-        """Seconds between two timed marks that were passed."""
+        """Return the seconds between two timed events that have passed."""
         milliseconds = self._call("timing", self._driver.cuEventElapsedTime, first, last)
         return float(milliseconds) / 1000
 
     def load_module(self, cubin: bytes, where: str) -> Handle:
-        """A compiled file."""
+        """Load a compiled file."""
         return self._call(f"loading {where}", self._driver.cuModuleLoadData, cubin)
 
     def function(self, module: Handle, entry: str) -> Handle:
-        """An entry point of a module."""
+        """Return an entry point of a module."""
         what, name = f"finding kernel {entry}", entry.encode()
         return self._call(what, self._driver.cuModuleGetFunction, module, name)
 
     def set_shared(self, function: Handle, shared_bytes: int, carveout: int) -> None:
-        """Says how much dynamic shared memory launches ask for, and how an SM divides its own."""
+        """Set the dynamic shared memory of launches, and the shared memory carveout."""
         what = f"asking for {shared_bytes} bytes of shared memory"
         for kind, value in shared_attributes(self._driver, shared_bytes, carveout):
             self._call(what, self._driver.cuFuncSetAttribute, function, kind, value)
 
     def launch(self, config: LaunchConfig, stream: Handle) -> None:
-        """Queues a kernel; ``programmatic`` lets it start before the one in front is done."""
+        """Queue a kernel; a ``programmatic`` one may start before the previous one is finished."""
         described = self._driver.CUlaunchConfig()
         described.gridDimX, described.gridDimY, described.gridDimZ = config.grid
         described.blockDimX, described.blockDimY, described.blockDimZ = config.block, 1, 1
@@ -216,13 +216,13 @@ class DriverGpu:
         self._call("launching a kernel", launch, described, config.function, config.parameters, 0)
 
     def begin_capture(self, stream: Handle) -> None:
-        """Launches on this stream are recorded from now on."""
+        """Start to record launches on this stream."""
         modes = self._driver.CUstreamCaptureMode
         mode = modes.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
         self._call("recording a graph", self._driver.cuStreamBeginCapture, stream, mode)
 
     def end_capture(self, stream: Handle) -> Handle:
-        """The recorded launches, instantiated and uploaded."""
+        """Return the recorded launches, instantiated and uploaded."""
         driver, what = self._driver, "recording a graph"
         graph = self._call(what, driver.cuStreamEndCapture, stream)
         executable = self._call(what, driver.cuGraphInstantiate, graph, 0)
@@ -231,15 +231,15 @@ class DriverGpu:
         return executable
 
     def launch_graph(self, graph: Handle, stream: Handle) -> None:
-        """Queues a graph."""
+        """Queue a graph."""
         self._call("launching a graph", self._driver.cuGraphLaunch, graph, stream)
 
     def release_graph(self, graph: Handle) -> None:
-        """Forgets a graph."""
+        """Release a graph."""
         self._call("releasing a graph", self._driver.cuGraphExecDestroy, graph)
 
     def close(self) -> None:
-        """Gives the context back, and with its last user everything in it."""
+        """Release the context, and with its last user everything in it."""
         self._call("closing the GPU", self._driver.cuDevicePrimaryCtxRelease, self._device)
 
     def _describe(self) -> GpuFacts:
@@ -264,7 +264,7 @@ class DriverGpu:
         )
 
     def _call(self, what: str, function: Any, *arguments: Any) -> Any:
-        """A driver call's results without its status, which must be success."""
+        """Return a driver call's results without its status, which must be success."""
         status, *results = function(*arguments)
         if status != self._driver.CUresult.CUDA_SUCCESS:
             self._check(what, status)
@@ -293,6 +293,6 @@ class DriverGpu:
 
 
 def _text(result: tuple[Any, Any]) -> str:
-    """The answer of cuGetErrorName or cuGetErrorString."""
+    """Return the result of cuGetErrorName or cuGetErrorString."""
     text = result[1]
     return text.decode(errors="replace") if isinstance(text, bytes) else "unknown error"

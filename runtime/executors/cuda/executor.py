@@ -22,14 +22,13 @@ from specbuild.runtime.executors.cuda.programs import ProgramRunner, RankAddress
 from specbuild.runtime.executors.cuda.staging import Fetches, Staging
 from specbuild.runtime.executors.executor import ExecutorCapabilities, StepResult
 
-# Adds the weights to memory whose addresses are given by buffer.
+# Fills the memory of the weights, whose addresses are given by buffer.
 LoadWeights = Callable[[tuple[int, ...]], None]
 
 
 @dataclass(frozen=True)
 class PlacedPlan:
-    """The buffers of a plan on one GPU, the stream of all that is done with them, and where those
-    of other ranks lie."""
+    """The buffers of a plan on one GPU, the stream of all their work, and those of other ranks."""
 
     stream: Handle
     memory: DeviceMemory
@@ -37,19 +36,18 @@ class PlacedPlan:
 
     @classmethod
     def on(cls, gpu: Gpu, plan: Plan) -> PlacedPlan:
-        """Allocates the buffers. Raises UnsupportedHereError where they do not fit."""
+        """Allocate the buffers. Raises UnsupportedHereError if they do not fit."""
         stream = gpu.new_stream()
         memory = DeviceMemory(gpu, plan, stream)
         return cls(stream, memory, RankAddresses(memory.addresses))
 
 
 class CudaExecutor:
-    """One engine on one GPU, or one rank of it. All work is queued on one stream, in the order of
-    the calls.
+    """One engine on one GPU, or one rank of it. All work is queued on one stream, in call order.
 
-    ``load_weights`` fills the buffers of the weights; ``read_file`` gives the checked bytes of a
-    file of the engine. ``placed``: its buffers, which somebody else gives back. Raises
-    UnsupportedHereError where the plan does not fit into the memory that is free.
+    ``load_weights`` fills the buffers of the weights; ``read_file`` returns the checked bytes of a
+    file of the engine. ``placed`` has its buffers, which the caller releases. Raises
+    UnsupportedHereError if the plan does not fit into free memory.
     """
 
     def __init__(
@@ -90,25 +88,25 @@ class CudaExecutor:
                 for name in ("broken", "checks", "rechecked", "agreed")
                 if self._ports.find(f"ring.{name}") is not None
             }
-            # Behind the step of each entry.
+            # Events after the step of each ring entry.
             self._marks = [gpu.new_event() for _ in self._done]
             self._closing = closing.pop_all()
 
     @property
     def capabilities(self) -> ExecutorCapabilities:
-        """Whole steps run on the device; what decodes does not depend on its neighbours."""
+        """Complete steps run on the device; decoding is batch-invariant."""
         return ExecutorCapabilities("cuda", batch_invariant=True, device_step=True)
 
     def use(self) -> None:
-        """Lets the calling thread use the executor."""
+        """Let the calling thread use the executor."""
         self._gpu.use()
 
     def port(self, name: str) -> Port | None:
-        """A port of the plan."""
+        """Return a port of the plan."""
         return self._ports.find(name)
 
     def write(self, name: str, values: np.ndarray, *, row: int = 0) -> None:
-        """Puts values into a port from a row on; they may change when this returns."""
+        """Write values to a port from a row on; they may change after the call."""
         port = self._ports[name]
         data, first = np.ascontiguousarray(values, port.dtype), row * port.row_bytes
         if row < 0 or first + data.nbytes > port.nbytes:
@@ -118,14 +116,14 @@ class CudaExecutor:
         self._staging.upload(port.address + first, data)
 
     def fill(self, name: str, value: float, *, row: int = 0, rows: int = 1) -> None:
-        """Sets every element of some rows of a port of 32-bit elements."""
+        """Set every element of some rows of a port with 32-bit elements."""
         port = self._rows_of(name, row, rows)
         word = int(np.array(value, port.dtype).view(np.uint32))
         address = port.address + row * port.row_bytes
         self._gpu.fill(address, word, rows * port.row_bytes // 4, self._stream)
 
     def copy(self, source: str, row: int, target: str, target_row: int) -> None:
-        """Copies a row of a port to one of another: as much as the smaller row has."""
+        """Copy a row of a port to one of another port, up to the length of the shorter row."""
         read, written = self._rows_of(source, row, 1), self._rows_of(target, target_row, 1)
         self._gpu.copy(
             written.address + target_row * written.row_bytes,
@@ -135,43 +133,43 @@ class CudaExecutor:
         )
 
     def read(self, name: str, *, rows: int | None = None) -> np.ndarray:
-        """A port's values once all that is queued is done; its first ``rows`` rows."""
+        """Return a port's values, or its first ``rows`` rows, after all queued work."""
         count = self._ports[name].shape[0] if rows is None else rows
         port = self._rows_of(name, 0, count)
         data = self._staging.download(port.address, count * port.row_bytes)
         return data.view(port.dtype).reshape(count, *port.shape[1:])
 
     def fetch(self, name: str) -> Callable[[], np.ndarray]:
-        """Queues the reading of a port; what it returns waits for that, and for nothing behind."""
+        """Queue a read of a port; the returned function waits for that and for no later work."""
         port = self._ports[name]
         arrived = self._fetches.start(port.address, port.nbytes)
         return lambda: arrived().view(port.dtype).reshape(port.shape)
 
     def peek(self, buffer: int, offset: int, nbytes: int) -> np.ndarray:
-        """Bytes of a buffer of the plan, uint8, once all that is queued is done."""
-        held = self.plan.buffers[buffer].bytes
-        if not 0 <= offset <= offset + nbytes <= held:
+        """Return bytes of a buffer of the plan, uint8, after all queued work."""
+        size = self.plan.buffers[buffer].bytes
+        if not 0 <= offset <= offset + nbytes <= size:
             raise SpecbuildError(
-                f"buffer {self.plan.buffers[buffer].name} has {held} bytes, {nbytes} from "
+                f"buffer {self.plan.buffers[buffer].name} has {size} bytes, {nbytes} from "
                 f"{offset} on do not lie in it; build the engine again"
             )
         return self._staging.download(self._memory.addresses[buffer] + offset, nbytes)
 
     def prepare(self, entry: ProgramEntry) -> None:
-        """Does all that a program's first run would do beside running."""
+        """Do everything that the first run of a program would do, except run it."""
         self.runner.prepare(entry)
 
     def start(self, entry: ProgramEntry, step: int | None = None) -> None:
-        """Queues a program; ``step`` is the number by which it is waited for."""
+        """Queue a program; ``step`` is the number for :meth:`wait_step`."""
         self.launched[entry.name] += 1
         self.runner.start(entry)
         if step is not None:
             self._gpu.record(self._marks[step % len(self._marks)], self._stream)
 
     def wait_step(self, number: int, batch: int) -> StepResult:
-        """What step ``number`` gave, once it is through; the steps behind it go on.
+        """Wait for step ``number`` and return its results; later steps continue.
 
-        The driver waits, and holds no GIL: threads beside this one go on.
+        The driver waits and releases the GIL, so other threads continue.
         """
         ring_entry = number % len(self._done)
         self._gpu.wait(self._marks[ring_entry])
@@ -187,36 +185,36 @@ class CudaExecutor:
 
     @property
     def addresses(self) -> tuple[int, ...]:
-        """Where the plan's buffers lie on the device."""
+        """The device addresses of the plan's buffers."""
         return self._memory.addresses
 
     def ring(self, name: str) -> np.ndarray:
-        """A port in host memory, as the device's writes show in it."""
+        """Return a port in host memory, which shows the device's writes."""
         return self._ports.ring(name)
 
     def clear(self, space: Space) -> None:
-        """Queues zeros for every buffer of a space."""
+        """Queue zeros for every buffer of a space."""
         for buffer, address in zip(self.plan.buffers, self._memory.addresses, strict=True):
             if buffer.space == space and buffer.bytes:
                 self._gpu.fill(address, 0, buffer.bytes // 4, self._stream)
 
     def synchronize(self) -> None:
-        """Waits for all that is queued."""
+        """Wait for all queued work."""
         self._gpu.synchronize(self._stream)
 
     def give_back(self) -> None:
-        """Gives its memory back, but not the GPU: nothing that is queued may still need it."""
+        """Release its memory, but not the GPU; no queued work may still use it."""
         self._closing.close()
 
     def close(self) -> None:
-        """Gives all memory back; nothing of the executor may be used after."""
+        """Release all memory; the executor must not be used afterwards."""
         self._gpu.use()
         self._gpu.synchronize(self._stream)
         self.give_back()
         self._gpu.close()
 
     def _rows_of(self, name: str, row: int, rows: int) -> PortPlace:
-        """The port, which must have these rows."""
+        """Return the port, which must have these rows."""
         port = self._ports[name]
         if not 0 <= row <= row + rows <= port.shape[0]:
             raise SpecbuildError(

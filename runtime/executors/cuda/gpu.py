@@ -1,4 +1,4 @@
-"""What replaying a plan asks of a GPU; addresses are plain ints, handles are opaque."""
+"""The interface of a GPU for replaying a plan; addresses are ints, handles are opaque."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class GpuFacts:
 
 @dataclass(frozen=True)
 class HostMemory:
-    """Page-locked memory that both sides see: ``view`` is uint8 [bytes]."""
+    """Page-locked memory that host and device access: ``view`` is uint8 [bytes]."""
 
     address: int
     device_address: int
@@ -43,121 +43,122 @@ class LaunchConfig:
 
 
 class Gpu(Protocol):
-    """One GPU. What takes a stream is queued there and returns at once, the rest is immediate.
+    """One GPU. Operations with a stream are queued there and return at once; others block.
 
-    Every failure is a SpecbuildError; memory that is not to be had an UnsupportedHereError.
+    Every failure is a SpecbuildError; a failed allocation is an UnsupportedHereError.
     """
 
     @property
     def facts(self) -> GpuFacts:
-        """What kind of GPU it is."""
+        """The kind of GPU."""
         ...
 
     def use(self) -> None:
-        """Makes it the GPU of the calling thread."""
+        """Make it the GPU of the calling thread."""
         ...
 
     def reaches(self, peer: Any) -> bool:
-        """Whether its kernels can be let address the memory of another GPU of the same kind."""
+        """Return whether its kernels can access the memory of another GPU of the same kind."""
         ...
 
     def reach(self, peer: Any) -> None:
-        """Lets its kernels address the memory of another GPU, by that one's addresses."""
+        """Let its kernels access the memory of another GPU, by its addresses."""
         ...
 
     def free_bytes(self) -> int:
-        """Device memory that is not in use."""
+        """Return the free device memory in bytes."""
         ...
 
     def allocate(self, nbytes: int) -> int:
-        """Device memory; its address."""
+        """Allocate device memory; return its address."""
         ...
 
     def release(self, address: int) -> None:
-        """Gives device memory back."""
+        """Release device memory."""
         ...
 
     def allocate_host(self, nbytes: int) -> HostMemory:
-        """Page-locked host memory, mapped for the device."""
+        """Allocate page-locked host memory, mapped for the device."""
         ...
 
     def release_host(self, memory: HostMemory) -> None:
-        """Gives page-locked memory back."""
+        """Release page-locked memory."""
         ...
 
     def new_stream(self) -> Handle:
-        """A queue of work."""
+        """Return a new stream."""
         ...
 
     def fill(self, address: int, word: int, words: int, stream: Handle) -> None:
-        """Sets ``words`` 32-bit words to the bit pattern ``word``."""
+        """Set ``words`` 32-bit words to the bit pattern ``word``."""
         ...
 
     def upload(self, address: int, source: int, nbytes: int, stream: Handle) -> None:
-        """Copies page-locked memory at ``source`` to the device."""
+        """Copy page-locked memory at ``source`` to the device."""
         ...
 
     def download(self, target: int, address: int, nbytes: int, stream: Handle) -> None:
-        """Copies device memory to page-locked memory at ``target``."""
+        """Copy device memory to page-locked memory at ``target``."""
         ...
 
     def copy(self, target: int, source: int, nbytes: int, stream: Handle) -> None:
-        """Copies within the device."""
+        """Copy within the device."""
         ...
 
     def synchronize(self, stream: Handle) -> None:
-        """Waits until the stream is empty."""
+        """Wait until the stream is empty."""
         ...
 
     def new_event(self, *, timed: bool = False) -> Handle:
-        """A mark for a stream."""
+        """Return a new event."""
         ...
 
     def record(self, event: Handle, stream: Handle) -> None:
-        """Sets the mark behind what is queued so far."""
+        """Record the event after the work queued so far."""
         ...
 
     def wait(self, event: Handle) -> None:
-        """Waits until the stream has passed the mark; at once if it was never set."""
+        """Wait until the stream has passed the event; return at once if it was never recorded."""
         ...
 
     def elapsed_s(self, first: Handle, last: Handle) -> float:
-        """Seconds between two timed marks that were passed."""
+        """Return the seconds between two timed events that have passed."""
         ...
 
     def load_module(self, cubin: bytes, where: str) -> Handle:
-        """A compiled file; ``where`` names it in messages."""
+        """Load a compiled file; ``where`` names it in messages."""
         ...
 
     def function(self, module: Handle, entry: str) -> Handle:
-        """An entry point of a module."""
+        """Return an entry point of a module."""
         ...
 
     def set_shared(self, function: Handle, shared_bytes: int, carveout: int) -> None:
-        """Says how much dynamic shared memory launches of a function ask for, at most, and how a
-        multiprocessor is to divide its memory for them: see ``shared_carveout``."""
+        """Set the maximum dynamic shared memory of a function's launches, and the division of a
+        multiprocessor's memory: see ``shared_carveout``.
+        """
         ...
 
     def launch(self, config: LaunchConfig, stream: Handle) -> None:
-        """Queues a kernel, or adds it to the graph that the stream records."""
+        """Queue a kernel, or add it to the graph that the stream records."""
         ...
 
     def begin_capture(self, stream: Handle) -> None:
-        """Launches on this stream are recorded from now on, not run."""
+        """Record launches on this stream from now on, without running them."""
         ...
 
     def end_capture(self, stream: Handle) -> Handle:
-        """The recorded launches as a graph that can be run."""
+        """Return the recorded launches as an executable graph."""
         ...
 
     def launch_graph(self, graph: Handle, stream: Handle) -> None:
-        """Queues a graph."""
+        """Queue a graph."""
         ...
 
     def release_graph(self, graph: Handle) -> None:
-        """Forgets a graph."""
+        """Release a graph."""
         ...
 
     def close(self) -> None:
-        """Gives everything back."""
+        """Release everything."""
         ...

@@ -1,4 +1,4 @@
-"""Whether launches pass what their kernels take: the cubins' own tables say it."""
+"""Checks that launches pass the arguments that their kernels take, from the cubins' own tables."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ _WORDS = (INT32, FLOAT32, RANK)
 
 
 def argument_bytes(arguments: Sequence[Sequence[int]]) -> tuple[int, ...]:
-    """Bytes of a launch's arguments, as a kernel's parameters have them."""
+    """Return the bytes of a launch's arguments, as a kernel's parameters have them."""
     word, pointer = PARAMETER_BYTES
     return tuple([word if argument[0] in _WORDS else pointer for argument in arguments])
 
 
 class KernelArguments:
-    """The parameters of kernels; a cubin is read when one of its kernels is first launched."""
+    """The parameters of kernels; a cubin is read at the first launch of one of its kernels."""
 
     def __init__(self, kernels: Sequence[CompiledKernel], read_file: ReadFile) -> None:
         self._kernels = kernels
@@ -27,15 +27,15 @@ class KernelArguments:
         self._signatures: dict[str, Signatures] = {}
 
     def check(self, launches: Sequence[Launch], where: str) -> None:
-        """Raises EngineFileError where a launch passes other arguments than its kernel takes."""
+        """Raise EngineFileError if a launch passes other arguments than its kernel takes."""
         for i, launch in enumerate(launches):
             kernel = self._kernels[launch.kernel]
-            taken = self._parameters(kernel)
+            parameters = self._parameters(kernel)
             passed = argument_bytes(launch.arguments)
-            if passed != taken:
+            if passed != parameters:
                 raise EngineFileError(
                     f"{where}: launch {i} passes arguments of {passed} bytes, {kernel.name} takes "
-                    f"{taken}; build the engine again"
+                    f"{parameters}; build the engine again"
                 )
 
     def _parameters(self, kernel: CompiledKernel) -> tuple[int, ...] | None:

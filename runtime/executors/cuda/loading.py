@@ -31,8 +31,8 @@ from specbuild.runtime.executors.executor import OpenedEngine
 def open_engine(
     directory: Path, manifest: Manifest, here: Device, *, threads: int | None, gpus: Sequence[int]
 ) -> OpenedEngine:
-    """The engine on these GPUs of this machine; raises as :func:`open_executor` does."""
-    del threads  # the host computes nothing
+    """Return the engine on these GPUs of this machine; raises as :func:`open_executor`."""
+    del threads  # The host computes nothing.
     if manifest.ranks == 1:
         executor = open_executor(
             directory, manifest, readers=here.cores, open_device=lambda: open_gpu(gpus[0])
@@ -51,13 +51,13 @@ def open_executor(
     recorded: bool = True,
     loopback: bool = False,
 ) -> CudaExecutor:
-    """The engine on this machine's first GPU, or the one that ``open_device`` gives.
+    """Return the engine on this machine's first GPU, or the one that ``open_device`` returns.
 
-    ``readers`` threads load the weights. ``recorded`` false launches kernel by kernel.
-    ``loopback``: of an engine of several ranks the first, which is its own peer. What it computes
-    is of no model; what it takes is what a rank takes, but for the way between GPUs. Raises
-    UnsupportedHereError before anything is loaded where it does not run here, EngineFileError
-    where a file is damaged.
+    ``readers`` threads load the weights. With ``recorded`` false, kernels are launched one by one.
+    With ``loopback``, the first rank of an engine of several ranks runs as its own peer: its
+    results are meaningless, and its times are those of a rank without the transfer between GPUs.
+    Raises UnsupportedHereError before anything is loaded if it does not run here, EngineFileError
+    if a file is damaged.
     """
     plan = read_plan(directory, manifest)
     if plan.ranks > 1 and not loopback:
@@ -73,8 +73,13 @@ def open_executor(
         _require_fit(directory, gpu_reasons(plan, gpu))
         placed = PlacedPlan.on(gpu, plan) if plan.ranks > 1 else None
         if placed is not None:
-            own = placed.memory.addresses
-            placed = replace(placed, addresses=RankAddresses(own, 0, (own,) * (plan.ranks - 1)))
+            buffer_addresses = placed.memory.addresses
+            placed = replace(
+                placed,
+                addresses=RankAddresses(
+                    buffer_addresses, 0, (buffer_addresses,) * (plan.ranks - 1)
+                ),
+            )
         read = _reader(directory, manifest)
         return CudaExecutor(gpu, plan, read, load, recorded=recorded, placed=placed)
     except BaseException:
@@ -91,7 +96,7 @@ def open_ranked(
     open_device: Callable[[int], Gpu] | None = None,
     recorded: bool = True,
 ) -> RankedExecutor:
-    """An engine of several ranks on the GPUs of these numbers; raises as :func:`open_executor`.
+    """Return an engine of several ranks on the given GPUs; raises as :func:`open_executor`.
 
     ``readers`` threads load the weights of all ranks.
     """
@@ -127,7 +132,7 @@ def _require_fit(directory: Path, reasons: Sequence[str]) -> None:
 
 
 def _reader(directory: Path, manifest: Manifest) -> ReadFile:
-    """Gives the checked bytes of a file of the engine."""
+    """Return a function that reads a checked file of the engine."""
 
     def read(name: str) -> bytes:
         if name not in manifest.files:
@@ -146,7 +151,7 @@ def _load_weights(
     pieces: Mapping[str, Sequence[Piece]],
     readers: int,
 ) -> None:
-    """Copies the pieces of each weights file to their places."""
+    """Copy the pieces of each weights file to their places."""
     for name, of_file in pieces.items():
         check = partial(check_chunk, directory, manifest, name)
         upload = WeightsUpload(gpu, gpu.new_stream(), readers=readers, check=check)
@@ -163,9 +168,9 @@ def _check_draft_offsets(directory: Path, manifest: Manifest) -> None:
 def weight_pieces(
     directory: Path, manifest: Manifest, plan: Plan, addresses: Sequence[int], rank: int = 0
 ) -> dict[str, list[Piece]]:
-    """Which bytes of which weights file go to which buffer of a rank.
+    """Return which bytes of which weights file belong to which buffer of a rank.
 
-    Raises EngineFileError where a buffer's tensor is missing or has another size.
+    Raises EngineFileError if a buffer's tensor is missing or has another size.
     """
     buffers = [(i, buffer) for i, buffer in enumerate(plan.buffers) if buffer.space == "weights"]
     spans: dict[str, dict[str, tuple[int, int]]] = {}
@@ -178,9 +183,9 @@ def weight_pieces(
             spans[file] = weight_spans(directory, manifest, file)
         offset, size = spans[file].get(buffer.name, (0, -1))
         if size != buffer.bytes:
-            found = "is missing" if size < 0 else f"has {size} bytes"
+            fault = "is missing" if size < 0 else f"has {size} bytes"
             raise EngineFileError(
-                f"{directory}: tensor {buffer.name} {found}, the plan wants {buffer.bytes} bytes; "
+                f"{directory}: tensor {buffer.name} {fault}, the plan wants {buffer.bytes} bytes; "
                 "build the engine again"
             )
         pieces.setdefault(file, []).append(Piece(offset, size, addresses[i]))

@@ -1,4 +1,4 @@
-"""Where a plan's buffers lie: one arena on the device, and the ring in host memory."""
+"""The placement of a plan's buffers: one arena on the device, and the ring in host memory."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from specbuild.runtime.engine_dir.plan import Buffer, Plan, Port
 from specbuild.runtime.errors import EngineFileError, UnsupportedHereError
 from specbuild.runtime.executors.cuda.gpu import Gpu, Handle
 
-# Bulk copies want 128 bytes; cuMemAlloc itself gives no less than 512.
+# Bulk copies require 128 bytes; cuMemAlloc itself aligns to at least 512.
 ALIGNMENT = 512
-# Code, graphs and the driver's own bookkeeping, which no plan knows.
+# Code, graphs and the driver's own data, which no plan states.
 RESERVE_BYTES = 256 << 20
 STAGING_BYTES = 8 << 20
 _ITEMS: Mapping[str, np.dtype[np.generic]] = {
@@ -28,7 +28,7 @@ _ITEMS: Mapping[str, np.dtype[np.generic]] = {
 
 @dataclass(frozen=True)
 class Footprint:
-    """Device memory of a rank that a plan takes: its buffers by space, padding included."""
+    """Device memory of a rank for a plan: its buffers by space, including padding."""
 
     weights: int
     cache: int
@@ -38,12 +38,12 @@ class Footprint:
 
     @property
     def total(self) -> int:
-        """All of it."""
+        """The sum."""
         return self.weights + self.cache + self.state + self.arena + self.exchange
 
 
 def footprint(plan: Plan) -> Footprint:
-    """What the plan's buffers take; nothing is allocated."""
+    """Return the memory of the plan's buffers, without allocating."""
     sizes = {space: 0 for space in ("weights", "cache", "state", "ring", "arena", "exchange")}
     for buffer in plan.buffers:
         sizes[buffer.space] += _padded(buffer.bytes)
@@ -52,25 +52,25 @@ def footprint(plan: Plan) -> Footprint:
 
 
 def lack_of_memory(plan: Plan, free_bytes: int) -> str | None:
-    """Why the plan does not fit into what is free; None where it does."""
-    wanted = footprint(plan)
-    needed = wanted.total + RESERVE_BYTES
+    """Return why the plan does not fit into free memory, or None if it does."""
+    planned = footprint(plan)
+    needed = planned.total + RESERVE_BYTES
     if needed <= free_bytes:
         return None
     gib = 2**30
     return (
-        f"weights {wanted.weights / gib:.2f}, caches {wanted.cache / gib:.2f}, the rest "
-        f"{(needed - wanted.weights - wanted.cache) / gib:.2f}: {needed / gib:.2f} GiB of device "
+        f"weights {planned.weights / gib:.2f}, caches {planned.cache / gib:.2f}, the rest "
+        f"{(needed - planned.weights - planned.cache) / gib:.2f}: {needed / gib:.2f} GiB of device "
         f"memory are needed, {free_bytes / gib:.2f} GiB are free; close what else uses the GPU, "
         "or build the engine with a smaller --max-seq-len or --max-batch-size"
     )
 
 
 class DeviceMemory:
-    """Every buffer of a plan, allocated at once; all but the weights hold zeros.
+    """All buffers of a plan, allocated at once; all except the weights are zero.
 
-    ``addresses[i]`` is the device's address of buffer i, ``ring[i]`` the host's bytes of a ring
-    buffer. Raises UnsupportedHereError with the numbers where the plan does not fit.
+    ``addresses[i]`` is the device address of buffer i, ``ring[i]`` the host bytes of a ring buffer.
+    Raises UnsupportedHereError with the sizes if the plan does not fit.
     """
 
     def __init__(self, gpu: Gpu, plan: Plan, stream: Handle) -> None:
@@ -88,7 +88,7 @@ class DeviceMemory:
         gpu.fill(self._base + weights, 0, others // 4, stream)
 
     def _place(self, plan: Plan) -> tuple[tuple[int, ...], dict[int, np.ndarray]]:
-        """The weights come first, so that the rest is cleared in one go."""
+        """Return offsets with the weights first, so that the rest is cleared by one call."""
         addresses = [0] * len(plan.buffers)
         ring: dict[int, np.ndarray] = {}
         place, ring_place = self._base, 0
@@ -105,16 +105,16 @@ class DeviceMemory:
         return tuple(addresses), ring
 
     def close(self) -> None:
-        """Gives all of it back."""
+        """Release everything."""
         self._gpu.release(self._base)
         self._gpu.release_host(self._ring_memory)
 
 
 @dataclass(frozen=True, slots=True)
 class PortPlace:
-    """A port's shape, and the numpy ``dtype`` that holds its elements.
+    """A port's shape, and the numpy ``dtype`` of its elements.
 
-    ``address`` is where it begins on the device, ``nbytes`` its size, ``row_bytes`` that of one row
+    ``address`` is its start on the device, ``nbytes`` its size, ``row_bytes`` the size of one row
     of its first axis.
     """
 
@@ -126,33 +126,33 @@ class PortPlace:
 
 
 class Ports:
-    """A plan's ports by name: where a row lies, what it holds."""
+    """A plan's ports by name, with the addresses of their rows."""
 
     def __init__(self, plan: Plan, memory: DeviceMemory) -> None:
         check_ports(plan)
         self._ports = {port.name: port for port in plan.ports}
-        # Looked at for every value that a launch is given: too often to be computed each time.
+        # Cached because it is needed for every value that a launch receives.
         self._places = {port.name: _place_of(port, memory.addresses) for port in plan.ports}
         self._memory = memory
 
     def find(self, name: str) -> Port | None:
-        """The port, None where the plan has none of this name."""
+        """Return the port, or None if the plan has none of this name."""
         return self._ports.get(name)
 
     def __getitem__(self, name: str) -> PortPlace:
-        """The port; EngineFileError where the plan has none of this name."""
+        """Return the port; EngineFileError if the plan has none of this name."""
         place = self._places.get(name)
         if place is None:
             raise EngineFileError(f"the plan has no port {name!r}; build the engine again")
         return place
 
     def ring(self, name: str) -> np.ndarray:
-        """A port in host memory, as the device's writes show in it."""
+        """Return a port in host memory, which shows the device's writes."""
         place, port = self[name], self._ports[name]
-        held = self._memory.ring.get(port.buffer)
-        if held is None:
+        ring_bytes = self._memory.ring.get(port.buffer)
+        if ring_bytes is None:
             raise EngineFileError(f"port {name!r} lies in no ring buffer; build the engine again")
-        data = held[port.offset : port.offset + place.nbytes]
+        data = ring_bytes[port.offset : port.offset + place.nbytes]
         return data.view(place.dtype).reshape(place.shape)
 
 
@@ -163,19 +163,19 @@ def _place_of(port: Port, addresses: Sequence[int]) -> PortPlace:
 
 
 def _item_type(port: Port) -> np.dtype[np.generic]:
-    """The numpy type that holds the port's elements."""
+    """Return the numpy type of the port's elements."""
     if port.dtype not in _ITEMS:
         raise EngineFileError(f"port {port.name!r} has element type {port.dtype!r}; build it again")
     return _ITEMS[port.dtype]
 
 
 def _port_bytes(port: Port) -> int:
-    """Bytes of the whole port."""
+    """Return the bytes of the port."""
     return math.prod(port.shape) * _item_type(port).itemsize
 
 
 def check_ports(plan: Plan) -> None:
-    """Raises EngineFileError where a port lies outside its buffer, or the ring's disagree."""
+    """Raise EngineFileError if a port is outside its buffer, or the ring's ports disagree."""
     for port in plan.ports:
         if not _lies_inside(port, plan.buffers):
             raise EngineFileError(
@@ -192,13 +192,13 @@ def _lies_inside(port: Port, buffers: tuple[Buffer, ...]) -> bool:
 
 
 def _check_ring(ports: list[Port]) -> None:
-    """Every port has a row for each step, and behind it one for each sequence."""
-    most = max(ports, key=lambda port: len(port.shape), default=None)
+    """Check that every ring port has a row for each step, and in it one for each sequence."""
+    widest = max(ports, key=lambda port: len(port.shape), default=None)
     for port in ports:
-        if most is not None and port.shape[:2] != most.shape[: min(2, len(port.shape))]:
+        if widest is not None and port.shape[:2] != widest.shape[: min(2, len(port.shape))]:
             raise EngineFileError(
-                f"ports {most.name!r} {most.shape} and {port.name!r} {port.shape} differ in steps "
-                "or sequences; build the engine again"
+                f"ports {widest.name!r} {widest.shape} and {port.name!r} {port.shape} differ in "
+                "steps or sequences; build the engine again"
             )
 
 

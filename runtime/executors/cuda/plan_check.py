@@ -1,4 +1,4 @@
-"""Whether a plan stays within the memory that it asks for, and agrees with the manifest."""
+"""Checks that a plan stays within its memory, and agrees with the manifest."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from specbuild.runtime.executors.cuda.memory import check_ports
 from specbuild.runtime.executors.cuda.program_file import MOST_SHARED_BYTES
 
 MOST_REGISTERS = 255
-_MOST_BYTES = 1 << 48  # what a GPU addresses
-# What adjusted steps read of every token of a sequence.
+_MAX_BYTES = 1 << 48  # the address space of a GPU
+# State that logit-processor steps read for every token of a sequence.
 _ROWS_OF_LOGITS = ("bias", "marks", "prefill.logits")
-# The offset that turns each of a draft's ids into one of the target's.
+# The offset that maps each of a draft's ids to one of the target's.
 _DRAFT_OFFSETS = "d2t"
 
-# An embedding has a row for each token, or tiles of 16 where it is packed.
+# An embedding has a row for each token, or tiles of 16 if it is packed.
 _PACKED, _TILE_ROWS = "embed_tokens.packed", 16
 _TABLES = ("embed_tokens.weight", _PACKED)
 
 
 def check_plan(plan: Plan, manifest: Manifest) -> None:
-    """Raises EngineFileError with the first thing that does not fit."""
+    """Raise EngineFileError for the first inconsistency."""
     drafts = {model.cache_group: model.geometry for model in manifest.models}
     validate_caches(manifest.cache_groups, manifest.target, drafts)
     check_ports(plan)
@@ -47,13 +47,13 @@ def check_plan(plan: Plan, manifest: Manifest) -> None:
 
 
 def draft_offsets(manifest: Manifest) -> tuple[str, ...]:
-    """The tensors that hold the offsets of the drafts' ids."""
+    """Return the tensors of the offsets of the drafts' ids."""
     names = (own_name(model.cache_group, _DRAFT_OFFSETS) for model in manifest.models)
     return tuple(name for name in names if name in manifest.tensors)
 
 
 def check_draft_offsets(name: str, offsets: np.ndarray, manifest: Manifest) -> None:
-    """Raises EngineFileError where a draft's id would be none of the target's vocabulary."""
+    """Raise EngineFileError if a draft's id would be outside the target's vocabulary."""
     ids = np.arange(len(offsets)) + offsets
     outside = np.flatnonzero((ids < 0) | (ids >= manifest.target.vocab))
     if len(outside):
@@ -68,7 +68,7 @@ def _buffers(plan: Plan, manifest: Manifest) -> Iterator[str]:
         yield f"the plan is for {plan.ranks} ranks, the manifest for {manifest.ranks}"
     caches = _cache_buffers(manifest)
     for buffer in plan.buffers:
-        if not 0 <= buffer.bytes < _MOST_BYTES:
+        if not 0 <= buffer.bytes < _MAX_BYTES:
             yield f"buffer {buffer.name!r} has {buffer.bytes} bytes"
         if buffer.space == "weights" and buffer.name not in manifest.tensors:
             yield f"buffer {buffer.name!r} is no tensor of the manifest"
@@ -88,14 +88,14 @@ def _buffers(plan: Plan, manifest: Manifest) -> Iterator[str]:
 
 
 def _cache_buffers(manifest: Manifest) -> dict[str, int]:
-    """Bytes of every cache group's pools, and of the block summaries (SpecPV), by buffer."""
-    found = layouts(manifest.cache_groups, manifest.ranks)
-    caches = {layout.name: layout.bytes for layout in found.values()}
+    """Return the bytes of every cache group's pools, and of the block summaries (SpecPV)."""
+    actual = layouts(manifest.cache_groups, manifest.ranks)
+    caches = {layout.name: layout.bytes for layout in actual.values()}
     for group in manifest.state_groups:
         states = state_layout(group, manifest.limits)
         caches[states.name] = states.bytes
     if manifest.specpv is not None:
-        layout = found.get(choosing_group(manifest.specpv))
+        layout = actual.get(choosing_group(manifest.specpv))
         if layout is not None:
             caches[f"{layout.name}.summaries"] = _summary_bytes(layout)
     return caches
@@ -125,10 +125,10 @@ def _ports(plan: Plan, manifest: Manifest) -> Iterator[str]:
     if sequences < manifest.limits.max_batch_size:
         yield f"the plan has state for {sequences} sequences, fewer than limits.max_batch_size"
     for name, layout in layouts(manifest.cache_groups).items():
-        wanted = (sequences, layout.logical_pages(manifest.limits))
-        if ports.get(f"page_table.{name}") != wanted:
-            found = ports.get(f"page_table.{name}")
-            yield f"port 'page_table.{name}' is {found}, the manifest's limits take {wanted}"
+        expected = (sequences, layout.logical_pages(manifest.limits))
+        if ports.get(f"page_table.{name}") != expected:
+            actual = ports.get(f"page_table.{name}")
+            yield f"port 'page_table.{name}' is {actual}, the manifest's limits take {expected}"
     vocab = manifest.target.vocab
     for name in ("score.logits", *_ROWS_OF_LOGITS):
         columns = ports.get(name, (vocab,))[-1]
@@ -150,10 +150,10 @@ def _programs(plan: Plan, manifest: Manifest) -> Iterator[str]:
         if not 1 <= entry.batch <= ports.get("length", 0):
             yield f"program {entry.name!r} is for {entry.batch} sequences"
         if entry.kind == "step":
-            most = entry.batch * (manifest.limits.draft_tokens + 1) + entry.reverified
+            maximum = entry.batch * (manifest.limits.draft_tokens + 1) + entry.reverified
         else:
-            most = ports.get("prefill.token_ids", 0)
-        if not 1 <= entry.rows <= most or entry.launches < 1 or entry.reverified < 0:
+            maximum = ports.get("prefill.token_ids", 0)
+        if not 1 <= entry.rows <= maximum or entry.launches < 1 or entry.reverified < 0:
             yield f"program {entry.name!r} has {entry.rows} rows and {entry.launches} launches"
         yield from _draft_of(entry, manifest)
         if entry.host_proposal and entry.batch * (entry.draft_tokens + 2) > ports.get(OFFERED, 0):
@@ -163,9 +163,9 @@ def _programs(plan: Plan, manifest: Manifest) -> Iterator[str]:
 
 def _draft_of(entry: ProgramEntry, manifest: Manifest) -> Iterator[str]:
     for name in ("draft_top_k", "draft_depth", "draft_tokens"):
-        value, most = getattr(entry, name), getattr(manifest.limits, name)
-        if value and not 0 < value <= most:
-            yield f"program {entry.name!r} has {name} {value}, the limits say {most}"
+        value, maximum = getattr(entry, name), getattr(manifest.limits, name)
+        if value and not 0 < value <= maximum:
+            yield f"program {entry.name!r} has {name} {value}, the limits say {maximum}"
     kinds = [model.kind for model in manifest.models]
     drafts = entry.draft_depth > 0 and not entry.host_proposal
     if entry.drafter not in (kinds if drafts and len(kinds) > 1 else ("",)):
@@ -173,26 +173,26 @@ def _draft_of(entry: ProgramEntry, manifest: Manifest) -> Iterator[str]:
 
 
 def _tables(manifest: Manifest) -> Iterator[str]:
-    """Weights that are read by token ids and by positions have a row for each."""
+    """Check that weights indexed by token ids and by positions have a row for each."""
     limits = manifest.limits
     rows = {"rope": limits.max_seq_len + limits.draft_tokens + 1}
-    wanted = {}
+    expected = {}
     for model in manifest.models:
         rows[own_name(model.cache_group, "draft_rope")] = limits.max_seq_len + limits.draft_depth
-        wanted[own_name(model.cache_group, _DRAFT_OFFSETS)] = model.geometry.vocab
-    wanted |= {f"{rope}_{part}": n for rope, n in rows.items() for part in ("cos", "sin")}
+        expected[own_name(model.cache_group, _DRAFT_OFFSETS)] = model.geometry.vocab
+    expected |= {f"{rope}_{part}": n for rope, n in rows.items() for part in ("cos", "sin")}
     for name, tensor in manifest.tensors.items():
-        least, rows_of_first = wanted.get(name, 0), 1
+        minimum, rows_of_first = expected.get(name, 0), 1
         if name.endswith(_TABLES):
-            least = manifest.target.vocab
+            minimum = manifest.target.vocab
             rows_of_first = _TILE_ROWS if name.endswith(_PACKED) else 1
-        if least and (not tensor.shape or rows_of_first * tensor.shape[0] < least):
-            yield f"tensor {name!r} is {tensor.shape}, but {least} rows of it are read"
+        if minimum and (not tensor.shape or rows_of_first * tensor.shape[0] < minimum):
+            yield f"tensor {name!r} is {tensor.shape}, but {minimum} rows of it are read"
 
 
 def _twice(what: str, names: Iterable[str]) -> Iterator[str]:
-    seen: set[str] = set()
+    checked: set[str] = set()
     for name in names:
-        if name in seen:
+        if name in checked:
             yield f"two {what} are named {name!r}"
-        seen.add(name)
+        checked.add(name)

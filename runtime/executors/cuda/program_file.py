@@ -1,6 +1,6 @@
-"""What a program's file holds: launches that stay in the memory of their plan, or none.
+"""Checks a program's file: its launches must stay in the memory of their plan.
 
-A launch's pointers are tensors or scratch of its op, whose places and sizes the file gives.
+A launch's pointers are tensors or scratch of its op, whose places and sizes are in the file.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ from specbuild.runtime.engine_dir.strict_json import from_json
 from specbuild.runtime.engine_dir.tensor_table import without_table
 from specbuild.runtime.errors import EngineFileError, SpecbuildError
 
-# What CUDA allows: CTAs along x, y and z, threads of a CTA, shared memory of one on any GPU.
+# CUDA's limits: CTAs along x, y and z, threads of a CTA, and shared memory on any GPU.
 MOST_CTAS = (2**31 - 1, 65_535, 65_535)
 MOST_THREADS = 1024
 MOST_SHARED_BYTES = 227 << 10
-# Where ops have scratch that is zeros, in steps of so many bytes.
+# The zeroed scratch of ops, aligned to this number of bytes.
 _ZEROED_STEP = 256
 _WORDS = (INT32, FLOAT32)
 _Tensor = tuple[tuple[int, ...], int]  # its place and its bytes
 
-_MOST_BITS = 2**32 - 1
+_MAX_BITS = 2**32 - 1
 
 
 def read_launches(data: bytes, plan: Plan, entry: ProgramEntry) -> tuple[Launch, ...]:
-    """The launches in a program's file, checked against the plan. Raises EngineFileError."""
+    """Return the launches in a program's file, checked against the plan. Raises EngineFileError."""
     try:
         program = json.loads(data)
         launches = tuple(_launch(item) for item in program["launches"])
@@ -57,7 +57,7 @@ def read_launches(data: bytes, plan: Plan, entry: ProgramEntry) -> tuple[Launch,
 
 
 def read_program(data: bytes, entry: ProgramEntry) -> Program:
-    """All of a program's file. Raises EngineFileError."""
+    """Return the contents of a program's file. Raises EngineFileError."""
     try:
         program = without_table(json.loads(data))
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
@@ -73,7 +73,7 @@ def _no_program(entry: ProgramEntry, error: Exception) -> EngineFileError:
 
 
 def _launch(item: dict[str, Any]) -> Launch:
-    """A program may have hundreds of these, so they are taken as they are and checked after."""
+    """Return launches without a check: a program may have hundreds, so they are checked later."""
     return Launch(
         kernel=item["kernel"],
         op=item["op"],
@@ -100,7 +100,7 @@ def _problems(
 
 
 class _Ops:
-    """Where the tensors and the scratch of a program's ops lie, and how large they are."""
+    """Return the places and sizes of the tensors and the scratch of a program's ops."""
 
     def __init__(self, program: dict[str, Any], plan: Plan, entry: ProgramEntry) -> None:
         self._bytes = [buffer.bytes for buffer in plan.buffers]
@@ -110,9 +110,9 @@ class _Ops:
         self._zeroed = {i: b.bytes for i, b in enumerate(plan.buffers) if b.name == ZEROED}
         arena = next((i for i, b in enumerate(plan.buffers) if b.space == "arena"), -1)
         self.problems: list[str] = []
-        # By op: the arguments that are places of its own, and the most that a number may be.
+        # By op: the arguments that are its own places, and the maximum of a number.
         self.places: list[set[tuple[int, ...]]] = []
-        self._most: list[int] = []
+        self._maxima: list[int] = []
         tensors = self._read(program["tensors"])
         if self.problems:
             return
@@ -122,29 +122,29 @@ class _Ops:
             self._add_scratch(arena, life)
 
     def hold(self, launch: Launch) -> bool:
-        """Whether the arguments are places of the launch's op, and counts of what lies there."""
-        places, most = self.places[launch.op], self._most[launch.op]
+        """Check that arguments are places of the launch's op, or counts of their contents."""
+        places, maxima = self.places[launch.op], self._maxima[launch.op]
         for argument in launch.arguments:
             if argument in places:
                 continue
             kind, *values = argument
             if kind == POINTER:
-                held = len(values) == 2 and self._is_zeroed(*values)
+                is_valid = len(values) == 2 and self._is_zeroed(*values)
             elif kind == PEER:
-                held = len(values) == 3 and self._is_of_peer(*values, places=places)
+                is_valid = len(values) == 3 and self._is_of_peer(*values, places=places)
             elif kind == RANK:
-                held = self._ranks > 1 and not values
+                is_valid = self._ranks > 1 and not values
             else:
-                bound = most if kind == INT32 else _MOST_BITS
-                held = kind in _WORDS and len(values) == 1 and 0 <= values[0] <= bound
-            if not held:
+                bound = maxima if kind == INT32 else _MAX_BITS
+                is_valid = kind in _WORDS and len(values) == 1 and 0 <= values[0] <= bound
+            if not is_valid:
                 return False
         return True
 
     def _is_of_peer(
         self, distance: int, buffer: int, offset: int, *, places: set[tuple[int, ...]]
     ) -> bool:
-        """Whether a place on another rank is one that this op has here, for others to write."""
+        """Return whether a place on another rank is one that others write here for this op."""
         is_exchange = buffer in self._exchanges and (POINTER, buffer, offset) in places
         return is_exchange and 1 <= distance < self._ranks
 
@@ -152,9 +152,9 @@ class _Ops:
         return 0 <= offset < self._zeroed.get(buffer, 0) and offset % _ZEROED_STEP == 0
 
     def _read(self, tensors: Sequence[Any]) -> list[_Tensor]:
-        """The place and the bytes of every tensor."""
+        """Return the place and the bytes of every tensor."""
         sizes, rows = self._bytes, self._rows
-        found: list[_Tensor] = []
+        known_tensors: list[_Tensor] = []
         for index, (buffer, offset, shape, dtype) in enumerate(tensors):
             item = ITEM_BYTES[dtype]
             nbytes = item * math.prod(shape)
@@ -170,8 +170,8 @@ class _Ops:
             if place in rows and shape[0] not in rows[place]:
                 self.problems.append(f"tensor {index} has other rows than the plan says")
                 break
-            found.append((place, nbytes))
-        return found
+            known_tensors.append((place, nbytes))
+        return known_tensors
 
     def _add(self, op: dict[str, Any], tensors: Sequence[_Tensor]) -> None:
         places: set[tuple[int, ...]] = {(NULL,)}
@@ -184,7 +184,7 @@ class _Ops:
             places.add(place)
             counts.append(nbytes)
         self.places.append(places)
-        self._most.append(max(counts, default=0))
+        self._maxima.append(max(counts, default=0))
 
     def _add_scratch(self, arena: int, life: dict[str, Any]) -> None:
         offset, nbytes, first, last = life["offset"], life["bytes"], life["first"], life["last"]
@@ -197,13 +197,13 @@ class _Ops:
             self.problems.append("scratch lies outside the arena")
         elif first == last:
             self.places[first].add((POINTER, arena, offset))
-            self._most[first] = max(self._most[first], nbytes)
+            self._maxima[first] = max(self._maxima[first], nbytes)
 
 
 def _rows_at_ports(plan: Plan, entry: ProgramEntry) -> dict[tuple[int, ...], range]:
-    """How many rows a program's tensors have where ports lie of which the host fills as many.
+    """Return the rows of a program's tensors at ports that the host fills partially.
 
-    The draft of a step takes up a large batch in pieces.
+    The draft of a step ingests a large batch in pieces.
     """
     if entry.kind == "step":
         rows = {"length": range(1, entry.batch + 1)}

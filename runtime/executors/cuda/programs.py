@@ -1,4 +1,4 @@
-"""Programs of a plan, ready to run: arguments packed, kernels found, launches recorded once."""
+"""Executable programs of a plan: packed arguments, loaded kernels, and recorded graphs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from specbuild.runtime.executors.cuda.shared_memory import shared_carveout
 
 
 class KernelLibrary:
-    """The plan's kernels; a cubin is read when one of its kernels is first wanted."""
+    """The plan's kernels; a cubin is read at the first use of one of its kernels."""
 
     def __init__(self, gpu: Gpu, kernels: Sequence[CompiledKernel], read_file: ReadFile) -> None:
         self._gpu = gpu
@@ -42,7 +42,7 @@ class KernelLibrary:
         self._shared: dict[int, int] = {}
 
     def function(self, index: int, shared_bytes: int, threads: int) -> Handle:
-        """A kernel that may be launched with this much dynamic shared memory, and CTAs so large."""
+        """Return a kernel that may use this dynamic shared memory and CTAs of this size."""
         kernel = self._kernels[index]
         if index not in self._functions:
             if kernel.cubin not in self._modules:
@@ -58,7 +58,7 @@ class KernelLibrary:
         return self._functions[index]
 
     def check_arguments(self, launches: Sequence[Launch], where: str) -> None:
-        """Raises EngineFileError where a launch passes other arguments than its kernel takes."""
+        """Raise EngineFileError if a launch passes other arguments than its kernel takes."""
         self._arguments.check(launches, where)
 
     def _read_ahead(self, name: str) -> bytes:
@@ -68,9 +68,9 @@ class KernelLibrary:
 
 @dataclass(frozen=True)
 class RankAddresses:
-    """Where the buffers of a plan lie, as one rank sees them.
+    """The addresses of a plan's buffers, as one rank sees them.
 
-    ``own``: on this rank, by buffer. ``peers[k − 1]``: on rank (``rank`` + k) mod ranks.
+    ``own`` is on this rank, by buffer. ``peers[k − 1]`` is on rank (``rank`` + k) mod ranks.
     """
 
     own: Sequence[int]
@@ -78,7 +78,7 @@ class RankAddresses:
     peers: Sequence[Sequence[int]] = ()
 
     def packed(self, argument: Sequence[int]) -> int:
-        """A launch argument in 8 bytes; one of 4 bytes is in the first four."""
+        """Return a launch argument in 8 bytes; one of 4 bytes is in the first four."""
         match argument:
             case (kind, buffer, offset) if kind == POINTER:
                 return self.own[buffer] + offset
@@ -92,7 +92,7 @@ class RankAddresses:
 
 
 class PackedProgram:
-    """Launches with their arguments in memory as the driver wants them: kept alive here."""
+    """Launches with their arguments in the driver's format, kept alive here."""
 
     def __init__(
         self, launches: Sequence[Launch], addresses: RankAddresses, kernels: KernelLibrary
@@ -122,7 +122,7 @@ class PackedProgram:
 class ProgramRunner:
     """Runs a plan's programs in order on one stream, each as a CUDA graph recorded on first use.
 
-    With ``recorded`` false every kernel is launched by itself, for debugging.
+    With ``recorded`` false, kernels are launched one by one, for debugging.
     """
 
     def __init__(
@@ -148,14 +148,14 @@ class ProgramRunner:
         self._graphs: dict[str, Handle] = {}
 
     def prepare(self, entry: ProgramEntry) -> None:
-        """Does all that a first run would do beside running."""
+        """Do everything that a first run would do, except run it."""
         if not self._recorded:
             self.program(entry)
         elif entry.name not in self._graphs:
             self._graphs[entry.name] = self.record(self.program(entry).launches)
 
     def start(self, entry: ProgramEntry) -> None:
-        """Queues a program."""
+        """Queue a program."""
         self.prepare(entry)
         if self._recorded:
             self.gpu.launch_graph(self._graphs[entry.name], self.stream)
@@ -164,7 +164,7 @@ class ProgramRunner:
             self.gpu.launch(config, self.stream)
 
     def program(self, entry: ProgramEntry) -> PackedProgram:
-        """The launches of a program, read and checked on first use."""
+        """Return the launches of a program, read and checked on first use."""
         if entry.name not in self._programs:
             launches = self.launches(entry)
             self._kernels.check_arguments(launches, entry.file)
@@ -172,37 +172,38 @@ class ProgramRunner:
         return self._programs[entry.name]
 
     def launches(self, entry: ProgramEntry) -> tuple[Launch, ...]:
-        """A program's launches as the plan has them."""
+        """Return a program's launches as in the plan."""
         return read_launches(self._read_file(entry.file), self._plan, entry)
 
     def described(self, entry: ProgramEntry) -> Program:
-        """A program with the ops that its launches compute."""
+        """Return a program with the ops that its launches compute."""
         return read_program(self._read_file(entry.file), entry)
 
     def clear_scratch(self) -> None:
-        """Queues zeros where ops leave zeros: they do so only if all of their launches run."""
+        """Queue zeros for scratch that ops leave zero only if all of their launches run."""
         for buffer, address in zip(self._plan.buffers, self._addresses, strict=True):
             if buffer.name == ZEROED and buffer.bytes:
                 self.gpu.fill(address, 0, buffer.bytes // 4, self.stream)
 
     def kernel_name(self, index: int) -> str:
-        """What the plan calls a kernel."""
+        """Return the plan's name of a kernel."""
         return self._plan.kernels[index].name
 
     def record(self, launches: Sequence[LaunchConfig]) -> Handle:
-        """A graph of these launches."""
+        """Return a graph of these launches."""
         self.gpu.begin_capture(self._recording)
         try:
             for config in launches:
                 self.gpu.launch(config, self._recording)
         except SpecbuildError:
-            # A stream left recording would take every later launch; the first error says more.
+            # A stream that stays in recording would capture every later launch; the first error is
+            # clearer.
             _quietly(self.gpu.end_capture, self._recording)
             raise
         return self.gpu.end_capture(self._recording)
 
     def close(self) -> None:
-        """Forgets every graph."""
+        """Release every graph."""
         for graph in self._graphs.values():
             self.gpu.release_graph(graph)
         self._graphs.clear()

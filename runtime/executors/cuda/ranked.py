@@ -1,7 +1,7 @@
-"""One engine on several GPUs of a host: every rank does what the host asks for, in the same order.
+"""One engine on several GPUs of a host: every rank runs the host's requests in the same order.
 
-The ranks' kernels wait for each other, so a call that waits for one GPU must find the same programs
-queued on all of them: a program is prepared on every rank before it is launched on any.
+The ranks' kernels wait for each other, so a call that waits for one GPU needs the same programs
+queued on all of them. A program is therefore prepared on every rank before any launches it.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ from specbuild.runtime.executors.executor import ExecutorCapabilities, StepResul
 
 # Fills the weights of a rank, whose buffers' addresses are given.
 LoadRank = Callable[[int, tuple[int, ...]], None]
-# So long a kernel waits for another GPU before it gives up: nothing else ends a wait on a GPU.
+# The time limit of a kernel's wait for another GPU, which nothing else could end.
 LIMIT_MS = 20_000
-# Rounds are numbered by 32 bits, and a stale word must never have the number of a new round. From
-# here on they are counted from 0 again.
+# Rounds are numbered by 32 bits, and a stale word must never have the number of a new round. After
+# this number they are counted from 0 again.
 MOST_ROUNDS = 1 << 31
 # Programs that a message may have to name: more than can be in flight.
 _REMEMBERED = 64
 
 
 class RankedExecutor:
-    """One engine on as many GPUs as its plan has ranks, behind the interface of one.
+    """One engine on as many GPUs as its plan has ranks, with the interface of one.
 
-    The host reads rank 0. ``load_weights(rank, addresses)`` fills the weights of a rank; those of
-    all ranks run beside each other. Raises as :class:`CudaExecutor`; where a GPU fails later, the
-    SpecbuildError names it.
+    The host reads rank 0. ``load_weights(rank, addresses)`` fills the weights of a rank, for all
+    ranks concurrently. Raises as :class:`CudaExecutor`; if a GPU fails later, the SpecbuildError
+    names it.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class RankedExecutor:
 
     @property
     def capabilities(self) -> ExecutorCapabilities:
-        """Those of one GPU: a rank's bits do not depend on the others' speed."""
+        """The capabilities of one GPU: a rank's bits do not depend on the others' speed."""
         return self._ranks[0].capabilities
 
     @property
@@ -90,7 +90,7 @@ class RankedExecutor:
 
     @property
     def ranks(self) -> tuple[CudaExecutor, ...]:
-        """What runs on each GPU, by rank."""
+        """The executor of each GPU, by rank."""
         return tuple(self._ranks)
 
     @property
@@ -99,53 +99,53 @@ class RankedExecutor:
         return self._gpus
 
     def use(self) -> None:
-        """Lets the calling thread use the executor."""
+        """Let the calling thread use the executor."""
         self._gpus[0].use()
 
     def port(self, name: str) -> Port | None:
-        """A port of the plan."""
+        """Return a port of the plan."""
         return self._ranks[0].port(name)
 
     def write(self, name: str, values: np.ndarray, *, row: int = 0) -> None:
-        """Puts values into a port of every rank from a row on."""
+        """Write values to a port of every rank from a row on."""
         self._all(lambda rank: rank.write(name, values, row=row))
 
     def fill(self, name: str, value: float, *, row: int = 0, rows: int = 1) -> None:
-        """Sets every element of some rows of a port of 32-bit elements, on every rank."""
+        """Set every element of some rows of a port with 32-bit elements, on every rank."""
         self._all(lambda rank: rank.fill(name, value, row=row, rows=rows))
 
     def copy(self, source: str, row: int, target: str, target_row: int) -> None:
-        """Copies a row of a port to one of another, on every rank."""
+        """Copy a row of a port to one of another port, on every rank."""
         self._all(lambda rank: rank.copy(source, row, target, target_row))
 
     def read(self, name: str, *, rows: int | None = None) -> np.ndarray:
-        """A port's values on rank 0 once all that is queued is done; its first ``rows`` rows."""
-        with self._told():
+        """Return a port's values on rank 0, or its first ``rows`` rows, after all queued work."""
+        with self._gpu_errors():
             return self._first.read(name, rows=rows)
 
     def fetch(self, name: str) -> Callable[[], np.ndarray]:
-        """Queues the reading of a port of rank 0; what it returns waits for that."""
-        with self._told():
+        """Queue a read of a port of rank 0; the returned function waits for that."""
+        with self._gpu_errors():
             arrived = self._first.fetch(name)
 
         def values() -> np.ndarray:
-            with self._told():
+            with self._gpu_errors():
                 self.use()
                 return arrived()
 
         return values
 
     def peek(self, buffer: int, offset: int, nbytes: int) -> np.ndarray:
-        """Bytes of a buffer of rank 0, uint8, once all that is queued is done."""
-        with self._told():
+        """Return bytes of a buffer of rank 0, uint8, after all queued work."""
+        with self._gpu_errors():
             return self._first.peek(buffer, offset, nbytes)
 
     def prepare(self, entry: ProgramEntry) -> None:
-        """Does all that a program's first run would do beside running, on every rank."""
+        """Do everything that the first run of a program would do, except run it, on every rank."""
         self._all(lambda rank: rank.prepare(entry))
 
     def start(self, entry: ProgramEntry, step: int | None = None) -> None:
-        """Queues a program on every rank; ``step`` is the number by which it is waited for."""
+        """Queue a program on every rank; ``step`` is the number for :meth:`wait_step`."""
         self.prepare(entry)
         if self._rounds + entry.rounds > MOST_ROUNDS:
             self._restart_rounds()
@@ -154,17 +154,17 @@ class RankedExecutor:
         self._all(lambda rank: rank.start(entry, step))
 
     def wait_step(self, number: int, batch: int) -> StepResult:
-        """What step ``number`` gave on rank 0, once it is through."""
-        with self._told():
+        """Wait for step ``number`` and return its results on rank 0."""
+        with self._gpu_errors():
             return self._first.wait_step(number, batch)
 
     def synchronize(self) -> None:
-        """Waits for all that is queued."""
+        """Wait for all queued work."""
         self._all(lambda rank: rank.synchronize())
 
     def close(self) -> None:
-        """Gives all memory back; nothing of the executor may be used after."""
-        # From here on no rank's kernels store into the memory of another one.
+        """Release all memory; the executor must not be used afterwards."""
+        # From here on no rank's kernels write to the memory of another one.
         self.synchronize()
         self._closing.close()
         for gpu in self._gpus:
@@ -172,12 +172,12 @@ class RankedExecutor:
 
     @property
     def _first(self) -> CudaExecutor:
-        """Rank 0, for a call by this thread."""
+        """Return rank 0, for a call by this thread."""
         self.use()
         return self._ranks[0]
 
     def _placed(self, closing: contextlib.ExitStack) -> list[PlacedPlan]:
-        """Every rank's buffers, which know those of the others."""
+        """Return every rank's buffers, with the addresses of the others."""
         placed = []
         for rank, gpu in enumerate(self._gpus):
             gpu.use()
@@ -189,9 +189,14 @@ class RankedExecutor:
             except UnsupportedHereError as error:
                 raise UnsupportedHereError(f"GPU {self._numbers[rank]}: {error}") from error
             closing.callback(_on, gpu, placed[-1].memory.close)
-        own = [each.memory.addresses for each in placed]
+        own_addresses = [each.memory.addresses for each in placed]
         return [
-            replace(each, addresses=RankAddresses(own[r], r, (*own[r + 1 :], *own[:r])))
+            replace(
+                each,
+                addresses=RankAddresses(
+                    own_addresses[r], r, (*own_addresses[r + 1 :], *own_addresses[:r])
+                ),
+            )
             for r, each in enumerate(placed)
         ]
 
@@ -205,26 +210,26 @@ class RankedExecutor:
                 pass
 
     def _all(self, call: Callable[[CudaExecutor], None]) -> None:
-        """Calls it with every rank in turn, as the GPU of this thread."""
-        with self._told():
+        """Call the function with every rank in turn, as the GPU of this thread."""
+        with self._gpu_errors():
             for gpu, rank in zip(self._gpus, self._ranks, strict=True):
                 gpu.use()
                 call(rank)
 
     def _restart_rounds(self) -> None:
-        """Counts rounds from 0 again; nobody may still wait for a word of an earlier one."""
+        """Count rounds from 0 again, when no wait for an earlier word remains."""
         self.synchronize()
         self._all(lambda rank: rank.clear("exchange"))
         self._all(lambda rank: rank.fill(EXCHANGE_EPOCH, 0))
         self._all(lambda rank: rank.fill(EXCHANGE_LIMIT, LIMIT_MS))
-        # Before any rank stores into an inbox, all of them are empty.
+        # All inboxes must be empty before any rank writes to one.
         self.synchronize()
         self._rounds = 0
         self._started.clear()
 
     @contextlib.contextmanager
-    def _told(self) -> Iterator[None]:
-        """Errors of a GPU as those of the engine: which one failed, and who only waited for it."""
+    def _gpu_errors(self) -> Iterator[None]:
+        """Convert errors of a GPU to those of the engine: the failed GPU, and which only waited."""
         try:
             yield
         except SpecbuildError as error:
@@ -234,7 +239,7 @@ class RankedExecutor:
             raise SpecbuildError(sentence) from error
 
     def _sentence(self) -> str:
-        """Which GPUs failed; empty where none did. Waits until all of them have come to an end."""
+        """Return which GPUs failed; empty if none did. Waits until all have finished."""
         failed, waits = [], []
         for number, gpu, rank in zip(self._numbers, self._gpus, self._ranks, strict=True):
             fault = rank.ring(EXCHANGE_FAULT)

@@ -1,26 +1,27 @@
-"""How much shared memory a kernel may have, and how a multiprocessor divides its memory for it."""
+"""The shared memory of a kernel, and the division of a multiprocessor's memory for it."""
 
 from __future__ import annotations
 
 from typing import Any
 
-# Above so much dynamic shared memory a kernel's loads wait there; below, in registers and L1.
+# With more dynamic shared memory than this, a kernel stages loads there; with less, in registers
+# and L1.
 _STAGED_BYTES = 64 << 10
-# Registers of a multiprocessor, and in how many of them threads get theirs.
+# The registers of a multiprocessor, and the granularity of their allocation to threads.
 _REGISTERS, _REGISTER_STEP = 64 << 10, 8
 _DRIVERS_CHOICE = -1
 
 
 def shared_carveout(shared_bytes: int, registers: int, threads: int) -> int:
-    """Per cent of a multiprocessor's memory that are to be shared memory, the rest being L1.
+    """Return the per cent of a multiprocessor's memory for shared memory; the rest is L1.
 
-    ``shared_bytes`` is what a launch asks for dynamically, ``registers`` are a thread's and
-    ``threads`` a CTA's. −1 leaves it to the driver.
+    ``shared_bytes`` is a launch's dynamic shared memory, ``registers`` are per thread, and
+    ``threads`` per CTA. −1 leaves the choice to the driver.
 
     A multiprocessor divides its memory only while it is idle, so a kernel that starts beside the
-    one in front runs with that one's division. By the driver's choice a few multiprocessors read
-    the vocabulary head with next to no L1, and a step waits for them. Kernels of which two CTAs
-    share a multiprocessor stay with it: it knows how many are to fit.
+    previous one runs with the division of that one. With the driver's choice a few multiprocessors
+    read the vocabulary head with almost no L1, and a step waits for them. Kernels with two CTAs per
+    multiprocessor keep the driver's choice, which knows how many fit.
     """
     if shared_bytes > _STAGED_BYTES:
         return 100
@@ -29,10 +30,9 @@ def shared_carveout(shared_bytes: int, registers: int, threads: int) -> int:
 
 
 def shared_attributes(driver: Any, shared_bytes: int, carveout: int) -> tuple[tuple[Any, int], ...]:
-    """The attributes by which a driver's bindings are told of both, and their values.
+    """Return the attributes of a driver's bindings for both, and their values.
 
-    The first is said of small amounts too: 48 KiB without saying so are for static and dynamic
-    shared memory together.
+    The first is always set: the default of 48 KiB includes static shared memory.
     """
     kinds = driver.CUfunction_attribute
     return (

@@ -1,4 +1,4 @@
-"""Small copies without waiting: page-locked memory that is used round and round."""
+"""Small copies without waiting, through a ring of page-locked memory."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import numpy as np
 from specbuild.runtime.executors.cuda.gpu import Gpu, Handle
 from specbuild.runtime.executors.cuda.memory import ALIGNMENT, STAGING_BYTES
 
-# Reads that may be outstanding, and the most bytes of each.
+# The maximum number of outstanding reads, and of bytes of each.
 FETCHES, FETCH_BYTES = 8, 64 << 10
 
 
 class Staging:
     """Copies arrays to and from the device through page-locked memory.
 
-    A piece of it is used again only when the stream has passed the copy that reads it: where the
-    end is reached, the stream is waited for once.
+    A piece of it is reused only after the stream has passed the copy that reads it: at the end of
+    the memory the stream is waited for once.
     """
 
     def __init__(self, gpu: Gpu, stream: Handle, nbytes: int = STAGING_BYTES) -> None:
@@ -27,7 +27,7 @@ class Staging:
         self._used = 0
 
     def upload(self, address: int, values: np.ndarray) -> None:
-        """Queues the copy of an array; the array may change as soon as this returns."""
+        """Queue the copy of an array; the array may change after the call."""
         data = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
         for first in range(0, len(data), len(self._memory.view)):
             piece = data[first : first + len(self._memory.view)]
@@ -37,7 +37,7 @@ class Staging:
             self._gpu.upload(address + first, source, len(piece), self._stream)
 
     def download(self, address: int, nbytes: int) -> np.ndarray:
-        """Device memory as uint8 [bytes]; waits for what is queued before it."""
+        """Return device memory as uint8 [bytes], after all previously queued work."""
         data = np.empty(nbytes, np.uint8)
         for first in range(0, nbytes, len(self._memory.view)):
             size = min(len(self._memory.view), nbytes - first)
@@ -49,7 +49,7 @@ class Staging:
         return data
 
     def close(self) -> None:
-        """Gives the memory back."""
+        """Release the memory."""
         self._gpu.release_host(self._memory)
 
     def _take(self, size: int) -> int:
@@ -62,9 +62,9 @@ class Staging:
 
 
 class Fetches:
-    """Reads that do not wait for what is queued behind them.
+    """Reads that do not wait for work queued after them.
 
-    ``FETCHES`` may be outstanding: each has page-locked memory of its own, and a mark behind it.
+    ``FETCHES`` may be outstanding: each has its own page-locked memory and event.
     """
 
     def __init__(self, gpu: Gpu, stream: Handle) -> None:
@@ -75,7 +75,7 @@ class Fetches:
         self._started = 0
 
     def start(self, address: int, nbytes: int) -> Callable[[], np.ndarray]:
-        """Queues the copy of device memory; what is returned waits for it: uint8 [bytes]."""
+        """Queue the copy of device memory; the returned function waits for it: uint8 [bytes]."""
         assert nbytes <= FETCH_BYTES
         entry, self._started = self._started, (self._started + 1) % FETCHES
         mark, place = self._marks[entry], entry * FETCH_BYTES
@@ -89,5 +89,5 @@ class Fetches:
         return arrived
 
     def close(self) -> None:
-        """Gives the memory back."""
+        """Release the memory."""
         self._gpu.release_host(self._memory)

@@ -1,4 +1,4 @@
-"""Weights from file to device: read, checked and copied chunk by chunk, all at once."""
+"""Loads weights from file to device: reads, checks and copies chunks concurrently."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from specbuild.runtime.errors import EngineFileError
 from specbuild.runtime.executors.cuda.gpu import Gpu, Handle, HostMemory
 
 MOST_READERS = 12
-# Chunks in flight: one being read by each reader, and some being copied.
+# Chunks in flight: one per reader, and some that are being copied.
 CHUNKS_IN_FLIGHT = MOST_READERS + 4
 MOST_CHUNK_BYTES = 64 << 20
 
@@ -34,19 +34,18 @@ class Piece:
 
 @dataclass(frozen=True)
 class _Buffer:
-    """Page-locked memory for one chunk, and the mark behind the copies that read it."""
+    """Page-locked memory for one chunk, and the event after the copies that read it."""
 
     memory: HostMemory
     copied: Handle
 
 
 class WeightsUpload:
-    """Streams one chunked file to the device.
+    """Stream one chunked file to the device.
 
-    Readers take chunks from the page cache straight into page-locked memory and hash them there,
-    while the chunks before them are copied: the file is touched once. ``check(i, digest)``
-    raises where a chunk is damaged; its bytes may have reached the device by then, but nothing
-    runs on them.
+    Readers read chunks from the page cache directly into page-locked memory and hash them there,
+    while earlier chunks are copied: the file is read once. ``check(i, digest)`` raises if a chunk
+    is damaged; its bytes may have reached the device by then, but nothing runs on them.
     """
 
     def __init__(
@@ -63,7 +62,7 @@ class WeightsUpload:
         self._check = check
 
     def run(self, path: Path, entry: StoredFile, pieces: Sequence[Piece]) -> None:
-        """Every piece lies on the device when the stream has come so far."""
+        """All pieces are on the device when the stream has reached this point."""
         size = entry.chunk_bytes
         if size is None or size > MOST_CHUNK_BYTES:
             raise EngineFileError(
@@ -101,7 +100,7 @@ class WeightsUpload:
     def _copy(
         self, chunk: int, buffer: _Buffer, digest: Future[str], size: int, placed: _Placement
     ) -> None:
-        """Queues the copies of what lies in a chunk, once it is read."""
+        """Queue the copies of a chunk after it was read."""
         self._check(chunk, digest.result())
         start = chunk * size
         for piece in placed.within(start, start + size):
@@ -111,16 +110,16 @@ class WeightsUpload:
 
 
 class _Placement:
-    """The pieces of a file, in order of their place."""
+    """The pieces of a file, in order of their offsets."""
 
     def __init__(self, pieces: Sequence[Piece]) -> None:
         self._pieces = sorted(piece for piece in pieces if piece.bytes)
         self._starts = [piece.offset for piece in self._pieces]
-        # One region may be wanted at several places, and none is longer than this.
+        # A region may have several destinations, and none is longer than this.
         self._longest = max((piece.bytes for piece in self._pieces), default=0)
 
     def within(self, first: int, end: int) -> list[Piece]:
-        """The parts of pieces that lie between two offsets of the file."""
+        """Yield the parts of pieces between two offsets of the file."""
         parts = []
         for i in range(bisect_right(self._starts, first - self._longest), len(self._pieces)):
             piece = self._pieces[i]
@@ -133,7 +132,7 @@ class _Placement:
 
 
 def _read(descriptor: int, view: np.ndarray, offset: int, path: Path) -> str:
-    """Fills ``view`` from the file; the XXH3-128 of its bytes. Runs beside other readers."""
+    """Fill ``view`` from the file, concurrently, and return the XXH3-128 of its bytes."""
     from xxhash import xxh3_128_hexdigest
 
     data = view.data

@@ -1,1 +1,1 @@
-"""TensorRT engines: what they are checked for, and how they run."""
+"""TensorRT engines: their checks and their execution."""

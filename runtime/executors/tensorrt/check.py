@@ -1,6 +1,6 @@
-"""Whether TensorRT engines run here: every reason why not, found before one is loaded.
+"""Checks whether TensorRT engines run here, before one is loaded.
 
-The library is not imported, and no engine is deserialised.
+The library is not imported, and no engine is deserialized.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from specbuild.runtime.executors.tensorrt.creators import creatable
 
 @dataclass(frozen=True)
 class LibraryFacts:
-    """A library that builds and runs engines: its module, its distributions, how to get it.
+    """A library that builds and runs engines: its module, its distributions, its installation.
 
     ``plans_have_headers``: a plan begins with a :class:`PlanHeader`. The other library's plans have
-    one too, but it is not documented: there the checksums vouch for the file.
+    one too, but it is not documented, so only the checksums are used there.
     """
 
     title: str
@@ -56,7 +56,7 @@ LIBRARIES: Mapping[str, LibraryFacts] = {
     ),
 }
 
-# TensorRT-RTX's plan begins with these 64 bytes; found by building for several GPUs and reading.
+# The format of the first 64 bytes of TensorRT-RTX's plans, determined from builds for several GPUs.
 _HEADER_BYTES = 64
 _TAG = b"vtrt"
 _CAPABILITY_BITS = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_120", "sm_121")
@@ -64,7 +64,7 @@ _CAPABILITY_BITS = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_120", "sm_121")
 
 @dataclass(frozen=True)
 class PlanHeader:
-    """What the header of a TensorRT-RTX plan says: who built it, for what, and its size."""
+    """The header of a TensorRT-RTX plan: its library, its GPUs, and its size."""
 
     version: str
     compute_capabilities: tuple[str, ...]
@@ -72,7 +72,7 @@ class PlanHeader:
 
 
 def read_header(data: bytes, where: str) -> PlanHeader:
-    """The header of a TensorRT-RTX plan. Raises EngineFileError where it is none."""
+    """Return the header of a TensorRT-RTX plan. Raises EngineFileError if it is invalid."""
     if len(data) < _HEADER_BYTES or data[:4] != _TAG or data[28:32] != _TAG:
         raise EngineFileError(f"{where} is no TensorRT-RTX engine; build the engine again")
     mask = int.from_bytes(data[32:36], "little")
@@ -90,7 +90,7 @@ def read_header(data: bytes, where: str) -> PlanHeader:
 
 
 def check_plans(directory: Path, manifest: Manifest) -> None:
-    """Raises EngineFileError where a plan's header disagrees with the manifest."""
+    """Raise EngineFileError if a plan's header disagrees with the manifest."""
     check_sizes(directory, manifest)
     build = built_by(manifest)
     if not LIBRARIES[manifest.backend].plans_have_headers:
@@ -98,17 +98,17 @@ def check_plans(directory: Path, manifest: Manifest) -> None:
     for role, entry in manifest.roles.items():
         head = mapped_file(directory, manifest, entry.file)[:_HEADER_BYTES]
         header = read_header(bytes(head), f"{directory}: {entry.file}")
-        told = (build.version, build.compute_capabilities, manifest.files[entry.file].bytes)
-        if (header.version, header.compute_capabilities, header.plan_bytes) != told:
+        stated = (build.version, build.compute_capabilities, manifest.files[entry.file].bytes)
+        if (header.version, header.compute_capabilities, header.plan_bytes) != stated:
             raise EngineFileError(
                 f"{directory}: the engine of role {role} is of version {header.version} for "
                 f"{', '.join(header.compute_capabilities)} with {header.plan_bytes} bytes, the "
-                f"manifest says {told[0]}, {', '.join(told[1])} and {told[2]}; build it again"
+                f"manifest says {stated[0]}, {', '.join(stated[1])} and {stated[2]}; build it again"
             )
 
 
 def built_by(manifest: Manifest) -> TensorRtBuild:
-    """What built a TensorRT engine. Raises EngineFileError where the manifest does not say."""
+    """Return the library of a TensorRT engine. Raises EngineFileError if the manifest has none."""
     if manifest.tensorrt is None:
         raise EngineFileError(
             f"manifest.json: backend is {manifest.backend}, but it does not say what built the "
@@ -118,7 +118,7 @@ def built_by(manifest: Manifest) -> TensorRtBuild:
 
 
 def installed_version(backend: str) -> str | None:
-    """The version of a backend's library here, None where it is not installed."""
+    """Return the installed version of a backend's library, or None."""
     facts = LIBRARIES[backend]
     if importlib.util.find_spec(facts.module) is None:
         return None
@@ -131,18 +131,18 @@ def installed_version(backend: str) -> str | None:
 
 
 def library_reason(backend: str) -> str | None:
-    """Why a backend's library cannot be used here, None where it can."""
-    facts, found = LIBRARIES[backend], installed_version(backend)
-    wanted = ".".join(map(str, facts.least_version))
-    if found is None:
+    """Return why a backend's library cannot be used here, or None if it can."""
+    facts, version = LIBRARIES[backend], installed_version(backend)
+    needed = ".".join(map(str, facts.least_version))
+    if version is None:
         return f"{facts.title} is not installed; {facts.install}"
-    if _numbers(found)[:2] < facts.least_version:
-        return f"{facts.title} is {found}, {wanted} or later is needed; {facts.install} --upgrade"
+    if _numbers(version)[:2] < facts.least_version:
+        return f"{facts.title} is {version}, {needed} or later is needed; {facts.install} --upgrade"
     return None
 
 
 def reasons_here(directory: Path, manifest: Manifest, _here: Device) -> list[str]:
-    """Every reason why the engines do not run on this machine; empty when they do.
+    """Return all reasons why the engines do not run on this machine; empty if they do.
 
     ``known_plugins`` are the versions of the plugins that the runtime can create, by name.
     """
@@ -153,16 +153,16 @@ def reasons_here(directory: Path, manifest: Manifest, _here: Device) -> list[str
     if lack is not None:
         reasons.append(lack)
     else:
-        found = installed_version(manifest.backend)
-        assert found is not None
-        reasons += _version_reasons(LIBRARIES[manifest.backend], build, found)
+        version = installed_version(manifest.backend)
+        assert version is not None
+        reasons += _version_reasons(LIBRARIES[manifest.backend], build, version)
     reasons += _plugin_reasons(build, creatable(build.plugins))
     reasons += _gpu_reasons(build)
     return reasons
 
 
 def capability_reason(build: TensorRtBuild, gpu: GpuFacts) -> str | None:
-    """Why engines do not run on this GPU, None where they do."""
+    """Return why engines do not run on this GPU, or None if they do."""
     here = "sm_{}{}".format(*gpu.capability)
     if here in build.compute_capabilities:
         return None
@@ -172,14 +172,14 @@ def capability_reason(build: TensorRtBuild, gpu: GpuFacts) -> str | None:
     )
 
 
-def _version_reasons(facts: LibraryFacts, build: TensorRtBuild, found: str) -> list[str]:
-    here, there = _numbers(found), _numbers(build.version)
+def _version_reasons(facts: LibraryFacts, build: TensorRtBuild, version: str) -> list[str]:
+    here, there = _numbers(version), _numbers(build.version)
     fits = here >= there if build.version_compatible else here == there
     if fits:
         return []
     return [
-        f"it was built by {facts.title} {build.version}, here is {found}; install that version or "
-        "build it again"
+        f"it was built by {facts.title} {build.version}, here is {version}; install that version "
+        "or build it again"
     ]
 
 
@@ -207,5 +207,5 @@ def _gpu_reasons(build: TensorRtBuild) -> list[str]:
 
 
 def _numbers(version: str) -> tuple[int, ...]:
-    """The numbers of a version: ``1.7.1.116`` gives (1, 7, 1, 116)."""
+    """Return the numbers of a version: ``1.7.1.116`` gives (1, 7, 1, 116)."""
     return tuple(map(int, re.findall(r"\d+", version.partition("+")[0])))

@@ -1,4 +1,4 @@
-"""Registers the creators that an engine's plugin nodes ask for, once a process."""
+"""Registers the plugin creators of an engine, once per process."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from specbuild.runtime.executors.tensorrt.plugin_record import (
     RECORD_FORMAT,
 )
 
-# A registry holds a creator by its address alone: these live as long as the process.
+# A registry stores only the address of a creator, so these live as long as the process.
 _creators: dict[tuple[str, str, str], Any] = {}
 
 
 def register_creators(trt: Any, plugins: Mapping[str, str], open_gpu: OpenGpu) -> None:
-    """Makes plugins, versions by name, known to TensorRT.
+    """Register plugins, versions by name, with TensorRT.
 
-    A creator is made of data alone, so that one serves all engines. Raises UnsupportedHereError
-    where the registry has a creator of this name from elsewhere.
+    A creator consists of data only, so that one serves all engines. Raises UnsupportedHereError if
+    the registry has a foreign creator of this name.
     """
     registry = trt.get_plugin_registry()
     for name, version in plugins.items():
@@ -40,13 +40,13 @@ def register_creators(trt: Any, plugins: Mapping[str, str], open_gpu: OpenGpu) -
 
 
 def creatable(plugins: Mapping[str, str]) -> dict[str, str]:
-    """The version, by name, that this runtime could create of an engine's plugins.
+    """Return the versions, by name, of an engine's plugins that this runtime can create.
 
-    It knows no op: every plugin of its record format is made of the engine's own data.
+    It needs no knowledge of ops: plugins of its record format consist of the engine's own data.
     """
-    known = {}
+    versions = {}
     for name, version in plugins.items():
         if name.startswith(NAME_PREFIX):
             same = version.partition(".")[0] == str(RECORD_FORMAT)
-            known[name] = version if same else f"{RECORD_FORMAT}.*"
-    return known
+            versions[name] = version if same else f"{RECORD_FORMAT}.*"
+    return versions

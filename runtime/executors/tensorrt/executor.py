@@ -1,8 +1,7 @@
-"""Runs an engine's roles on a GPU: feeds go to the device, a role is queued, its outputs return.
+"""Runs an engine's roles on a GPU: copies feeds, queues a role, and returns its outputs.
 
-The pools stay on the device. A role is padded to one of its profiles; a profile of one size is
-recorded as a CUDA graph when it has run once, and replayed from then on, for each place that its
-pools may be at.
+The pools stay on the device. A role is padded to one of its profiles. A profile of one size is
+recorded as a CUDA graph after its first run, and replayed later, for each placement of its pools.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ _ALIGNMENT = 512
 
 
 class RoleSession(Protocol):
-    """What computes a role: an engine, or launches alone."""
+    """The implementation of a role: an engine, or launches only."""
 
     def queue(
         self,
@@ -51,7 +50,7 @@ class RoleSession(Protocol):
         *,
         scalars: Mapping[str, int],
     ) -> None:
-        """Queues the role once, on a stream that runs or one that records.
+        """Queue the role once, on a stream that runs or records.
 
         ``shapes`` are those of the inputs, ``addresses`` those of every tensor, ``scalars`` the
         values of the scalar inputs, by name.
@@ -59,7 +58,7 @@ class RoleSession(Protocol):
         ...
 
     def close(self) -> None:
-        """Gives its memory back."""
+        """Release its memory."""
         ...
 
 
@@ -69,8 +68,8 @@ OpenSession = Callable[[str], RoleSession]
 class TensorRtExecutor:
     """One engine on one GPU. ``weights`` are the addresses of loaded tensors by name.
 
-    ``release_weights`` is called at the end. Raises UnsupportedHereError where the caches or a
-    role's tensors do not fit into memory.
+    ``release_weights`` is called at the end. Raises UnsupportedHereError if the caches or a role's
+    tensors do not fit into memory.
     """
 
     def __init__(
@@ -96,14 +95,15 @@ class TensorRtExecutor:
         self._closing.callback(self._staging.close)
         self._pools = Pools(self._zeros, in_place=facts_of(manifest.backend).pools_in_place)
         self._roles: dict[str, _LoadedRole] = {}
-        # The last outputs of every role: fed on, they are copied where they are.
+        # The last outputs of every role; if they are fed again, they are copied on the device.
         self._returned: dict[str, list[_Returned]] = {}
 
     @property
     def capabilities(self) -> ExecutorCapabilities:
         """Plugins run kernels that are batch-invariant in decoding; TensorRT-RTX's own are not.
 
-        Which rows are decoded the target's profiles say: those whose logits may all be asked for.
+        The target's profiles state which rows are decoded: those of which all logits may be
+        requested.
         """
         plugins = facts_of(self._manifest.backend).launches_kernels
         profiles = self._manifest.roles["target"].profiles
@@ -117,18 +117,18 @@ class TensorRtExecutor:
 
     @property
     def gpu_name(self) -> str:
-        """What the GPU is called."""
+        """The name of the GPU."""
         return self._gpu.facts.name
 
     def prepare(self, roles: Sequence[str]) -> None:
-        """Loads the engines of these roles."""
+        """Load the engines of these roles."""
         self._gpu.use()
         for name in roles:
             if name not in self._roles:
                 self._roles[name] = self._load(name)
 
     def run(self, role: str, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """The outputs of a role. Raises SpecbuildError where no profile holds the feeds."""
+        """Return the outputs of a role. Raises SpecbuildError if no profile fits the feeds."""
         self.prepare([role])
         loaded = self._roles[role]
         description = loaded.role
@@ -144,7 +144,7 @@ class TensorRtExecutor:
         return self._outputs(role, loaded, full, sizes)
 
     def close(self) -> None:
-        """Gives everything back; nothing of the executor may be used after."""
+        """Release everything; the executor must not be used afterwards."""
         self._gpu.use()
         self._gpu.synchronize(self._stream)
         for loaded in self._roles.values():
@@ -176,35 +176,37 @@ class TensorRtExecutor:
         return _LoadedRole(role, self._open_session(name), addresses, frozenset(fed))
 
     def _allocate(self, role: Role, port: Port) -> int:
-        """Memory for a port at its largest size."""
-        most = [
-            port_shape(port, {axis: held.most for axis, held in profile.axes.items()})
+        """Return memory for a port at its largest size."""
+        max_sizes = [
+            port_shape(port, {axis: pending.most for axis, pending in profile.axes.items()})
             for profile in role.profiles
         ]
-        return self._zeros(max(_nbytes(port, shape) for shape in most), f"the tensor {port.name}")
+        return self._zeros(
+            max(_nbytes(port, shape) for shape in max_sizes), f"the tensor {port.name}"
+        )
 
     def _zeros(self, nbytes: int, what: str) -> int:
-        wanted = -(-max(nbytes, 1) // _ALIGNMENT) * _ALIGNMENT
+        aligned = -(-max(nbytes, 1) // _ALIGNMENT) * _ALIGNMENT
         free = self._gpu.free_bytes()
-        if wanted > free:
+        if aligned > free:
             raise UnsupportedHereError(
-                f"{what} takes {wanted / 2**20:.0f} MiB of device memory, {free / 2**20:.0f} are "
+                f"{what} takes {aligned / 2**20:.0f} MiB of device memory, {free / 2**20:.0f} are "
                 "free; build the engine with a smaller --max-seq-len or --max-batch-size"
             )
-        address = self._gpu.allocate(wanted)
+        address = self._gpu.allocate(aligned)
         self._closing.callback(self._gpu.release, address)
-        self._gpu.fill(address, 0, wanted // 4, self._stream)
+        self._gpu.fill(address, 0, aligned // 4, self._stream)
         return address
 
     def _feed(
         self, loaded: _LoadedRole, port: Port, array: np.ndarray, shape: tuple[int, ...]
     ) -> None:
         address = loaded.addresses[port.name]
-        for held in (item for items in self._returned.values() for item in items):
-            same = held.array is array and held.dtype == port.dtype
+        for pending in (item for items in self._returned.values() for item in items):
+            same = pending.array is array and pending.dtype == port.dtype
             if same and array.shape[1:] == shape[1:]:
                 nbytes = array.size * device_type(port).itemsize
-                self._gpu.copy(address, held.address, nbytes, self._stream)
+                self._gpu.copy(address, pending.address, nbytes, self._stream)
                 return
         self._staging.upload(address, to_device(padded(fitted(array, port), port, shape), port))
 
@@ -228,7 +230,8 @@ class TensorRtExecutor:
         try:
             loaded.queue(launch, addresses, self._recording)
         except BaseException:
-            # A stream left recording would take every later launch; the first error says more.
+            # A stream that stays in recording would capture every later launch; the first error is
+            # clearer.
             with contextlib.suppress(SpecbuildError):
                 self._gpu.end_capture(self._recording)
             raise
@@ -243,13 +246,13 @@ class TensorRtExecutor:
             if port.name.endswith(POOL + OUT):
                 continue
             shape = port_shape(port, full)
-            # Whole rows of the first axis: what lies behind those asked for is not read.
+            # Full rows of the first axis: data after the requested ones is not read.
             rows = sizes.get(port.shape[0], shape[0]) if shape else 1
             shape = (rows, *shape[1:])
             address = loaded.addresses[port.name]
             data = self._staging.download(address, _nbytes(port, shape))
-            whole = from_device(data.view(device_type(port)).reshape(shape), port)
-            output = outputs[port.name] = used(whole, port, sizes)
+            array = from_device(data.view(device_type(port)).reshape(shape), port)
+            output = outputs[port.name] = used(array, port, sizes)
             if output.shape[1:] == shape[1:]:
                 output.setflags(write=False)
                 returned.append(_Returned(output, port.dtype, address))
@@ -261,7 +264,7 @@ class TensorRtExecutor:
 
 @dataclass(frozen=True)
 class _Returned:
-    """An output that the host holds, and the device still does."""
+    """An output that host and device both have."""
 
     array: np.ndarray
     dtype: str
@@ -278,7 +281,7 @@ class _Launch:
 
 
 class _LoadedRole:
-    """A role with its session, where its tensors beside pools lie, and what was recorded of it."""
+    """A role with its session, the places of its tensors besides pools, and its recorded graphs."""
 
     def __init__(
         self,
@@ -297,7 +300,7 @@ class _LoadedRole:
         self.graphs: dict[tuple[int, tuple[int, ...]], Handle] = {}
 
     def queue(self, launch: _Launch, addresses: Mapping[str, int], stream: Handle) -> None:
-        """Queues the role once, its tensors at these addresses."""
+        """Queue the role once, its tensors at these addresses."""
         self.session.queue(launch.profile, launch.shapes, addresses, stream, scalars=launch.scalars)
 
 

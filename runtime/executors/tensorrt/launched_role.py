@@ -1,7 +1,7 @@
-"""A role that is a few ops apart: their launches are replayed, with no engine around them. Data.
+"""A role of a few ops, whose launches are replayed without an engine. Pure data.
 
-What chooses, expands, selects, accepts and commits is one kernel or a few; around these TensorRT
-has nothing to compile.
+Sampling, expansion, selection, acceptance and commits are one kernel or a few, so TensorRT would
+have nothing to compile.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from specbuild.runtime.executors.tensorrt.plugin_record import (
 
 @dataclass(frozen=True)
 class RoleCall:
-    """One op: its record's number, and the ports or weights that are its tensors, by name."""
+    """One op: the number of its record, and the ports or weights of its tensors, by name."""
 
     record: int
     tensors: tuple[str, ...]
@@ -46,14 +46,14 @@ class _RoleFile:
 
 
 def launched_role_bytes(role: LaunchedRole) -> bytes:
-    """The role as a file."""
+    """Return the role as a file."""
     fields = [write_fields(record, role.cubins) for record in role.records]
     texts = tuple({name: data.decode() for name, data in each.items()} for each in fields)
     return json.dumps(to_json(_RoleFile(texts, role.calls)), separators=(",", ":")).encode() + b"\n"
 
 
 def read_launched_role(data: bytes, where: str, profiles: int) -> LaunchedRole:
-    """The role in a file. Raises EngineFileError where it is none, or unsound."""
+    """Return the role in a file. Raises EngineFileError if it is invalid."""
     try:
         file = from_json(_RoleFile, json.loads(data), where)
     except (SpecbuildError, ValueError, RecursionError) as error:

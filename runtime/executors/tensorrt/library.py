@@ -1,4 +1,4 @@
-"""The one place of the runtime that imports TensorRT, or TensorRT-RTX in its place."""
+"""The only module of the runtime that imports TensorRT or TensorRT-RTX."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from specbuild.runtime.executors.tensorrt.check import LIBRARIES, library_reason
 
 
 def load(backend: str) -> Any:
-    """The module of a backend, ``tensorrt`` or ``tensorrt-rtx``; both have one interface.
+    """Return the module of a backend, ``tensorrt`` or ``tensorrt-rtx``; the interface is the same.
 
-    Raises UnsupportedHereError where it is missing, too old, or does not load.
+    Raises UnsupportedHereError if it is missing, too old, or does not load.
     """
     reason = library_reason(backend)
     if reason is not None:
@@ -28,7 +28,7 @@ def load(backend: str) -> Any:
 
 
 def new_logger(library: Any, errors: list[str]) -> Any:
-    """A logger that keeps what the library reports as an error."""
+    """Return a logger that stores the errors of the library."""
 
     def log(_self: Any, severity: Any, message: str) -> None:
         if severity in (library.ILogger.INTERNAL_ERROR, library.ILogger.ERROR):
@@ -41,13 +41,14 @@ def new_logger(library: Any, errors: list[str]) -> Any:
 
 
 def new_runtime(library: Any, errors: list[str]) -> Any:
-    """A runtime whose logger appends to ``errors``.
+    """Return a runtime whose logger appends to ``errors``.
 
-    Raises UnsupportedHereError where the library cannot use the GPU, as with too old a driver.
+    Raises UnsupportedHereError if the library cannot use the GPU, for example if the driver is too
+    old.
     """
     runtime = library.Runtime(new_logger(library, errors))
     if errors:
-        # The object holds a null pointer, and its destructor would crash the process.
+        # The object has a null pointer, and its destructor would crash the process.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(runtime))
         raise UnsupportedHereError(
             f"TensorRT {library.__version__} cannot use this GPU ({last_error(errors)}); install a "
@@ -57,5 +58,5 @@ def new_runtime(library: Any, errors: list[str]) -> Any:
 
 
 def last_error(errors: list[str]) -> str:
-    """The last report in one line of at most 300 characters."""
+    """Return the last report in one line of at most 300 characters."""
     return " ".join(errors[-1].split())[:300]

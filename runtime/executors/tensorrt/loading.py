@@ -1,4 +1,4 @@
-"""Opens a TensorRT engine: checked against this machine, then weights and roles are loaded."""
+"""Opens a TensorRT engine: checks it against this machine, then loads weights and roles."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ _RESERVE_BYTES = 256 << 20
 def open_engine(
     directory: Path, manifest: Manifest, here: Device, *, threads: int | None, gpus: Sequence[int]
 ) -> OpenedEngine:
-    """The engine on this machine's first GPU; weights are loaded by a thread for each core.
+    """Return the engine on this machine's first GPU; a thread per core loads the weights.
 
-    A role is deserialised when it first runs. Raises UnsupportedHereError before anything is
-    loaded where it does not run here, EngineFileError where a file is damaged.
+    A role is deserialized at its first run. Raises UnsupportedHereError before anything is loaded
+    if it does not run here, EngineFileError if a file is damaged.
     """
-    del threads, gpus  # the host computes nothing; plugins run on the first GPU
+    del threads, gpus  # The host computes nothing; plugins run on the first GPU.
     reasons = reasons_here(directory, manifest, here)
     if reasons:
         raise UnsupportedHereError(f"{directory} does not run here: {'; '.join(reasons)}")
     library = load(manifest.backend)
-    # TensorRT keeps the creators for the life of the process, and with them the GPU they run on.
+    # TensorRT keeps the creators, and therefore their GPU, for the life of the process.
     register_creators(library, built_by(manifest).plugins, _process_gpu)
     opened = open_gpu()
     try:
@@ -60,7 +60,7 @@ def open_engine(
 def session_opener(
     library: Any, gpu: Gpu, directory: Path, manifest: Manifest
 ) -> Callable[[str], RoleSession]:
-    """What makes a role ready to run. Raises UnsupportedHereError where TensorRT refuses it."""
+    """Return a function that prepares a role; UnsupportedHereError if TensorRT refuses it."""
     errors: list[str] = []
     runtime = new_runtime(library, errors)
 
@@ -72,10 +72,10 @@ def session_opener(
             return LaunchedSession(gpu, read_launched_role(data, where, len(role.profiles)))
         engine = runtime.deserialize_cuda_engine(data)
         if engine is None:
-            told = f" ({last_error(errors)})" if errors else ""
+            report = f" ({last_error(errors)})" if errors else ""
             raise UnsupportedHereError(
-                f"{directory}: TensorRT {library.__version__} refuses {role.file}{told}; build the "
-                "engine again on this machine"
+                f"{directory}: TensorRT {library.__version__} refuses {role.file}{report}; build "
+                "the engine again on this machine"
             )
         return EngineSession(library, gpu, engine, name, errors)
 
@@ -84,14 +84,14 @@ def session_opener(
 
 @dataclass(frozen=True)
 class DeviceWeights:
-    """Tensors on the device, their addresses by name; ``release`` gives their memory back."""
+    """Tensors on the device, their addresses by name; ``release`` releases their memory."""
 
     addresses: Mapping[str, int]
     release: Callable[[], None]
 
 
 def load_weights(gpu: Gpu, directory: Path, manifest: Manifest, *, readers: int) -> DeviceWeights:
-    """The tensors that roles name. Raises UnsupportedHereError where they do not fit."""
+    """Load the tensors that roles name. Raises UnsupportedHereError if they do not fit."""
     names = dict.fromkeys(name for role in manifest.roles.values() for name in role.tensors)
     if not names:
         return DeviceWeights({}, lambda: None)
@@ -118,7 +118,7 @@ def load_weights(gpu: Gpu, directory: Path, manifest: Manifest, *, readers: int)
 def _places(
     names: Iterable[str], spans: Mapping[str, tuple[int, int]]
 ) -> tuple[dict[str, tuple[int, int, int]], int]:
-    """Offset and size in the file, and place on the device, by name; and what all take."""
+    """Return each tensor's offset and size in the file, its place on the device, and the sum."""
     places, total = {}, 0
     for name in names:
         if name not in spans:

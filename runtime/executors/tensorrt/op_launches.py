@@ -1,4 +1,4 @@
-"""Queues the launches of a plugin's op: plain addresses and a stream, nothing of TensorRT."""
+"""Queues the launches of a plugin's op: plain addresses and a stream, without TensorRT."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from specbuild.runtime.executors.cuda.programs import (
 )
 from specbuild.runtime.executors.tensorrt.plugin_record import PluginRecord, workspace_places
 
-# Places that tensors lay in lately: a context has its own, and uses them again and again.
-_MOST_PACKED = 256
+# Recent placements of tensors: each context has its own and reuses them.
+_MAX_PACKED = 256
 _Fill = tuple[int, int]
 
 
 class OpLauncher:
-    """One op on one GPU. Nodes of a graph that carry the same fields share it.
+    """One op on one GPU. Nodes of a graph that have the same fields share it.
 
-    A cubin is loaded when a bucket first wants one of its kernels.
+    A cubin is loaded at the first use of one of its kernels by a bucket.
     """
 
     def __init__(self, gpu: Gpu, record: PluginRecord, cubins: Mapping[str, bytes]) -> None:
@@ -31,7 +31,7 @@ class OpLauncher:
         self._packed: dict[tuple[int, ...], tuple[tuple[_Fill, ...], PackedProgram]] = {}
 
     def prepare(self, bucket: int, tactic: int = 0) -> None:
-        """Loads the kernels, which no graph that is being recorded may do."""
+        """Load the kernels, which is not possible while a graph is recorded."""
         for launch in self.record.buckets[bucket].tactics[tactic].launches:
             self._kernels.function(launch.kernel, launch.shared_bytes, launch.block)
 
@@ -44,15 +44,15 @@ class OpLauncher:
         *,
         tactic: int = 0,
     ) -> None:
-        """Queues the launches, on a stream that runs or one that records.
+        """Queue the launches, on a stream that runs or records.
 
-        ``tensors`` are the addresses of the inputs, then of the outputs; ``workspace`` that of
-        ``record.workspace_bytes`` of scratch memory. Raises SpecbuildError where an output that
-        is written over its input lies elsewhere.
+        ``tensors`` are the addresses of the inputs, then of the outputs; ``workspace`` is that of
+        ``record.workspace_bytes`` of scratch memory. Raises SpecbuildError if an output that
+        aliases its input has another address.
         """
         key = (bucket, tactic, workspace, *tensors)
         if key not in self._packed:
-            if len(self._packed) == _MOST_PACKED:
+            if len(self._packed) == _MAX_PACKED:
                 self._packed.clear()
             self._packed[key] = self._pack(bucket, tactic, tensors, workspace)
         fills, program = self._packed[key]

@@ -1,7 +1,8 @@
-"""One TensorRT plugin for every op: all that it answers and does comes from its fields.
+"""One TensorRT plugin for every op, with a behaviour that its fields define.
 
-``IPluginV3`` with its core, build and runtime capabilities, and the creator. An answer about
-shapes, types, formats or memory is read from the record; ``enqueue`` queues the recorded launches.
+It consists of ``IPluginV3`` with its core, build and runtime capabilities, and the creator. Answers
+about shapes, types, formats or memory are read from the record; ``enqueue`` queues the recorded
+launches.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _TRT_TYPES: Mapping[str, str] = {"bfloat16": "BF16", "float32": "FLOAT", "int32"
 class FieldCollection:
     """Fields in TensorRT's structure, ``value``, which is valid as long as this object.
 
-    TensorRT copies the structure but not what it points to. A list is no substitute for it:
+    TensorRT copies the structure but not the data that it points to. A list cannot replace it:
     pybind11 converts one only inside a call from Python, and TensorRT also calls from elsewhere.
     """
 
@@ -45,7 +46,7 @@ class FieldCollection:
 
 
 class LoadedFields:
-    """The fields of a node as TensorRT keeps them, and what they say; many nodes share one."""
+    """The fields of a node as TensorRT stores them, and their parsed form; many nodes share one."""
 
     def __init__(self, fields: Mapping[str, bytes], open_gpu: OpenGpu) -> None:
         self.record, cubins = read_fields(fields)
@@ -61,14 +62,14 @@ class LoadedFields:
         self._collection: FieldCollection | None = None
 
     def collection(self, trt: Any) -> FieldCollection:
-        """The fields in the structure of a TensorRT module."""
+        """Return the fields in the structure of a TensorRT module."""
         if self._collection is None:
             self._collection = FieldCollection(trt, self.arrays)
         return self._collection
 
     @property
     def launcher(self) -> OpLauncher:
-        """The op on the GPU, which is opened when something first runs."""
+        """The op on the GPU, which is opened at the first run."""
         if self._launcher is None:
             self._launcher = OpLauncher(self._open_gpu(), self.record, self._cubins)
         return self._launcher
@@ -90,7 +91,7 @@ class OpPlugin:
     _trt: Any
 
     def set_up(self, loaded: LoadedFields, bucket: int | None = None, tactic: int = 0) -> None:
-        """Takes its fields, and the bucket and tactic that it is configured for."""
+        """Store its fields, and the bucket and tactic of its configuration."""
         record = loaded.record
         self._loaded = loaded
         self._bucket = bucket
@@ -105,17 +106,17 @@ class OpPlugin:
 
     @property
     def record(self) -> PluginRecord:
-        """What its fields say."""
+        """The parsed fields."""
         return self._loaded.record
 
     # Core.
 
     def get_capability_interface(self, _type: Any) -> OpPlugin:
-        """Itself: one object has all three capabilities."""
+        """Return itself: one object has all three capabilities."""
         return self
 
     def clone(self) -> OpPlugin:
-        """A plugin of the same fields, configured alike."""
+        """Return a plugin with the same fields and configuration."""
         copy = type(self)()
         copy.set_up(self._loaded, self._bucket, self._tactic)
         return copy
@@ -123,13 +124,13 @@ class OpPlugin:
     # Build.
 
     def get_output_data_types(self, _input_types: Sequence[Any]) -> list[Any]:
-        """The element types of the outputs."""
+        """Return the element types of the outputs."""
         return [self._data_type(output.dtype) for output in self.record.outputs]
 
     def get_output_shapes(
         self, inputs: Sequence[Any], _shape_inputs: Sequence[Any], builder: Any
     ) -> list[Any]:
-        """Each axis as a constant, or as the axis of an input."""
+        """Return each axis as a constant, or as the axis of an input."""
         return [
             self._trt.DimsExprs(
                 [
@@ -143,7 +144,7 @@ class OpPlugin:
     def supports_format_combination(
         self, position: int, tensors: Sequence[Any], _num_inputs: int
     ) -> bool:
-        """Packed rows of the declared type, and nothing else."""
+        """Accept packed rows of the declared type only."""
         record = self.record
         spec = record.tensors[position]
         desc = tensors[position].desc
@@ -151,40 +152,40 @@ class OpPlugin:
         return bool(linear and desc.type == self._data_type(spec.dtype))
 
     def configure_plugin(self, inputs: Sequence[Any], _outputs: Sequence[Any]) -> None:
-        """Chooses the bucket of a profile: its largest shapes.
+        """Choose the bucket of a profile by its largest shapes.
 
-        None where these are no profile's, as before one is considered; to run it is asked again.
+        It is None if these are no profile's, as before one is considered; a run chooses again.
         """
         self._bucket = self._loaded.buckets.get(tuple(tuple(tensor.max) for tensor in inputs))
 
     def get_workspace_size(self, _inputs: Sequence[Any], _outputs: Sequence[Any]) -> int:
-        """What the largest bucket takes."""
+        """Return the scratch memory of the largest bucket."""
         return self.record.workspace_bytes
 
     def get_valid_tactics(self) -> list[int]:
-        """1 to the number of candidates; none where there is no choice."""
+        """Return 1 to the number of candidates; none without a choice."""
         if self._bucket is None:
             return []
         count = len(self.record.buckets[self._bucket].tactics)
         return list(range(1, count + 1)) if count > 1 else []
 
     def get_aliased_input(self, output: int) -> int:
-        """The input that an output is written over; -1 for none."""
+        """Return the input that an output aliases; -1 for none."""
         alias = self.record.outputs[output].alias
         return -1 if alias is None else alias
 
     # Runtime.
 
     def attach_to_context(self, _resources: Any) -> OpPlugin:
-        """A plugin for one execution context."""
+        """Return a plugin for one execution context."""
         return self.clone()
 
     def set_tactic(self, tactic: int) -> None:
-        """0 is the first candidate, as 1 is."""
+        """Set the tactic; 0 is the first candidate, as 1 is."""
         self._tactic = max(tactic, 1) - 1
 
     def on_shape_change(self, inputs: Sequence[Any], _outputs: Sequence[Any]) -> None:
-        """Finds the bucket of the shapes to come. Raises SpecbuildError where there is none."""
+        """Choose the bucket of the next shapes. Raises SpecbuildError if there is none."""
         shapes = tuple(tuple(tensor.dims) for tensor in inputs)
         if shapes not in self._loaded.buckets:
             raise SpecbuildError(
@@ -202,7 +203,7 @@ class OpPlugin:
         workspace: int,
         stream: int,
     ) -> None:
-        """Queues the launches."""
+        """Queue the launches."""
         self.on_shape_change(input_descriptions, ())
         assert self._bucket is not None
         tactic = self._tactic
@@ -212,7 +213,7 @@ class OpPlugin:
         )
 
     def get_fields_to_serialize(self) -> Any:
-        """The fields that it was made from."""
+        """Return its fields."""
         return self._loaded.collection(self._trt).value
 
     def _data_type(self, dtype: str) -> Any:
@@ -220,7 +221,7 @@ class OpPlugin:
 
 
 class OpCreator:
-    """Makes plugins of one name and version from their fields."""
+    """Creates plugins of one name and version from their fields."""
 
     name: str
     plugin_version: str
@@ -229,7 +230,7 @@ class OpCreator:
     _trt: Any
 
     def set_up(self, name: str, version: str, open_gpu: OpenGpu) -> None:
-        """What it is registered under, and the GPU that its plugins run on."""
+        """Store its registered name and version, and the GPU of its plugins."""
         self.name = name
         self.plugin_version = version
         self.plugin_namespace = NAMESPACE
@@ -240,7 +241,7 @@ class OpCreator:
         self._loaded: dict[str, LoadedFields] = {}
 
     def create_plugin(self, node: str, collection: Any, _phase: Any) -> OpPlugin:
-        """The plugin of a node. Raises EngineFileError where the fields are none of this op."""
+        """Return the plugin of a node. Raises EngineFileError if the fields are not of this op."""
         fields = {field.name: bytes(np.asarray(field.data).data) for field in collection}
         digest = _digest(fields)
         if digest not in self._loaded:
@@ -259,7 +260,7 @@ class OpCreator:
 
 @cache
 def plugin_classes(trt: Any) -> tuple[Any, Any]:
-    """The plugin and the creator as classes of a TensorRT module."""
+    """Return the plugin and the creator as classes of a TensorRT module."""
     interfaces = (
         trt.IPluginV3,
         trt.IPluginV3OneCore,

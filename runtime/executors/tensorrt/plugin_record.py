@@ -1,6 +1,6 @@
-"""What a plugin node carries: the launches of one op, and their machine code. Pure data.
+"""The data of a plugin node: the launches of one op, and their machine code.
 
-A record becomes two text fields, which a network, an ONNX node and a serialised engine hold alike.
+A record becomes two text fields, which a network, an ONNX node and a serialized engine all store.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ DESCRIPTION, CUBINS = "description", "cubins"
 FIELD_NAMES = (DESCRIPTION, CUBINS)
 WORKSPACE_ALIGNMENT = 256
 
-# TensorRT has no plugin tensors of bytes: stored bytes travel as a row of 32-bit words.
+# TensorRT has no plugin tensors of bytes: stored bytes are passed as a row of 32-bit words.
 _WIRE: Mapping[str, str] = {"uint8": "int32"}
 Shape = tuple[int, ...]
 
@@ -47,11 +47,11 @@ class PluginInput:
 
 @dataclass(frozen=True)
 class PluginOutput:
-    """A present output. An axis is ``(size,)``, or ``(input, axis)`` whose size it has.
+    """A present output. An axis is ``(size,)``, or ``(input, axis)`` with an equal size.
 
-    There are no ``axes`` where no network asks for them: each bucket has its own shape.
+    There are no ``axes`` if no network needs them: each bucket has its own shape.
 
-    ``alias`` is the input that it is written over; None where it has memory of its own.
+    ``alias`` is the input that it overwrites; None if it has its own memory.
     """
 
     name: str
@@ -70,7 +70,7 @@ class PluginWorkspace:
 
 @dataclass(frozen=True)
 class PluginTactic:
-    """The launches in order. The first one waits for all that was queued before.
+    """The launches in order. The first one waits for all previously queued work.
 
     A pointer argument names a buffer: the inputs, then the outputs, then the workspaces.
     """
@@ -81,7 +81,7 @@ class PluginTactic:
 
 @dataclass(frozen=True)
 class PluginBucket:
-    """Shapes of the inputs and outputs, and the ways to compute the op for these."""
+    """Shapes of the inputs and outputs, and the tactics for these."""
 
     inputs: tuple[tuple[int, ...], ...]
     outputs: tuple[tuple[int, ...], ...]
@@ -90,9 +90,9 @@ class PluginBucket:
 
 @dataclass(frozen=True)
 class PluginRecord:
-    """One op at every size that an engine runs it, compiled for one architecture.
+    """One op at every size of an engine, compiled for one architecture.
 
-    A kernel's ``cubin`` is its key among the cubins that travel with the record.
+    A kernel's ``cubin`` is its key among the cubins stored with the record.
     """
 
     format: int
@@ -121,13 +121,13 @@ class PluginRecord:
 
     @property
     def workspace_bytes(self) -> int:
-        """What the largest tactic takes."""
+        """The scratch memory of the largest tactic."""
         tactics = (tactic for bucket in self.buckets for tactic in bucket.tactics)
         return max((workspace_places(tactic.workspaces)[-1] for tactic in tactics), default=0)
 
 
 def workspace_places(workspaces: Sequence[PluginWorkspace]) -> list[int]:
-    """Where each workspace begins in the scratch memory, and last the bytes that all take."""
+    """Return the offset of each workspace in the scratch memory, and then the total bytes."""
     places = [0]
     for workspace in workspaces:
         aligned = -(-workspace.bytes // WORKSPACE_ALIGNMENT) * WORKSPACE_ALIGNMENT
@@ -136,17 +136,17 @@ def workspace_places(workspaces: Sequence[PluginWorkspace]) -> list[int]:
 
 
 def wire_dtype(dtype: str) -> str:
-    """The element type under which TensorRT sees a tensor."""
+    """Return the element type under which TensorRT sees a tensor."""
     return _WIRE.get(dtype, dtype)
 
 
 def wire_shape(dtype: str, shape: Sequence[int]) -> Shape:
-    """The shape under which TensorRT sees a tensor; SpecbuildError for bytes that fill no words."""
+    """Return a tensor's shape in TensorRT; SpecbuildError if its bytes do not fill words."""
     if dtype not in _WIRE:
         return tuple(shape)
     nbytes = math.prod(shape) * ITEM_BYTES[dtype]
-    words, left = divmod(nbytes, ITEM_BYTES[_WIRE[dtype]])
-    if left:
+    words, remainder = divmod(nbytes, ITEM_BYTES[_WIRE[dtype]])
+    if remainder:
         raise SpecbuildError(
             f"a plugin's tensor of {nbytes} bytes, shape {tuple(shape)}, is no whole number of "
             "32-bit words; build with --backend cuda"
@@ -157,12 +157,12 @@ def wire_shape(dtype: str, shape: Sequence[int]) -> Shape:
 def wire_shapes(
     tensors: Sequence[PluginInput], shapes: Sequence[Sequence[int]]
 ) -> tuple[Shape, ...]:
-    """The same for all inputs."""
+    """Return the shapes of all inputs."""
     return tuple(wire_shape(t.dtype, shape) for t, shape in zip(tensors, shapes, strict=True))
 
 
 def write_fields(record: PluginRecord, cubins: Mapping[str, bytes]) -> dict[str, bytes]:
-    """The record as text fields by name: what a node of a network holds."""
+    """Return the record as text fields by name, for a node of a network."""
     description = json.dumps(to_json(record), separators=(",", ":")).encode()
     names = dict.fromkeys(kernel.cubin for kernel in record.kernels)
     packed = {name: base64.b85encode(zlib.compress(cubins[name], 9)).decode() for name in names}
@@ -170,16 +170,16 @@ def write_fields(record: PluginRecord, cubins: Mapping[str, bytes]) -> dict[str,
 
 
 def read_fields(fields: Mapping[str, bytes]) -> tuple[PluginRecord, dict[str, bytes]]:
-    """The record and its cubins. Raises EngineFileError where they are none, or unsound."""
+    """Return the record and its cubins. Raises EngineFileError if they are invalid."""
     missing = [name for name in FIELD_NAMES if name not in fields]
     if missing:
         raise EngineFileError(f"a plugin node lacks the fields {missing}; build the engine again")
     try:
         description = json.loads(_text(fields[DESCRIPTION]))
-        found = description.get("format") if isinstance(description, dict) else None
-        if found != RECORD_FORMAT:
+        form = description.get("format") if isinstance(description, dict) else None
+        if form != RECORD_FORMAT:
             raise EngineFileError(
-                f"a plugin node has format {found!r}, this specbuild reads {RECORD_FORMAT}; build "
+                f"a plugin node has format {form!r}, this specbuild reads {RECORD_FORMAT}; build "
                 "the engine again with this version"
             )
         record = from_json(PluginRecord, description, "plugin")
@@ -202,12 +202,12 @@ def read_fields(fields: Mapping[str, bytes]) -> tuple[PluginRecord, dict[str, by
 
 
 def _text(data: bytes) -> bytes:
-    """A field as it was written: a parser may have added the zero that ends a C string."""
+    """Return a field as written: a parser may have added the zero that ends a C string."""
     return data.rstrip(b"\0")
 
 
 def _problems(record: PluginRecord, cubins: Mapping[str, bytes]) -> Iterator[str]:
-    """What would reach foreign memory or fail half-way."""
+    """Check for values that would access foreign memory or fail during a launch."""
     dtypes = {tensor.dtype for tensor in record.tensors}
     if not dtypes <= set(ITEM_BYTES):
         yield f"element types {sorted(dtypes - set(ITEM_BYTES))}"

@@ -1,4 +1,4 @@
-"""What computes a role: a TensorRT engine with a context for each profile, or launches alone."""
+"""The implementations of a role: a TensorRT engine with a context per profile, or launches only."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 
 class LaunchedSession:
-    """Replays the launches of a role that has no engine."""
+    """Replays the launches of a role without an engine."""
 
     def __init__(self, gpu: Gpu, role: LaunchedRole) -> None:
         self._gpu = gpu
         self._role = role
         self._launchers = [OpLauncher(gpu, record, role.cubins) for record in role.records]
-        wanted = max((record.workspace_bytes for record in role.records), default=0)
-        self._workspace = gpu.allocate(max(wanted, 512))
+        scratch_bytes = max((record.workspace_bytes for record in role.records), default=0)
+        self._workspace = gpu.allocate(max(scratch_bytes, 512))
 
     def queue(
         self,
@@ -35,19 +35,19 @@ class LaunchedSession:
         *,
         scalars: Mapping[str, int],
     ) -> None:
-        """Queues every call; bucket i of a record is for profile i."""
+        """Queue every call; bucket i of a record is for profile i."""
         del shapes, scalars  # the profile says them
         for call in self._role.calls:
             tensors = [addresses[name] for name in call.tensors]
             self._launchers[call.record].enqueue(profile, tensors, self._workspace, stream)
 
     def close(self) -> None:
-        """Gives the scratch memory back."""
+        """Release the scratch memory."""
         self._gpu.release(self._workspace)
 
 
 class EngineSession:
-    """A deserialised engine. Contexts run one after another, so they share their scratch memory."""
+    """A deserialized engine. Contexts run one after another, so they share scratch memory."""
 
     def __init__(self, trt: Any, gpu: Gpu, engine: Any, role: str, errors: list[str]) -> None:
         self._trt = trt
@@ -62,8 +62,8 @@ class EngineSession:
         inputs = trt.TensorIOMode.INPUT
         self._inputs = [name for name in names if engine.get_tensor_mode(name) == inputs]
         self._names = names
-        told = {name: engine.get_aliased_input_tensor(name) for name in names}
-        self._aliases = {name: source for name, source in told.items() if source}
+        aliases = {name: engine.get_aliased_input_tensor(name) for name in names}
+        self._aliases = {name: source for name, source in aliases.items() if source}
         host = trt.TensorLocation.HOST
         self._on_host = {
             name: np.zeros((), np.int32)
@@ -80,7 +80,7 @@ class EngineSession:
         *,
         scalars: Mapping[str, int],
     ) -> None:
-        """Queues the engine at these shapes."""
+        """Queue the engine at these shapes."""
         context = self._context(profile, stream)
         for name in self._inputs:
             if name in shapes and not context.set_input_shape(name, shapes[name]):
@@ -99,7 +99,7 @@ class EngineSession:
             raise self._refusal("the launch")
 
     def _require_alias(self, name: str, addresses: Mapping[str, int]) -> None:
-        """What the engine writes over an input must lie where that does."""
+        """Check that an output which overwrites an input has its address."""
         source = self._aliases.get(name)
         if source is not None and addresses.get(source) != addresses[name]:
             raise EngineFileError(
@@ -108,20 +108,22 @@ class EngineSession:
             )
 
     def _place(self, name: str, address: int, scalars: Mapping[str, int]) -> int:
-        """Where TensorRT finds a tensor: a value that shapes follow from is read on the host."""
+        """Return TensorRT's address of a tensor: a value that determines shapes is read on the
+        host.
+        """
         if name not in scalars or name not in self._on_host:
             return address
         self._on_host[name][...] = scalars[name]
         return self._on_host[name].ctypes.data
 
     def close(self) -> None:
-        """Gives the contexts and their scratch memory back."""
+        """Release the contexts and their scratch memory."""
         self._contexts.clear()
         self._engine = None
         self._gpu.release(self._scratch)
 
     def _context(self, profile: int, stream: Handle) -> Any:
-        """The context of a profile; the first call of one must not be recorded."""
+        """Return the context of a profile; its first call must not be recorded."""
         if profile not in self._contexts:
             strategy = self._trt.ExecutionContextAllocationStrategy.USER_MANAGED
             context = self._engine.create_execution_context(strategy)
@@ -135,7 +137,7 @@ class EngineSession:
         return self._contexts[profile]
 
     def _refusal(self, what: str) -> SpecbuildError:
-        told = f" ({last_error(self._errors)})" if self._errors else ""
+        aliases = f" ({last_error(self._errors)})" if self._errors else ""
         return UnsupportedHereError(
-            f"TensorRT refuses {what} of role {self._role}{told}; build the engine again"
+            f"TensorRT refuses {what} of role {self._role}{aliases}; build the engine again"
         )
