@@ -82,7 +82,7 @@ class RuntimeSettings:
     - ``publish_generated_pages``: also cache pages of generated tokens. Decoding may round them
       differently than prefill does.
     - ``state_snapshot_memory``: bytes of host memory for snapshots of recurrent states, without
-      which prompts of such a model reuse no pages. None is 0 on the CPU.
+      which prompts of such a model reuse no pages. None is 4 GiB on CUDA and 0 on the CPU.
     - ``state_snapshot_interval``: a snapshot is taken at multiples of so many tokens, itself a
       multiple of 64, and near the end of each prompt.
 

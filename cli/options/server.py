@@ -163,7 +163,7 @@ class PrefixOptions(OptionGroup):
             "Host memory for snapshots of recurrent states, for example 2GiB.",
             "SIZE",
             least=0,
-            shown="0 on the CPU",
+            shown="4 GiB on CUDA, 0 on the CPU",
             typed=str,
             read=memory_size,
         ),

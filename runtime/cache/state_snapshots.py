@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import lcm
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -22,6 +23,44 @@ from specbuild.runtime.engine_dir.manifest import StateGroup
 
 # Returns the pools of a group by name, each [slots, …], as views of the executor's memory.
 StatePools = Callable[[], Mapping[str, np.ndarray]]
+
+
+class StateCopies(Protocol):
+    """Copies the states of a group's slots to host memory and back, in the order of the calls.
+
+    Launches that are queued before a call come before it, and those that are queued later after it.
+    """
+
+    def save(self, slot: int) -> Any:
+        """Return a copy of a slot."""
+        ...
+
+    def restore(self, saved: Any, slot: int) -> None:
+        """Overwrite a slot with a copy."""
+        ...
+
+    def discard(self, saved: Any) -> None:
+        """Free the memory of a copy."""
+        ...
+
+
+class HostStateCopies:
+    """See :class:`StateCopies`; of pools in host memory, whose launches have ended."""
+
+    def __init__(self, pools: StatePools) -> None:
+        self._pools = pools
+
+    def save(self, slot: int) -> dict[str, np.ndarray]:
+        """See :class:`StateCopies`."""
+        return {name: pool[slot].copy() for name, pool in self._pools().items()}
+
+    def restore(self, saved: Mapping[str, np.ndarray], slot: int) -> None:
+        """See :class:`StateCopies`."""
+        for name, pool in self._pools().items():
+            pool[slot] = saved[name]
+
+    def discard(self, saved: Mapping[str, np.ndarray]) -> None:
+        """See :class:`StateCopies`; the last reference to a copy frees it."""
 
 
 @dataclass
@@ -43,7 +82,7 @@ class StateSnapshots:
     def __init__(
         self,
         group: StateGroup,
-        pools: StatePools,
+        copies: StateCopies,
         *,
         capacity: int,
         interval: int,
@@ -54,8 +93,8 @@ class StateSnapshots:
         self.page_size = page_size
         self._step = lcm(SNAPSHOT_STEP, page_size)
         self._interval = lcm(interval, page_size)
-        self._pools = pools
-        self._copies: dict[int, dict[str, np.ndarray]] = {}
+        self._copies = copies
+        self._saved: dict[int, Any] = {}
         self._statistics = SnapshotStatistics()
 
     def attach(self, tree: PrefixTree, allocator: int, statistics: SnapshotStatistics) -> None:
@@ -73,26 +112,25 @@ class StateSnapshots:
             return prompt_tokens
         return min((length // self._interval + 1) * self._interval, last)
 
-    def capture(self, holder: StateSlot, length: int, prompt_tokens: int) -> None:
+    def capture(self, pages: Mapping[str, SequencePages], length: int, prompt_tokens: int) -> None:
         """Copy the state after ``length`` tokens of a prompt, if one is due there.
 
-        The sequence holds the copy until it publishes its pages.
+        The sequence with these ``pages`` holds the copy until it publishes them.
         """
         last = (prompt_tokens - 1) // self._step * self._step
         if not 0 < length <= last or (length != last and length % self._interval):
             return
+        holder = self._slot_of(pages)
         number = self.pool.allocate(holder.owner)
-        self._copies[number] = {
-            name: pool[holder.slot].copy() for name, pool in self._pools().items()
-        }
+        self._saved[number] = self._copies.save(holder.slot)
         holder.captured = (length // self.page_size, number)
 
-    def restore(self, holder: StateSlot) -> None:
+    def restore(self, pages: Mapping[str, SequencePages]) -> None:
         """Give a sequence the state of the snapshot with which it was admitted, if any."""
+        holder = self._slot_of(pages)
         if holder.snapshot is None:
             return
-        for name, pool in self._pools().items():
-            pool[holder.slot] = self._copies[holder.snapshot][name]
+        self._copies.restore(self._saved[holder.snapshot], holder.slot)
         holder.source, holder.snapshot = holder.slot, None
 
     def place(self, spans: Sequence[Span], holder: SequencePages) -> None:
@@ -111,12 +149,12 @@ class StateSnapshots:
         self.pool.release([number], holder.owner)
         self._statistics.state_snapshots += len(placed)
         if not len(placed):
-            del self._copies[number]
+            self._copies.discard(self._saved.pop(number))
 
     def forget_evicted(self, number: int) -> None:
         """Remove an evicted snapshot from the tree, and free its memory."""
         self._tree.remove(self._allocator, number)
-        del self._copies[number]
+        self._copies.discard(self._saved.pop(number))
         self._statistics.evicted_snapshots += 1
 
     def discard_after(self, entry: PrefixEntry, index: int) -> None:
@@ -124,3 +162,8 @@ class StateSnapshots:
         number = entry.pages.item(self._allocator, index - entry.first)
         if number:
             self.pool.discard(number)
+
+    def _slot_of(self, pages: Mapping[str, SequencePages]) -> StateSlot:
+        holder = pages[self.group.name]
+        assert isinstance(holder, StateSlot)
+        return holder

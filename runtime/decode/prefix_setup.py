@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 from specbuild.runtime.cache.pages import KvPools
 from specbuild.runtime.cache.prefix import PrefixCache
 from specbuild.runtime.cache.state_snapshots import StateSnapshots
-from specbuild.runtime.engine_dir.cache_groups import slot_bytes
+from specbuild.runtime.engine_dir.cache_groups import (
+    DEFAULT_SNAPSHOT_MEMORY,
+    SNAPSHOT_STEP,
+    slot_bytes,
+)
 from specbuild.runtime.engine_dir.manifest import Manifest
 from specbuild.runtime.errors import UnsupportedHereError
-from specbuild.runtime.executors.executor import DeviceExecutor, Executor, HostStates
+from specbuild.runtime.executors.executor import DeviceExecutor, Executor, SavesStates
 from specbuild.runtime.settings import RuntimeSettings
 
 
@@ -62,15 +64,20 @@ def _snapshots(
     manifest: Manifest, settings: RuntimeSettings, executor: Executor | DeviceExecutor
 ) -> StateSnapshots | None:
     """The store of snapshots; None without recurrent states or without memory for one of them."""
-    memory = settings.state_snapshot_memory or 0
+    memory = settings.state_snapshot_memory
+    if memory is None:
+        memory = DEFAULT_SNAPSHOT_MEMORY if executor.capabilities.device_step else 0
+    paged = manifest.cache_groups[0]
+    # Each is after pages of its own that are in the cache.
+    most = paged.pages * paged.page_size // SNAPSHOT_STEP
     for group in manifest.state_groups:
-        capacity = memory // slot_bytes(group)
-        if capacity and isinstance(executor, HostStates):
+        capacity = min(memory // slot_bytes(group), most)
+        if capacity and isinstance(executor, SavesStates):
             return StateSnapshots(
                 group,
-                partial(executor.state_pools, group.name),
+                executor.state_copies(group, manifest.limits, capacity=capacity),
                 capacity=capacity,
                 interval=settings.state_snapshot_interval,
-                page_size=manifest.cache_groups[0].page_size,
+                page_size=paged.page_size,
             )
     return None

@@ -21,6 +21,8 @@ FULL_GROUP = "full"
 # prompts in chunks can stop there without changing a bit.
 SNAPSHOT_STEP = 64
 DEFAULT_SNAPSHOT_INTERVAL = 2048
+# Bytes of page-locked memory for them, where states are on a GPU.
+DEFAULT_SNAPSHOT_MEMORY = 4 << 30
 # Full-attention layers that cache latents.
 LATENT_GROUP = "latent"
 # The bytes of each element type of caches.

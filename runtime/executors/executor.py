@@ -8,6 +8,8 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
+from specbuild.runtime.cache.state_snapshots import StateCopies
+from specbuild.runtime.engine_dir.manifest import Limits, StateGroup
 from specbuild.runtime.engine_dir.plan import Plan, Port, ProgramEntry
 
 
@@ -54,11 +56,14 @@ class Executor(Protocol):
 
 
 @runtime_checkable
-class HostStates(Protocol):
-    """An executor whose recurrent states the host can copy."""
+class SavesStates(Protocol):
+    """An executor whose recurrent states can be copied to host memory."""
 
-    def state_pools(self, group: str) -> Mapping[str, np.ndarray]:
-        """Return the pools of a state group by name, each [slots, …], as views of their memory."""
+    def state_copies(self, group: StateGroup, limits: Limits, *, capacity: int) -> StateCopies:
+        """Allocate memory for ``capacity`` copies of a slot of this group of an engine.
+
+        Raises UnsupportedHereError where the host has less memory.
+        """
         ...
 
 

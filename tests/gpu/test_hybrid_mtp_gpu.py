@@ -1,4 +1,4 @@
-"""Models with recurrent states on a GPU: their MTP layer as a draft, and preemption."""
+"""Models with recurrent states on a GPU: their MTP layer, preemption, and snapshots."""
 
 from __future__ import annotations
 
@@ -65,6 +65,14 @@ def on_demand(directory: Path) -> Iterator[Engine]:
         yield engine
 
 
+@pytest.fixture(scope="module")
+def caching(directory: Path) -> Iterator[Engine]:
+    """Prompts resume at snapshots."""
+    settings = RuntimeSettings(prefix_caching="on", state_snapshot_interval=64)
+    with on_gpu(directory, settings) as engine:
+        yield engine
+
+
 def plain(engine: Engine) -> list[tuple[object, ...]]:
     """Of each request alone, without a draft: what it gives."""
     prompts, params = random_prompts(VOCAB, LENGTHS), every_other_sampled(len(LENGTHS), TOKENS)
@@ -90,6 +98,24 @@ def test_preemption_changes_no_bit(
     found = records(on_demand, prompts, params, shape)
     assert sum(record.stats.preemptions for record in found) > 0
     assert outputs(found) == plain(engine)
+
+
+@pytest.mark.parametrize("shape", [None, CHAIN, TREE], ids=["none", "chain", "tree"])
+def test_a_prompt_that_resumes_at_a_snapshot_has_the_bits_of_a_cold_run(
+    engine: Engine, caching: Engine, shape: DraftShape | None
+) -> None:
+    """Hits at 64, 128 and 192 tokens, with other requests in between."""
+    lengths = (65, 130, 230)
+    prompts, params = random_prompts(VOCAB, lengths), every_other_sampled(len(lengths), 60)
+    others = random_prompts(VOCAB, (20, 30))
+    cold = outputs(records(engine, prompts, params, shape))
+    for turn in range(2):
+        for length, prompt, asked, expected in zip(lengths, prompts, params, cold, strict=True):
+            (found,) = records(caching, [prompt], [asked], shape)
+            assert outputs([found]) == [expected]
+            if turn:
+                assert found.stats.cached_tokens == (length - 1) // 64 * 64
+            records(caching, others, every_other_sampled(len(others), 20), CHAIN)
 
 
 @pytest.mark.slow

@@ -122,6 +122,7 @@ class DeviceDecoder(Decoder):
             self._programs,
             drafts=policy.max_depth > 0,
             proposals=self._device_proposals(setting),
+            snapshots=None if self._prefixes is None else self._prefixes.snapshots,
         )
         # If a policy can choose between shapes, the limit is that of steps without a draft.
         shape = self._fixed_shape(setting)

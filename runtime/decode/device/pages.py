@@ -8,6 +8,7 @@ step's number of tokens is known when it is received. Its pages are published th
 from __future__ import annotations
 
 from specbuild.runtime.cache.sequence_pages import AheadPages
+from specbuild.runtime.cache.state_snapshots import StateSnapshots
 from specbuild.runtime.decode.device.rows import DeviceRows
 from specbuild.runtime.engine_dir.cache_groups import allocators, tree_slots
 from specbuild.runtime.engine_dir.drafters.registry import DRAFT_GROUPS
@@ -16,10 +17,16 @@ from specbuild.runtime.request import SequenceState
 
 
 class DevicePages:
-    """Allocates, publishes and frees pages around each launch, and writes the page tables."""
+    """Allocates, publishes and frees pages around each launch, and writes the page tables.
 
-    def __init__(self, rows: DeviceRows, manifest: Manifest) -> None:
+    ``snapshots`` are those of recurrent states, whose copies are queued on the same stream.
+    """
+
+    def __init__(
+        self, rows: DeviceRows, manifest: Manifest, snapshots: StateSnapshots | None = None
+    ) -> None:
         self._rows = rows
+        self._snapshots = snapshots
         self._shared = allocators(manifest.cache_groups)
         self._windows = [group.name for group in manifest.cache_groups if group.window]
         limits, specpv = manifest.limits, manifest.specpv
@@ -35,6 +42,12 @@ class DevicePages:
         self._max_reverified = 0 if specpv is None else specpv.n_spec_tokens_buf
         self._max_pending = limits.draft_depth + 1
 
+    def admit(self, sequence: SequenceState) -> None:
+        """Give a sequence the next row, and the state of its snapshot if it has one."""
+        self._rows.admit(sequence)
+        if self._snapshots is not None:
+            self._snapshots.restore(sequence.pages)
+
     def before_prefill(self, sequence: SequenceState, end: int) -> None:
         """Allocate pages for a prefill launch up to position ``end``."""
         for name in self._shared:
@@ -44,7 +57,11 @@ class DevicePages:
             self._ensure_pages(sequence, name, max_slots if allocates_all else end)
 
     def after_prefill(self, sequence: SequenceState) -> None:
-        """Publish the pages of a queued prefill launch."""
+        """Publish the pages of a queued prefill launch, and the state after it if one is due."""
+        if self._snapshots is not None and sequence.prefix is not None:
+            self._snapshots.capture(
+                sequence.pages, sequence.length, len(sequence.request.prompt_ids)
+            )
         self._publish(sequence, pending=0)
         self._free_unused(sequence)
 

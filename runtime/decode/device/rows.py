@@ -102,7 +102,10 @@ class DeviceRows:
             holder = sequence.pages[STATE_GROUP]
             assert isinstance(holder, StateSlot)
             # Entry s − 1 of the pools is slot s: the empty one has no memory on a device.
-            self._executor.fill(STATES[0], holder.slot - 1, row=self.row_of(sequence))
+            row = self.row_of(sequence)
+            self._executor.fill(STATES[0], holder.slot - 1, row=row)
+            # A state that is restored from a snapshot is complete.
+            self._executor.fill(STATES[2], 0, row=row)
 
     def write_tables(self, sequence: SequenceState, groups: Sequence[str]) -> None:
         """Write a sequence's pages of these groups into its row."""

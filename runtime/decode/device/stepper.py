@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Sequence
 from time import perf_counter
 
+from specbuild.runtime.cache.state_snapshots import StateSnapshots
 from specbuild.runtime.decode.device.flights import (
     PromptsInFlight,
     StepInFlight,
@@ -45,7 +46,7 @@ from specbuild.runtime.request import SequenceState
 class DeviceStepper:
     """Runs an engine's programs, which keep the state of their sequences on the device.
 
-    ``drafts``: steps may have a draft. ``proposals``: host chains that may replace such a draft.
+    ``drafts``: steps may have a draft, or one of ``proposals``. ``snapshots``: see DevicePages.
     """
 
     max_in_flight = 2
@@ -58,6 +59,7 @@ class DeviceStepper:
         *,
         drafts: bool,
         proposals: DeviceProposals | None = None,
+        snapshots: StateSnapshots | None = None,
     ) -> None:
         self._executor = executor
         self._proposals = proposals
@@ -65,16 +67,15 @@ class DeviceStepper:
         self._programs = programs
         self._groups = tuple(group.name for group in manifest.cache_groups)
         self._rows = DeviceRows(executor, self._groups)
-        self._pages = DevicePages(self._rows, manifest)
+        self._pages = DevicePages(self._rows, manifest, snapshots)
         self._processors = LogitProcessorRows(executor, manifest.target.eos_token_ids)
-        # With a draft model, the draft ingests the tokens of masked steps too.
-        has_draft = drafts and self._rows.has_draft
         # Ordinary steps apply logit processors, and mask the roots of sequences.
         self._shares_steps = manifest.drafted_logit_processors
         self._checks = GuideChecks(
             self._rows,
             self._processors,
-            has_draft=has_draft,
+            # With a draft model, the draft ingests the tokens of masked steps too.
+            has_draft=drafts and self._rows.has_draft,
             shares_steps=self._shares_steps,
             extends=programs.processor_steps_extend,
         )
@@ -88,8 +89,7 @@ class DeviceStepper:
         self._new_tokens: list[NewTokens] = []
         self._received_step: StepInFlight | None = None
         self._next_step = 0
-        self._timer = StepTimer()
-        self._warm: set[str] = set()
+        self._timer, self._warm = StepTimer(), set[str]()
         pending = executor.port(PENDING[1])
         # Capacity of the draft's buffer of pending tokens, and an upper bound of the tokens in it.
         self._max_pending = 0 if pending is None or not drafts else pending.shape[1]
@@ -108,7 +108,7 @@ class DeviceStepper:
 
     def admit(self, sequence: SequenceState) -> None:
         """Give a sequence the next row."""
-        self._rows.admit(sequence)
+        self._pages.admit(sequence)
         self._checks.admit(sequence)
         needs_masks = sequence.request.params.is_guided or not self._shares_steps
         is_separate = needs_masks and sequence not in self._checks
@@ -325,11 +325,11 @@ class DeviceStepper:
             return LaunchResult(self._new_tokens)
         if ahead.proposal_lengths is not None and self._proposals is not None:
             self._proposals.record(verified)
-        accepted_drafts = [new.accepted for new in self._new_tokens]
+        drafts = [new.accepted for new in self._new_tokens]
         sampled = [n.sequence.request.params.sampling.temperature > 0 for n in self._new_tokens]
         indices = [new.sequence.index for new in self._new_tokens]
         context, chosen = flight.step_context, flight.chosen
-        outcome = StepOutcome(context, chosen, depths, accepted_drafts, step_s, sampled, indices)
+        outcome = StepOutcome(context, chosen, depths, drafts, step_s, sampled, indices)
         return LaunchResult(self._new_tokens, outcome)
 
     def _count_kept(

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from specbuild.runtime.cache.row_placement import RowLayout, SlotCounter, cache_feeds, groups_of
-from specbuild.runtime.cache.state_paths import StateSlot, path_feeds, replayed_inputs
+from specbuild.runtime.cache.state_paths import path_feeds, replayed_inputs
 from specbuild.runtime.cache.state_snapshots import StateSnapshots
 from specbuild.runtime.decode.host.row_samples import RowSampler, SampledRows
 from specbuild.runtime.draft.tree import DraftTrees
@@ -49,7 +49,7 @@ class TargetPasses:
     def admit(self, sequence: SequenceState) -> None:
         """Add a sequence that will be prefilled, from its snapshot if it has one."""
         if self._snapshots is not None:
-            self._snapshots.restore(self._slot_of(sequence, self._snapshots))
+            self._snapshots.restore(sequence.pages)
         for mode in self._modes:
             mode.begin(sequence)
 
@@ -63,20 +63,12 @@ class TargetPasses:
         sequence.length += count
         if self._snapshots is not None and sequence.prefix is not None:
             self._snapshots.capture(
-                self._slot_of(sequence, self._snapshots),
-                sequence.length,
-                len(sequence.request.prompt_ids),
+                sequence.pages, sequence.length, len(sequence.request.prompt_ids)
             )
         sequence.publish(sequence.length)
         reverified = min((m.reverifies_from(sequence) for m in self._modes), default=None)
         for group in self.groups:
             sequence.pages[group].commit(sequence.length, reverified=reverified)
-
-    @staticmethod
-    def _slot_of(sequence: SequenceState, snapshots: StateSnapshots) -> StateSlot:
-        holder = sequence.pages[snapshots.group.name]
-        assert isinstance(holder, StateSlot)
-        return holder
 
     def prompts(
         self, sequences: Sequence[SequenceState], rows: RowLayout, logit_rows: Sequence[int]

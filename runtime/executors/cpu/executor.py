@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 import mmap
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from specbuild.runtime.engine_dir.manifest import Manifest, Port, Role
+from specbuild.runtime.cache.state_snapshots import HostStateCopies
+from specbuild.runtime.engine_dir.manifest import Limits, Manifest, Port, Role, StateGroup
 from specbuild.runtime.errors import EngineFileError, UnsupportedHereError
 from specbuild.runtime.executors.cpu.row_padding import (
     PROBE_FILE,
@@ -86,6 +88,16 @@ class CpuExecutor:
             for name, pool in self.pools.items()
             if name.startswith(f"{group}.") and name.endswith(_STATE_SUFFIXES)
         }
+
+    def state_copies(
+        self,
+        group: StateGroup,
+        limits: Limits,  # noqa: ARG002 - of SavesStates
+        *,
+        capacity: int,  # noqa: ARG002
+    ) -> HostStateCopies:
+        """See :class:`SavesStates`."""
+        return HostStateCopies(partial(self.state_pools, group.name))
 
     def run(self, role: str, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Return the outputs of a role; they are valid until its next run, and may be fed to it."""

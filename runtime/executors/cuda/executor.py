@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from specbuild.runtime.cache.state_layout import state_layout
+from specbuild.runtime.engine_dir.manifest import Limits, StateGroup
 from specbuild.runtime.engine_dir.plan import Plan, Port, ProgramEntry, Space
 from specbuild.runtime.errors import SpecbuildError
 from specbuild.runtime.executors.cuda.gpu import Gpu, Handle
@@ -20,6 +22,7 @@ from specbuild.runtime.executors.cuda.memory import (
 )
 from specbuild.runtime.executors.cuda.programs import ProgramRunner, RankAddresses
 from specbuild.runtime.executors.cuda.staging import Fetches, Staging
+from specbuild.runtime.executors.cuda.state_copies import DeviceStateCopies
 from specbuild.runtime.executors.executor import ExecutorCapabilities, StepResult
 
 # Fills the memory of the weights, whose addresses are given by buffer.
@@ -154,6 +157,17 @@ class CudaExecutor:
                 f"{offset} on do not lie in it; build the engine again"
             )
         return self._staging.download(self._memory.addresses[buffer] + offset, nbytes)
+
+    def state_copies(
+        self, group: StateGroup, limits: Limits, *, capacity: int
+    ) -> DeviceStateCopies:
+        """See :class:`SavesStates`."""
+        layout = state_layout(group, limits)
+        buffer = next(i for i, b in enumerate(self.plan.buffers) if b.name == layout.name)
+        address = self._memory.addresses[buffer]
+        copies = DeviceStateCopies(self._gpu, self._stream, address, layout, capacity)
+        self._closing.callback(copies.close)
+        return copies
 
     def prepare(self, entry: ProgramEntry) -> None:
         """Do everything that the first run of a program would do, except run it."""
