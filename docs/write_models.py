@@ -145,6 +145,7 @@ RUN = {
     ("cuda", "phi3"): _GROUPED_ON_CUDA,
     ("cuda", "qwen3_5_text"): _HYBRID_ON_CUDA,
     ("cuda", "qwen3_5_moe_text"): _HYBRID_ON_CUDA,
+    ("cuda", "qwen3_next"): "benchmarks/results/gated-delta-2026-11-29.txt",
     ("cuda", "qwen3_moe"): "benchmarks/results/h200-2026-11-26/dense.txt",
     ("cuda", "qwen2"): "benchmarks/results/h100-2026-11-26/mtp.txt",
     ("cuda", "mimo"): "benchmarks/results/h100-2026-11-26/mtp.txt",
