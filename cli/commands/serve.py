@@ -131,6 +131,7 @@ def serve(
                     names=names, max_queue=queue.max_queue, setting=setting, exact=exact,
                     max_logprobs=naming.max_logprobs,
                     trusts_templates=naming.trust_request_chat_template,
+                    **naming.answer_settings,
                 ),
                 output_format=_form(loaded, naming),
                 keys=keys,

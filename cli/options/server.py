@@ -101,6 +101,12 @@ class ModelOptions(OptionGroup):
     trust_request_chat_template: Annotated[
         bool, Described("Let a request bring its own chat template (`chat_template`).")
     ] = False
+    enable_force_include_usage: Annotated[
+        bool, Described("Send token counts with every stream, as by `stream_options`.")
+    ] = False
+    return_tokens_as_token_ids: Annotated[
+        bool, Described("Name tokens of log-probabilities `token_id:ID`, for all requests.")
+    ] = False
     max_logprobs: Annotated[
         int,
         Described(
@@ -108,6 +114,14 @@ class ModelOptions(OptionGroup):
             least=0, most=MAX_TOP_LOGPROBS,
         ),
     ] = MAX_TOP_LOGPROBS  # fmt: skip
+
+    @property
+    def answer_settings(self) -> dict[str, bool]:
+        """What the server adds to all answers."""
+        return {
+            "forces_usage": self.enable_force_include_usage,
+            "tokens_as_ids": self.return_tokens_as_token_ids,
+        }
 
     @property
     def template(self) -> str | None:

@@ -10,6 +10,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from specbuild.cli.options.vllm_flag_groups import IGNORED_FLAGS, REFUSED_FLAGS
 from specbuild.runtime.errors import SpecbuildError
 
 # The new name of a flag, whose value stays.
@@ -19,6 +20,7 @@ RENAMED = {
     "--block-size": "--page-size",
     "--max-num-batched-tokens": "--prefill-rows-per-turn",
     "--kv-cache-memory-bytes": "--kv-memory",
+    "--max-num-queued-reqs": "--max-queue",
 }
 # Flags without a value, as those of specbuild; None if nothing needs to be said.
 REPLACED = {
@@ -32,16 +34,19 @@ ALWAYS_ON = {
     "--enable-auto-tool-choice": "tool calls are parsed if a request has tools",
     "--async-scheduling": "launches are queued ahead",
     "--enable-prompt-tokens-details": "usage has cached_tokens",
-    "--enable-force-include-usage": "a stream has usage if stream_options requests it",
     "--disable-log-requests": "requests are logged with --log-requests only",
     "--no-enable-log-requests": "requests are logged with --log-requests only",
     "--disable-log-stats": "throughput is logged with --log-stats only",
     "--disable-uvicorn-access-log": "requests are logged with --log-requests only",
     "--enable-tokenizer-info-endpoint": "/tokenizer_info needs a key if the server has one",
     "--enable-server-load-tracking": "/load has the number of requests",
+    "--enable-request-id-headers": "each answer has an x-request-id",
+    "--enable-offline-docs": "/docs loads nothing from elsewhere",
+    "--exclude-tools-when-tool-choice-none": "the template gets no tools then",
 }
 # Flags without an effect here, and their numbers of values.
-IGNORED = {
+IGNORED: dict[str, tuple[int, str]] = {
+    **IGNORED_FLAGS,
     "--enforce-eager": (
         0,
         "an engine is compiled when it is built",
@@ -74,7 +79,8 @@ IGNORED = {
 _PARALLEL = "the GPUs of an engine share its layers; run replicas (docs/scale.md)"
 _LORA = "an engine has one model; build one engine for each"
 # Flags that would change what is served, with the number of values and the reason.
-REFUSED = {
+REFUSED: dict[str, tuple[int, str]] = {
+    **REFUSED_FLAGS,
     "--enable-lora": (0, _LORA),
     "--lora-modules": (1, _LORA),
     "--cpu-offload-gb": (
@@ -126,11 +132,16 @@ def serve_words(words: Sequence[str]) -> tuple[list[str], list[str]]:
     has_model = has_model or not "".join(words[:1]).startswith("-")
     position = 0
     while position < len(words):
-        flag, has_value, value = words[position].partition("=")
-        flag = _SHORT.get(flag, flag)
+        word, has_value, value = words[position].partition("=")
+        flag = _SHORT.get(word, word)
         if flag.startswith("--"):
-            flag = flag.replace("_", "-")
+            # `--config.key VALUE` sets one key of a flag whose value is JSON.
+            flag = flag.replace("_", "-").partition(".")[0]
         position += 1
+        if _is_turned_off(translation, flag):
+            continue
+        if "." in word and flag in _TRANSLATORS:
+            raise SpecbuildError(f"{word}: give {flag} as one JSON object")
         values = [value] if has_value else []
         count = _num_values(flag, has_model=has_model)
         if count is None:
@@ -143,6 +154,18 @@ def serve_words(words: Sequence[str]) -> tuple[list[str], list[str]]:
             position += 1
         _translate(translation, flag, values)
     return translation.words, translation.notes
+
+
+def _is_turned_off(translation: _Translation, flag: str) -> bool:
+    """Return whether this is the negation of a flag without a value, and note it."""
+    positive = f"--{flag.removeprefix('--no-')}"
+    if positive == flag or flag in REPLACED or flag in ALWAYS_ON:
+        return False
+    if positive in ALWAYS_ON:
+        translation.notes.append(f"{flag}: no effect here, always on ({ALWAYS_ON[positive]})")
+        return True
+    known = IGNORED.get(positive) or REFUSED.get(positive)
+    return known is not None and known[0] == 0
 
 
 def _num_values(flag: str, *, has_model: bool) -> int | None:

@@ -42,7 +42,7 @@ class Chat:
         serving = self._serving
         model = serving.model(body.model)
         body.check()
-        usage_options, splits_by_source = body.usage_options, body.splits_by_source
+        usage_options, splits_by_source = serving.usage_options(body), body.splits_by_source
         tools = available_tools(serving, body.tools, body.tool_choice)
         messages, variables = template_messages(body.messages), body.template_variables
         num_top_logprobs, num_prompt_logprobs = body.num_top_logprobs, body.num_prompt_logprobs
@@ -80,7 +80,10 @@ class Chat:
         )
         if body.stream:
             head["object"] = "chat.completion.chunk"
-            return self._stream(batches, choices, head, usage_options, prompt_logprobs)
+            return self._stream(
+                batches, choices, head, usage_options, prompt_logprobs,
+                return_token_ids=bool(body.return_token_ids),
+            )  # fmt: skip
         async with aclosing(batches):
             async for batch in batches:
                 choices[batch.choice].add(batch)
@@ -123,9 +126,13 @@ class Chat:
         head: Mapping[str, Any],
         usage_options: StreamOptions,
         prompt_logprobs: Sequence[Mapping[str, Any] | None] | None,
+        *,
+        return_token_ids: bool = False,
     ) -> Chunks:
+        counts_usage = usage_options.include_usage and usage_options.continuous_usage_stats
+
         def chunk(choice: ChatChoice, content: Mapping[str, Any]) -> dict[str, Any]:
-            usage = {"usage": _usage([choice])} if usage_options.continuous_usage_stats else {}
+            usage = {"usage": _usage([choice])} if counts_usage else {}
             return {**head, "choices": [content], **usage}
 
         async with aclosing(batches):
@@ -133,6 +140,8 @@ class Chat:
                 first = chunk(choice, choice.begin())
                 if i == 0 and prompt_logprobs is not None:
                     first["prompt_logprobs"] = prompt_logprobs
+                if i == 0 and return_token_ids:
+                    first["prompt_token_ids"] = list(choice.request.prompt_ids)
                 yield first
             async for batch in batches:
                 choice = choices[batch.choice]

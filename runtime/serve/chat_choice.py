@@ -141,11 +141,8 @@ class ChatChoice:
         return [] if self.output.finish_reason is not None else self.output.add(batch)
 
     def begin(self) -> dict[str, Any]:
-        """Return the choice of the first chunk, with the prompt's token ids if requested."""
-        choice = self.choice({"role": "assistant", "content": self._body.echoed}, None)
-        if self._body.return_token_ids:
-            choice["prompt_token_ids"] = list(self.request.prompt_ids)
-        return choice
+        """Return the choice of the first chunk."""
+        return self.choice({"role": "assistant", "content": self._body.echoed}, None)
 
     def complete(self) -> dict[str, Any]:
         """Return the choice of an answer that is not streamed."""
@@ -175,13 +172,17 @@ class ChatChoice:
         if self.output.finish_reason is not None:
             return []
         num_before = len(self.output.tokens)
-        deltas = map(self._delta, self.add(batch))
-        chunks = [self.choice(delta, None) for delta in deltas if delta]
+        deltas = self.add(batch)
+        contents = [content for delta in deltas if (content := self._delta(delta))]
+        chunks = [self.choice(content, None) for content in contents]
         # A stop string may end the output within the batch.
         tokens = self.output.tokens[num_before:]
         finish_reason, body = self.output.finish_reason, self._body
         by_token = body.logprobs or body.return_draft_tokens or body.return_token_ids
-        if finish_reason is not None or (not chunks and by_token):
+        ends_in_text = bool(contents) and "tool_calls" not in contents[-1]
+        if finish_reason is not None and ends_in_text:
+            chunks[-1] = self.choice(contents[-1], finish_reason)
+        elif finish_reason is not None or (not chunks and by_token):
             chunks.append(self.choice({}, finish_reason))
         if body.return_draft_tokens:
             for chunk in chunks[:-1]:

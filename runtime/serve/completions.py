@@ -85,7 +85,7 @@ class Completions:
         serving = self._serving
         model = serving.model(body.model)
         body.check()
-        usage_options, prompts = body.usage_options, body.prompts
+        usage_options, prompts = serving.usage_options(body), body.prompts
         num_prompt_logprobs = _checked(serving, "prompt_logprobs", body.num_prompt_logprobs)
         splits_by_source = body.splits_by_source
         serving.service.check_admission(len(prompts) * body.num_choices)
@@ -121,7 +121,8 @@ class Completions:
             return self._stream(batches, choices, head, usage_options, body.num_choices)
         outputs = await collect_outputs(batches, len(requests))
         choice_objects = [
-            choice.choice_object(batch) for choice, batch in zip(choices, outputs, strict=True)
+            {"token_ids": None, "prompt_token_ids": None} | choice.choice_object(batch)
+            for choice, batch in zip(choices, outputs, strict=True)
         ]
         return head | {"choices": choice_objects, "usage": _usage(choices, body.num_choices)}
 
@@ -151,10 +152,7 @@ class Completions:
             text = serving.text_of(ids) if body.echo else ""
             logprobs = prompt_logprobs = None
             if scores is not None and body.echo and body.logprobs is not None:
-                with_top = body.logprobs > 0
-                logprobs = texts.prompt_completion_logprobs(
-                    ids[0], scores, with_top_logprobs=with_top
-                )
+                logprobs = texts.prompt_completion_logprobs(ids[0], scores)
             if scores is not None and body.prompt_logprobs is not None:
                 prompt_logprobs = texts.prompt_logprobs(scores)
             return _PromptPart(text, logprobs, prompt_logprobs)
@@ -173,7 +171,7 @@ class Completions:
             async for batch in batches:
                 choice = choices[batch.choice]
                 chunk = {**head, "choices": [choice.choice_object(batch)]}
-                if usage_options.continuous_usage_stats:
+                if usage_options.include_usage and usage_options.continuous_usage_stats:
                     chunk["usage"] = _usage([choice], 1)
                 yield chunk
         if usage_options.include_usage:
@@ -241,9 +239,7 @@ class _Choice:
         return choice
 
     def _logprobs(self, batch: TokenBatch) -> dict[str, Any]:
-        logprobs = self._texts.completion_logprobs(
-            batch.tokens, offset=self._offset, with_top_logprobs=bool(self._body.logprobs)
-        )
+        logprobs = self._texts.completion_logprobs(batch.tokens, offset=self._offset)
         self._offset += sum(len(self._serving.text_of([t.token_id])) for t in batch.tokens)
         return logprobs
 

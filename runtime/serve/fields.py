@@ -70,7 +70,8 @@ def with_request_parameters(model: type[Model]) -> type[Model]:
 class StreamOptions(BaseModel):
     """``stream_options``: ``include_usage`` adds a last chunk with the token counts.
 
-    ``continuous_usage_stats`` adds the counts so far to every other chunk too.
+    ``continuous_usage_stats`` adds the counts so far to every other chunk too, but only with
+    ``include_usage``.
     """
 
     model_config = ConfigDict(strict=True, extra="allow")
@@ -120,11 +121,6 @@ class GenerationFields(StructuredFields):
             return StreamOptions()
         if not self.stream:
             raise invalid_value("stream_options", "stream_options requires stream: true")
-        if options.continuous_usage_stats and not options.include_usage:
-            raise invalid_value(
-                "stream_options.continuous_usage_stats",
-                "stream_options.continuous_usage_stats needs include_usage",
-            )
         return options
 
     @property

@@ -9,7 +9,6 @@ from typing import Any
 
 from specbuild.runtime.serve.errors import invalid_value, unsupported
 
-_ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 _TEXT_PARTS = ("text", "input_text", "output_text", "refusal")
 # Reasoning efforts of requests, and the corresponding ones of chat templates.
 EFFORTS = {
@@ -26,8 +25,9 @@ EFFORTS = {
 def template_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return messages for a template: content is text, arguments of tool calls are objects.
 
-    Text parts are joined with newlines, as in vLLM. Reasoning of earlier turns, sent as
-    ``reasoning`` or ``reasoning_content``, is stored under every name that templates use.
+    The template gets every role. Text parts are joined with newlines, as in vLLM. Reasoning of
+    earlier turns, sent as ``reasoning`` or ``reasoning_content``, is stored under every name that
+    templates use.
     Raises ApiError for the first message that is invalid.
     """
     if not messages:
@@ -37,10 +37,8 @@ def template_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, A
 
 def _message(message: Mapping[str, Any], path: str) -> dict[str, Any]:
     role = message.get("role")
-    if role not in _ROLES:
-        raise invalid_value(
-            f"{path}.role", f"{path}.role is {role!r}, must be one of {_role_names()}"
-        )
+    if not isinstance(role, str) or not role:
+        raise invalid_value(f"{path}.role", f"{path}.role is {role!r}, must be a name")
     converted: dict[str, Any] = {"role": role, "content": _text(message.get("content"), path)}
     for name in ("name", "tool_call_id"):
         if isinstance(message.get(name), str):
@@ -145,7 +143,3 @@ def _tool(tool: Mapping[str, Any], path: str) -> dict[str, Any]:
         name: value for name, value in function.items() if value is not None
     }
     return {"type": "function", "function": fields}
-
-
-def _role_names() -> str:
-    return ", ".join(_ROLES)

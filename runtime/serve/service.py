@@ -44,7 +44,9 @@ class ServiceOptions:
     ``max_queue`` requests may wait in addition to those that run. All requests use the draft of
     ``setting``, or no draft if they are ``exact``. ``names`` are the model's names; the first one
     is the label of metrics. At most ``max_logprobs`` most likely tokens are returned for each
-    token. With ``trusts_templates`` a request may bring its own chat template.
+    token. With ``trusts_templates`` a request may bring its own chat template. With
+    ``forces_usage`` every stream has token counts, and with ``tokens_as_ids`` log-probabilities
+    name tokens by their ids.
     """
 
     names: tuple[str, ...]
@@ -53,6 +55,8 @@ class ServiceOptions:
     exact: bool = False
     max_logprobs: int = MAX_TOP_LOGPROBS
     trusts_templates: bool = False
+    forces_usage: bool = False
+    tokens_as_ids: bool = False
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from specbuild.runtime.guides.guide import Guide
 from specbuild.runtime.guides.reasoning_budget import ReasoningBudget
 from specbuild.runtime.request import GenerateParams, Prompt, Request
 from specbuild.runtime.serve.errors import ApiError, engine_error, invalid_value, unsupported
-from specbuild.runtime.serve.fields import Urgency
+from specbuild.runtime.serve.fields import GenerationFields, StreamOptions, Urgency
 from specbuild.runtime.serve.messages import count_calls, with_call_ids
 from specbuild.runtime.serve.parsers.output_constraint import OutputConstraint
 from specbuild.runtime.serve.parsers.output_formats import OutputFormat
@@ -245,6 +245,17 @@ class Serving:
         if not 0 <= value <= maximum:
             raise invalid_value(name, f"{name} is {value}, must be 0 to {maximum}")
         return value
+
+    def usage_options(self, body: GenerationFields) -> StreamOptions:
+        """Return which chunks of a stream have token counts. ApiError without a stream.
+
+        If the server forces counts, all chunks of a request without ``stream_options`` have them.
+        """
+        options = body.usage_options
+        if not self.service.options.forces_usage:
+            return options
+        continuous = body.stream_options is None or options.continuous_usage_stats
+        return StreamOptions(include_usage=True, continuous_usage_stats=continuous)
 
     async def text_ids(self, text: str, add_special_tokens: bool = True) -> tuple[int, ...]:
         """Return the token ids of a text. RequestError if the text is far too long."""

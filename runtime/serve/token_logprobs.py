@@ -11,11 +11,14 @@ from specbuild.runtime.serve.serving import Serving
 
 
 class TokenTexts:
-    """The texts that stand for tokens: with ``as_ids`` ``token_id:11``, as in vLLM."""
+    """The texts that stand for tokens: with ``as_ids`` ``token_id:11``, as in vLLM.
+
+    The server's options may request this for all tokens.
+    """
 
     def __init__(self, serving: Serving, *, as_ids: bool) -> None:
         self._serving = serving
-        self._as_ids = as_ids
+        self._as_ids = as_ids or serving.service.options.tokens_as_ids
 
     def text(self, token_id: int) -> str:
         """Return the text of a token."""
@@ -30,30 +33,26 @@ class TokenTexts:
         text = self.text(token_id)
         return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
 
-    def completion_logprobs(
-        self, tokens: Sequence[TokenEvent], *, offset: int, with_top_logprobs: bool
-    ) -> dict[str, Any]:
+    def completion_logprobs(self, tokens: Sequence[TokenEvent], *, offset: int) -> dict[str, Any]:
         """Return the log-probabilities of a completion's tokens, whose text starts at ``offset``.
 
-        ``with_top_logprobs`` adds the most likely tokens at each position, and the chosen one if it
-        is not among them.
+        ``top_logprobs`` has the most likely tokens at each position, and the chosen one if it is
+        not among them.
         """
         entries = [(token.token_id, _logprob(token), token.top_logprobs) for token in tokens]
-        return self._completion_logprobs(entries, offset, with_top_logprobs=with_top_logprobs)
+        return self._completion_logprobs(entries, offset)
 
     def prompt_completion_logprobs(
-        self, first: int, scores: Sequence[TokenScore], *, with_top_logprobs: bool
+        self, first: int, scores: Sequence[TokenScore]
     ) -> dict[str, Any]:
         """Return the log-probabilities of an echoed prompt, whose ``first`` token has none."""
         entries = [(first, None, ()), *((s.token_id, s.logprob, s.top_logprobs) for s in scores)]
-        return self._completion_logprobs(entries, 0, with_top_logprobs=with_top_logprobs)
+        return self._completion_logprobs(entries, 0)
 
     def _completion_logprobs(
         self,
         entries: Sequence[tuple[int, float | None, TopLogprobs]],
         offset: int,
-        *,
-        with_top_logprobs: bool,
     ) -> dict[str, Any]:
         texts = [self.text(token_id) for token_id, _, _ in entries]
         offsets = []
@@ -68,7 +67,7 @@ class TokenTexts:
             "tokens": texts,
             "token_logprobs": [logprob for _, logprob, _ in entries],
             "text_offset": offsets,
-            "top_logprobs": tops if with_top_logprobs else None,
+            "top_logprobs": tops,
         }
 
     def _by_text(self, text: str, logprob: float, top: TopLogprobs) -> dict[str, float]:

@@ -34,6 +34,10 @@ from specbuild.runtime.errors import SpecbuildError
          "m --chat-template t.jinja --tool-call-parser llama3_json"),
         ("m --enable-auto-tool-choice --enforce-eager --dtype bfloat16 --port 1", "m --port 1"),
         ("engine --draft-top-k 2", "engine --draft-top-k 2"),
+        ("m --no-async-scheduling --no-enable-lora --no-enable-log-outputs --port 1", "m --port 1"),
+        ("m --structured-outputs-config.backend xgrammar --port 1", "m --port 1"),
+        ("m --max-num-queued-reqs 7 --enable-force-include-usage",
+         "m --max-queue 7 --enable-force-include-usage"),
     ],
 )  # fmt: skip
 def test_a_command_line_starts(line: str, expected: str) -> None:
@@ -77,6 +81,7 @@ def test_a_line_is_said_about_each_flag_without_effect() -> None:
         ["m", "--quantization", "awq"],
         ["m", "--speculative-config", '{"method":"medusa","model":"d"}'],
         ["m", "--speculative-config", "x"],
+        ["m", "--speculative-config.method", "mtp"],
         ["m", "--allowed-origins", "x"],
         ["m", "--max-model-len"],
     ],

@@ -92,6 +92,8 @@ def served(
     trusts_templates: bool = False,
     log_json: bool = False,
     address: Address | None = None,
+    forces_usage: bool = False,
+    tokens_as_ids: bool = False,
 ) -> Iterator[tuple[str, App]]:
     """The address of a server, and its application."""
     form = None
@@ -104,6 +106,8 @@ def served(
         setting=setting or DraftSetting(),
         max_logprobs=max_logprobs,
         trusts_templates=trusts_templates,
+        forces_usage=forces_usage,
+        tokens_as_ids=tokens_as_ids,
     )
     options = AppOptions(
         service=service,

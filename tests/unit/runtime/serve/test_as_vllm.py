@@ -1,0 +1,98 @@
+"""Answers in the form that vLLM's own tests expect: counts, names of tokens, last chunks, roles."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+from serve.served import LETTERS, NAME, TEMPLATE, served, worded
+
+TEXT = "bcdefghij"
+HELLO = [{"role": "user", "content": "bcd"}]
+FIELDS = {"model": NAME, "max_tokens": 4, "temperature": 0, "ignore_eos": True}
+# Text only, so that every token has some.
+LETTERS_ONLY = {"allowed_token_ids": list(range(len(LETTERS)))}
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    with served(worded(TEMPLATE)) as (url, _):
+        yield url
+
+
+def chunks(url: str, path: str, **fields: Any) -> list[dict[str, Any]]:
+    """The chunks of a stream, without [DONE]."""
+    body = FIELDS | LETTERS_ONLY | {"stream": True} | fields
+    answer = httpx.post(url + path, json=body, timeout=300)
+    assert answer.status_code == 200, answer.text
+    lines = [line.removeprefix("data: ") for line in answer.text.splitlines() if line]
+    return [json.loads(line) for line in lines[:-1]]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_zero_logprobs_are_those_of_the_chosen_tokens(url: str, stream: bool) -> None:
+    body = FIELDS | {"prompt": TEXT, "echo": True, "stream": stream, "logprobs": 0}
+    if stream:
+        parts = [c["choices"][0]["logprobs"] for c in chunks(url, "/v1/completions", **body)]
+    else:
+        parts = [httpx.post(f"{url}/v1/completions", json=body).json()["choices"][0]["logprobs"]]
+    tops = [top for part in parts for top in part["top_logprobs"]]
+    tokens = [token for part in parts for token in part["tokens"]]
+    values = [value for part in parts for value in part["token_logprobs"]]
+    assert len(tops) == len(TEXT) + FIELDS["max_tokens"]  # type: ignore[operator]
+    assert tops[0] is values[0] is None
+    assert tops[1:] == [{t: v} for t, v in zip(tokens[1:], values[1:], strict=True)]
+
+
+def test_a_chat_ends_with_its_last_text(url: str) -> None:
+    streamed = chunks(
+        url, "/v1/chat/completions", messages=HELLO, logprobs=True, return_token_ids=True
+    )
+    choices = [chunk["choices"][0] for chunk in streamed]
+    assert choices[0]["delta"] == {"role": "assistant", "content": ""}
+    assert all(choice["delta"]["content"] for choice in choices[1:])
+    assert all(len(choice["logprobs"]["content"]) == 1 for choice in choices[1:])
+    assert [c["finish_reason"] for c in choices] == [None] * (len(choices) - 1) + ["length"]
+    assert len(choices) == 1 + FIELDS["max_tokens"]  # type: ignore[operator]
+    # The prompt belongs to the chunk, not to a choice.
+    prompts = [chunk.get("prompt_token_ids") for chunk in streamed]
+    assert prompts[0] and not any(prompts[1:])
+
+
+def test_completions_name_the_fields_of_token_ids(url: str) -> None:
+    (choice,) = httpx.post(f"{url}/v1/completions", json=FIELDS | {"prompt": TEXT}).json()[
+        "choices"
+    ]
+    assert choice["token_ids"] is choice["prompt_token_ids"] is None
+
+
+def test_templates_get_every_role(url: str) -> None:
+    def ask(content: Any) -> dict[str, Any]:
+        body = FIELDS | {"messages": [{"role": "my-role", "content": content}]}
+        answer: dict[str, Any] = httpx.post(f"{url}/v1/chat/completions", json=body).json()
+        return dict(answer["choices"][0]["message"])
+
+    assert ask("bcd") == ask([{"type": "text", "text": "bcd"}])
+    body = FIELDS | {"messages": [{"role": 1, "content": "bcd"}]}
+    error = httpx.post(f"{url}/v1/chat/completions", json=body).json()["error"]
+    assert error["param"] == "messages.0.role"
+
+
+def test_a_server_may_count_tokens_of_every_stream_and_name_them_by_ids() -> None:
+    with served(worded(TEMPLATE), forces_usage=True, tokens_as_ids=True) as (url, _):
+        for path, prompt in (
+            ("/v1/completions", {"prompt": TEXT}),
+            ("/v1/chat/completions", {"messages": HELLO}),
+        ):
+            counts = [c["usage"]["completion_tokens"] for c in chunks(url, path, **prompt)]
+            assert counts == sorted(counts)
+            assert counts[-1] == FIELDS["max_tokens"]
+            options = {"stream_options": {"include_usage": False}}
+            counted = [bool(c.get("usage")) for c in chunks(url, path, **prompt, **options)]
+            assert counted == [False] * (len(counted) - 1) + [True]
+        answer = httpx.post(f"{url}/v1/completions", json=FIELDS | {"prompt": TEXT, "logprobs": 1})
+        names = answer.json()["choices"][0]["logprobs"]["tokens"]
+        assert all(name.startswith("token_id:") for name in names)
