@@ -15,6 +15,7 @@ from specbuild.plugins_cuda.launches import (
 from specbuild.plugins_cuda.rank_sum.lowering import inboxes, require_inbox
 from specbuild.plugins_cuda.rank_sum.rounds import ROUND_ROWS, cut_of
 from specbuild.plugins_cuda.rms_moe import lowering as rms_moe
+from specbuild.plugins_cuda.rms_moe.packing import gate_up_stages, in_bf16
 
 # What RankMoe has beside RmsMoe.
 _EXCHANGE_INPUTS = ("inbox", "state", "fault")
@@ -32,14 +33,27 @@ _ADDING = {
 
 def lower(request: LoweringRequest) -> Lowering:
     """The launches; SpecbuildError where RmsMoe's kernels cannot compute it."""
-    of_rank = rms_moe.lower(_of_rank(request))
+    of_rank = rms_moe.lower(_of_rank(request), slices=_slices(request))
     *launches, adding = of_rank.launches
     return Lowering((*launches, _exchange(request, adding)), of_rank.workspaces)
 
 
 def tactics(request: LoweringRequest) -> tuple[Tactic, ...]:
     """Those of RmsMoe over the rank's columns."""
-    return rms_moe.tactics(_of_rank(request))
+    return rms_moe.tactics(_of_rank(request), slices=_slices(request))
+
+
+def _slices(request: LoweringRequest) -> int:
+    """Warps that share K of a tile of gate/up, by ranks and K alone.
+
+    A rank has 1 / ranks of the tiles: with as many slices, up to 4, as many warps have work as on
+    one GPU. Each slice has a stage at least.
+    """
+    hidden, bf16 = request.tensors["x"].shape[1], in_bf16(request.tensors["gate_up"].dtype)
+    stages, slices = gate_up_stages(hidden, bf16=bf16), min(int(request.attributes["ranks"]), 4)
+    while (slices - 1) * -(-stages // slices) >= stages > 0:
+        slices //= 2
+    return slices
 
 
 def _of_rank(request: LoweringRequest) -> LoweringRequest:

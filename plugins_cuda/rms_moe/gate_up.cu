@@ -16,6 +16,10 @@
 // a step of 512 weights). Warps that share a unit's K are no quicker: it is the chain of launch,
 // routing and first bytes that counts.
 //
+// Where ranks share the experts' inner width a rank has too few tiles for that: half of GPT-OSS are
+// 5.5 a CTA, so some CTAs have 6 and most warps none. SLICES warps then share a unit's K, and the
+// first of them adds up their sums in the order of K. SLICES follows from ranks and HIDDEN alone.
+//
 // 64 rows of 20B: 87 tiles a CTA, of at most 2 experts, 8 rows each or up to 16. Here the warps'
 // own work counts: the weights alone come in 73 µs, decoding and products of 20 warps alone take 67
 // (16 of a step's 36 instructions are logic of half rate), and both beside each other 86. CTAs of
@@ -39,7 +43,11 @@ struct TileOf {
   const RoutedItem* items;
   __device__ __forceinline__ const unsigned char* operator()(int unit) const;
 };
-using Stream = TileStream<Config, kBlocks, TileOf>;
+// Warps of a team share a unit.
+constexpr int kSlices = Config::kSlices, kTeams = Config::kWarps / kSlices;
+static_assert(kTeams * kSlices == Config::kWarps && (kSlices == 1 || kTeams < 16),
+              "a team has a named barrier");
+using Stream = TileStream<Config, kBlocks, TileOf, kSlices>;
 
 __device__ __forceinline__ const unsigned char* TileOf::operator()(int unit) const {
   const int tile = items[unit / kUnits].expert * kExpertTiles + unit % kUnits * Config::kTiles;
@@ -55,12 +63,62 @@ __device__ __forceinline__ float activated(float gate, float up) {
   return __fdividef(gate, 1.0f + exp2_fast(-kAlphaLog2 * gate)) * (up + 1.0f);
 }
 
+// Sums over slices of K: of the warps of a team but the first, of each lane.
+struct SliceSums {
+  float4 of[kTeams][kSlices > 1 ? kSlices - 1 : 1][Config::kTiles * kMostOf8][32];
+};
+
+// Adds up the slices' sums, in order, in the first warp of a team; whether this warp is that one.
+template <int columns_of_8>
+__device__ __forceinline__ bool add_slices(SliceSums& slices,
+                                           float (&sums)[Config::kTiles][columns_of_8][2][4]) {
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int team = warp / kSlices, slice = warp % kSlices;
+#pragma unroll
+  for (int i = 0; i < Config::kTiles; ++i) {
+#pragma unroll
+    for (int n = 0; n < columns_of_8; ++n) {
+      float (&sum)[2][4] = sums[i][n];
+#pragma unroll
+      for (int c = 0; c < 4; ++c) {
+        sum[0][c] += sum[1][c];
+        sum[1][c] = 0.0f;
+      }
+      if (slice > 0) {
+        slices.of[team][slice - 1][i * columns_of_8 + n][lane] =
+            make_float4(sum[0][0], sum[0][1], sum[0][2], sum[0][3]);
+      }
+    }
+  }
+  named_barrier_sync(1 + team, 32 * kSlices);
+  if (slice == 0) {
+#pragma unroll
+    for (int other = 0; other < kSlices - 1; ++other) {
+#pragma unroll
+      for (int i = 0; i < Config::kTiles; ++i) {
+#pragma unroll
+        for (int n = 0; n < columns_of_8; ++n) {
+          const float4 more = slices.of[team][other][i * columns_of_8 + n][lane];
+          float (&sum)[4] = sums[i][n][0];
+          sum[0] += more.x;
+          sum[1] += more.y;
+          sum[2] += more.z;
+          sum[3] += more.w;
+        }
+      }
+    }
+  }
+  // The next unit's sums take the place of those that have been read.
+  named_barrier_sync(1 + team, 32 * kSlices);
+  return slice == 0;
+}
+
 // One unit whose item has at most 8 · columns_of_8 entries, from tile ``tile`` on; ``row_of(i)`` is
 // entry i's row in shared memory.
 template <int columns_of_8, class RowOf>
-__device__ __forceinline__ void run_unit(Stream& stream, RoutedItem item, const int* entries,
-                                         int tile, const uint16_t* bias, uint16_t* h,
-                                         RowOf&& row_of) {
+__device__ __forceinline__ void run_unit(Stream& stream, SliceSums* slices, RoutedItem item,
+                                         const int* entries, int tile, const uint16_t* bias,
+                                         uint16_t* h, RowOf&& row_of) {
   const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   const int last = item.entries - 1;
   const uint16_t* unit_bias = bias + (item.expert * kExpertTiles + tile) * 16 + g;
@@ -90,6 +148,9 @@ __device__ __forceinline__ void run_unit(Stream& stream, RoutedItem item, const 
       }
     }
   });
+  if constexpr (kSlices > 1) {
+    if (!add_slices(*slices, sums)) return;
+  }
 #pragma unroll
   for (int n = 0; n < columns_of_8; ++n) {
 #pragma unroll
@@ -109,7 +170,9 @@ __device__ __forceinline__ void run_unit(Stream& stream, RoutedItem item, const 
 }
 
 // What memory.py computes.
-static_assert(sizeof(Routed) + Config::kWarps * sizeof(Stream::Barriers) <= Config::kStaticBytes,
+constexpr int kSliceBytes = kSlices > 1 ? static_cast<int>(sizeof(SliceSums)) : 0;
+static_assert(sizeof(Routed) + Config::kWarps * sizeof(Stream::Barriers) + kSliceBytes <=
+                  Config::kStaticBytes,
               "static shared memory");
 static_assert(Config::kWarps * Stream::kRingBytes +
                       Config::kPlaces * kActivationRowBytes<Config::kHidden> <=
@@ -124,6 +187,11 @@ extern "C" __global__ void __launch_bounds__(32 * Config::kWarps, 1)
   DYNAMIC_SHARED(unsigned char, shared);
   __shared__ Routed routing;
   __shared__ Stream::Barriers full[Config::kWarps];
+  SliceSums* slices = nullptr;
+  if constexpr (kSlices > 1) {
+    __shared__ SliceSums of_slices;
+    slices = &of_slices;
+  }
   const int warp = threadIdx.x / 32;
   unsigned char* const rows = shared + Config::kWarps * Stream::kRingBytes;
   Stream stream(shared + warp * Stream::kRingBytes, full[warp], TileOf{gate_up, routing.items});
@@ -142,7 +210,7 @@ extern "C" __global__ void __launch_bounds__(32 * Config::kWarps, 1)
   const int cta = blockIdx.x;
   const int first = routing.first_unit<kUnits, Config::kCtas>(cta);
   const int end = routing.first_unit<kUnits, Config::kCtas>(cta + 1);
-  stream.start(first + warp, end, Config::kWarps);
+  stream.start(first + warp / kSlices, end, kTeams);
   if constexpr (Config::kRowsResident) {
     cp_async_wait<0>();
     __syncthreads();
@@ -154,7 +222,7 @@ extern "C" __global__ void __launch_bounds__(32 * Config::kWarps, 1)
       return workspace_normed + entries[i] / Config::kTopK * Config::kHidden;
     });
   };
-  run_units<Config, kUnits>(routing.items, first, end, gather, [&](int unit, int place) {
+  run_units<Config, kUnits, kSlices>(routing.items, first, end, gather, [&](int unit, int place) {
     const RoutedItem item = routing.items[unit / kUnits];
     const int* entries = routing.entries + item.first_entry;
     const int tile = unit % kUnits * Config::kTiles;
@@ -164,9 +232,9 @@ extern "C" __global__ void __launch_bounds__(32 * Config::kWarps, 1)
       return rows + row * kActivationRowBytes<Config::kHidden>;
     };
     if (kMostOf8 == 1 || item.entries <= 8) {
-      run_unit<1>(stream, item, entries, tile, gate_up_bias, workspace_h, row_of);
+      run_unit<1>(stream, slices, item, entries, tile, gate_up_bias, workspace_h, row_of);
     } else {
-      run_unit<kMostOf8>(stream, item, entries, tile, gate_up_bias, workspace_h, row_of);
+      run_unit<kMostOf8>(stream, slices, item, entries, tile, gate_up_bias, workspace_h, row_of);
     }
   });
 }

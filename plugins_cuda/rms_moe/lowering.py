@@ -127,7 +127,7 @@ _OF_WIDE_ROWS_OF_BF16 = (
 )
 
 
-def tactics(request: LoweringRequest) -> tuple[Tactic, ...]:
+def tactics(request: LoweringRequest, *, slices: int = 1) -> tuple[Tactic, ...]:
     """When decoding: what an ``ExpertTactic`` says of gate/up and of down."""
     if request.phase == "prefill":
         return prefill_tactics(request)
@@ -140,21 +140,24 @@ def tactics(request: LoweringRequest) -> tuple[Tactic, ...]:
     wide = _OF_WIDE_ROWS_OF_BF16 if bf16 else _OF_WIDE_ROWS
     for some in (of_rows, wide if of_rows else ()):
         candidates = [dict(zip(_NAMES, each, strict=True)) for each in some]
-        fitting = tuple(tactic for tactic in candidates if _plans(request, tactic))
+        fitting = tuple(tactic for tactic in candidates if _plans(request, tactic, slices))
         if fitting:
             return fitting
     return ()
 
 
-def lower(request: LoweringRequest) -> Lowering:
-    """The launches; SpecbuildError where the kernels cannot compute it."""
-    _check_types(request, _sizes(request))
+def lower(request: LoweringRequest, *, slices: int = 1) -> Lowering:
+    """The launches; SpecbuildError where the kernels cannot compute it.
+
+    ``slices``: warps that share K of a tile of gate/up when decoding. It determines bits.
+    """
+    _check_types(request, _sizes(request, slices))
     if request.phase == "prefill":
         return lower_prefill(request)
-    sizes = _checked(request)
-    candidates = tactics(request)
+    sizes = _checked(request, slices)
+    candidates = tactics(request, slices=slices)
     tactic = dict(request.tactic or (candidates[0] if candidates else {}))
-    plans = _plans(request, tactic) if set(tactic) == set(_NAMES) else None
+    plans = _plans(request, tactic, slices) if set(tactic) == set(_NAMES) else None
     if plans is None:
         raise SpecbuildError(
             f"RmsMoe got tactic {tactic} for {sizes.rows} rows, expected {', '.join(_NAMES)} that "
@@ -172,7 +175,7 @@ def lower(request: LoweringRequest) -> Lowering:
     return Lowering(tuple(launches), tuple(workspaces))
 
 
-def _sizes(request: LoweringRequest) -> Sizes:
+def _sizes(request: LoweringRequest, slices: int) -> Sizes:
     tensors = request.tensors
     rows, hidden = tensors["x"].shape
     experts, two_inner = tensors["gate_up_bias"].shape
@@ -184,11 +187,12 @@ def _sizes(request: LoweringRequest) -> Sizes:
         experts=experts,
         top_k=int(request.attributes["top_k"]) + int(request.attributes["shared"]),
         bf16=in_bf16(tensors["gate_up"].dtype),
+        slices=slices,
     )
 
 
-def _checked(request: LoweringRequest) -> Sizes:
-    sizes, attributes = _sizes(request), request.attributes
+def _checked(request: LoweringRequest, slices: int) -> Sizes:
+    sizes, attributes = _sizes(request, slices), request.attributes
     if sizes.rows > MOST_DECODE_ROWS:
         raise SpecbuildError(
             f"RmsMoe's decoding kernels got {sizes.rows} rows, expected at most "
@@ -229,9 +233,11 @@ def _check_types(request: LoweringRequest, sizes: Sizes) -> None:
             )
 
 
-def _plans(request: LoweringRequest, tactic: Tactic) -> tuple[SharedLayout, SharedLayout] | None:
+def _plans(
+    request: LoweringRequest, tactic: Tactic, slices: int
+) -> tuple[SharedLayout, SharedLayout] | None:
     """Shared memory of gate/up and of down; None where the tactic does not fit."""
-    sizes, target = _sizes(request), request.target
+    sizes, target = _sizes(request, slices), request.target
     gate_up = plan_gate_up(sizes, gate_up_tactic(tactic), target)
     down = plan_down(sizes, down_tactic(tactic), target)
     return (gate_up, down) if gate_up and down else None
@@ -301,6 +307,7 @@ def _gate_up(
 ) -> OpLaunch:
     constants = (
         *_expert_constants(request, sizes, tactic, plan),
+        ("SLICES", sizes.slices),
         ("CLAMPED", int(request.attributes["activation"] == "swiglu_clamped")),
         ("ALPHA", float(request.attributes["alpha"])),
         ("LIMIT", float(request.attributes["limit"])),

@@ -22,7 +22,8 @@ MOST_RESIDENT_H = 48 * 1024
 class Sizes:
     """Sizes of one request: rows T of the bucket, sequences B, and the layer's geometry.
 
-    ``bf16``: whether experts are stored so, in place of MXFP4.
+    ``bf16``: whether experts are stored so, in place of MXFP4. ``slices``: warps that share K of a
+    tile of gate/up, each with a run of whole stages.
     """
 
     rows: int
@@ -32,6 +33,7 @@ class Sizes:
     experts: int
     top_k: int
     bf16: bool = False
+    slices: int = 1
 
     @property
     def entries(self) -> int:
@@ -46,6 +48,12 @@ class Sizes:
         """Size of a CTA's lists: items, entries, the items' number and cost, and who takes whom."""
         takers = -(-self.rows // 32) * 32 * -(-self.experts // 32)
         return 4 * self.items(pass_rows) + self.entries + 4 + takers
+
+    def slice_floats(self, tactic: ExpertTactic) -> int:
+        """Size of the sums that warps of gate/up leave for the first of each team."""
+        columns = -(-min(tactic.pass_rows, self.rows) // 8)
+        teams = tactic.warps // self.slices
+        return (self.slices - 1) * teams * tactic.tiles * columns * 4 * 32
 
 
 @dataclass(frozen=True)
@@ -104,13 +112,15 @@ def down_tactic(tactic: Tactic) -> ExpertTactic:
 
 def plan_gate_up(sizes: Sizes, tactic: ExpertTactic, target: Target) -> SharedLayout | None:
     """None where the tactic does not fit."""
-    static = _static(sizes, tactic, weights=0)
+    if tactic.warps % sizes.slices:
+        return None
+    static = _static(sizes, tactic, floats=sizes.slice_floats(tactic))
     return _plan(target, static, tactic, _row_bytes(sizes.hidden), sizes.rows, sizes.rows, None)
 
 
 def plan_down(sizes: Sizes, tactic: ExpertTactic, target: Target) -> SharedLayout | None:
     """None where the tactic does not fit."""
-    static, row = _static(sizes, tactic, weights=sizes.entries), _row_bytes(sizes.inner)
+    static, row = _static(sizes, tactic, floats=sizes.entries), _row_bytes(sizes.inner)
     return _plan(target, static, tactic, row, sizes.entries, sizes.rows, MOST_RESIDENT_H)
 
 
@@ -139,9 +149,9 @@ def _fitting(plan: SharedLayout, shared_bytes: int) -> SharedLayout | None:
     return plan if plan.dynamic <= shared_bytes and plan.static <= STATIC_BYTES else None
 
 
-def _static(sizes: Sizes, tactic: ExpertTactic, weights: int) -> int:
-    """Shared memory beside the dynamic one: routing, shares of the experts, barriers."""
-    nbytes = 4 * (sizes.routing_ints(tactic.pass_rows) + weights) + 8 * tactic.barriers + 64
+def _static(sizes: Sizes, tactic: ExpertTactic, floats: int) -> int:
+    """Shared memory beside the dynamic one: routing, barriers, and shares or sums."""
+    nbytes = 4 * (sizes.routing_ints(tactic.pass_rows) + floats) + 8 * tactic.barriers + 64
     return -(-nbytes // DYNAMIC_ALIGNMENT) * DYNAMIC_ALIGNMENT
 
 

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 BLOCK = 32
 STAGE_STEPS = 15
+BF16_STAGE_STEPS = 4
 STEP_BYTES = 256
 TILE_OUTPUTS = 8
 # The decoder multiplies by 2^(scale − 1) in bf16, whose largest power of two is 2^127.
@@ -49,6 +50,11 @@ def stage_count(steps: int) -> int:
 def tile_bytes(steps: int) -> int:
     """Bytes of a tile of this many steps."""
     return STEP_BYTES * (steps + stage_count(steps))
+
+
+def gate_up_stages(hidden: int, *, bf16: bool) -> int:
+    """Stages of a tile of gate/up."""
+    return -(-gate_up_steps(hidden) // (BF16_STAGE_STEPS if bf16 else STAGE_STEPS))
 
 
 def in_bf16(dtype: str) -> bool:

@@ -17,7 +17,9 @@ from specbuild.builder.backends.cuda.shard.split import (
     expert_gate_up_bias,
     only_first,
 )
-from specbuild.plugins_cuda.launches import LoweringRequest, Phase
+from specbuild.builder.backends.cuda.tuning.kernel_case import kernel_case
+from specbuild.plugins_cuda.launches import LoweringRequest, Phase, Target
+from specbuild.plugins_cuda.rank_moe.cases import RankLayer
 from specbuild.plugins_cuda.rank_moe.op import OP, contribution
 from specbuild.plugins_cuda.rank_sum.rounds import ROUND_ROWS
 from specbuild.plugins_cuda.rms_moe.cases import QWEN3_BF16, Layer
@@ -27,6 +29,9 @@ emulated = pytest.mark.skipif(not has_compiler(), reason="g++ is not installed")
 # An inner width of three blocks: the last of two ranks, and the last two of four, have less.
 LAYER = Layer(rows=5, live=4, hidden=64, inner=96, experts=6, top_k=2)
 BF16 = replace(QWEN3_BF16, rows=5, live=4, hidden=64, inner=96, experts=6, top_k=2, shared=1)
+# Two and four warps share K of a tile.
+TWO_SLICES = replace(LAYER, hidden=544, inner=64)
+FOUR_SLICES = replace(BF16, hidden=512)
 
 
 def as_torch(layer: Layer) -> dict[str, torch.Tensor | None]:
@@ -80,9 +85,27 @@ def test_the_parts_of_the_ranks_sum_up_to_the_whole(layer: Layer, ranks: int) ->
     assert (total.abs().amax(dim=(1, 2)) > 0.1).sum() == used
 
 
+@pytest.mark.parametrize(
+    ("hidden", "bf16", "ranks", "slices"),
+    [(2880, False, 2, 2), (2880, False, 4, 2), (2048, True, 4, 4), (2048, True, 8, 4),
+     (2048, False, 8, 2), (480, False, 2, 1)],
+)  # fmt: skip
+def test_k_is_cut_by_ranks_and_width_alone(
+    hidden: int, bf16: bool, ranks: int, slices: int
+) -> None:
+    """The same for any rows: a cut that depended on them would change bits."""
+    for rows in (1, 256):
+        layer = Layer(rows=rows, hidden=hidden, inner=32, experts=8, top_k=2, bf16=bf16)
+        lowering = kernel_case(OP, RankLayer(layer, ranks).case("")).lowering("decode", Target())
+        (gate_up,) = (x for x in lowering.launches if x.kernel.entry == "gate_up_experts")
+        assert dict(gate_up.kernel.constants)["SLICES"] == slices
+
+
 @emulated
 @pytest.mark.parametrize("phase", ["decode", "prefill"])
-@pytest.mark.parametrize(("layer", "ranks"), [(LAYER, 2), (BF16, 2), (LAYER, 4)])
+@pytest.mark.parametrize(
+    ("layer", "ranks"), [(LAYER, 2), (BF16, 2), (LAYER, 4), (TWO_SLICES, 2), (FOUR_SLICES, 4)]
+)
 def test_every_rank_computes_the_same(layer: Layer, ranks: int, phase: Phase) -> None:
     """The whole op in the emulator: the experts rank by rank, then all ranks exchange at once."""
     attributes: dict[str, Any] = {**layer.attributes(), "ranks": ranks, "exchange": 0}

@@ -25,6 +25,7 @@ from specbuild.plugins_cuda.launches import (
 )
 from specbuild.plugins_cuda.moe.expert_weight import expert_weight
 from specbuild.plugins_cuda.rms_moe.cases import DEEPSEEK_V3, Layer
+from specbuild.plugins_cuda.rms_moe.lowering import lower
 from specbuild.plugins_cuda.rms_moe.op import OP, reference, router_input
 from specbuild.plugins_cuda.rms_moe.packing import (
     down_steps,
@@ -234,10 +235,10 @@ def emulated_y(
     layer: Layer,
     tactic: Tactic | None = None,
     target: Target = SMALL_TARGET,
+    slices: int = 1,
 ) -> np.ndarray:
     """The bits of y."""
-    assert OP.lower is not None
-    lowering = OP.lower(request_of(inputs, layer, target, tactic))
+    lowering = lower(request_of(inputs, layer, target, tactic), slices=slices)
     arrays = {name: bits(tensor) for name, tensor in inputs.items()}
     return run_lowering(OP, lowering, arrays, {"y": bits(inputs["x"])})["y"]
 
@@ -296,6 +297,35 @@ def test_tactics_and_targets_give_the_same_bits(bf16: bool) -> None:
     small = Target(multiprocessors=7, shared_bytes_per_block=90 * 1024)
     got = emulated_y(inputs, layer, tactic(tiles=2, warps=4, pass_rows=8), small)
     np.testing.assert_array_equal(got[:33], wanted)
+
+
+@emulated
+@pytest.mark.parametrize(
+    ("slices", "hidden", "bf16"),
+    [(2, 544, False), (2, 288, True), (4, 1856, False), (4, 416, True)],
+)
+def test_with_slices_of_k_a_row_has_the_same_bits_alone(
+    slices: int, hidden: int, bf16: bool
+) -> None:
+    """Slices that end in a part of a stage; all tactics, neighbours, and gathered rows."""
+    layer = Layer(
+        rows=21, live=20, hidden=hidden, inner=32, experts=4, top_k=2, popular=True, bf16=bf16
+    )
+    inputs = inputs_of(layer.arrays(np.random.default_rng(7)))
+    together = emulated_y(inputs, layer, slices=slices)[:20]
+    wanted = values(together, torch.bfloat16)
+    whole = OP.reference(*(inputs.get(spec.name) for spec in OP.inputs), **layer.attributes())
+    np.testing.assert_allclose(wanted, whole[:20].float().numpy(), atol=0.06, rtol=0.02)
+    others = (
+        tactic(tiles=2, warps=8, pass_rows=16),
+        tactic(tiles=1, warps=12, pass_rows=8, stages=1, pieces=2 if bf16 else 3),
+    )
+    for other in others:
+        got = emulated_y(inputs, layer, other, slices=slices)[:20]
+        np.testing.assert_array_equal(got, together, str(other))
+    for row in (0, 19):
+        single = emulated_y(row_of(inputs, row), layer, slices=slices)
+        np.testing.assert_array_equal(single[0], together[row])
 
 
 @emulated

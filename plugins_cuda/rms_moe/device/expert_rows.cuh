@@ -24,17 +24,19 @@ __device__ __forceinline__ void copy_rows(unsigned char* shared, int count, Sour
 }
 
 // The units ``first`` … ``end`` − 1 of a CTA, which are items of ``tiles`` units each: warp w runs
-// first + w, first + w + warps, … by ``run(unit, place of entry 0)``. Where kRowsResident all rows
-// are there. Else ``gather(entry, count)`` copies those of as many of the next items as kPlaces
-// hold, before their units run: items that a CTA shares with others are short.
+// first + w, first + w + warps, … by ``run(unit, place of entry 0)``; with ``slices`` above 1 so
+// many neighbouring warps run the same units. Where kRowsResident all rows are there. Else
+// ``gather(entry, count)`` copies those of as many of the next items as kPlaces hold, before their
+// units run: items that a CTA shares with others are short.
 //
 // C: kRowsResident, kWarps, kPlaces.
-template <class C, int tiles, class Gather, class Run>
+template <class C, int tiles, int slices = 1, class Gather, class Run>
 __device__ __forceinline__ void run_units(const RoutedItem* items, int first, int end,
                                           Gather&& gather, Run&& run) {
-  int unit = first + static_cast<int>(threadIdx.x) / 32;
+  constexpr int kStride = C::kWarps / slices;
+  int unit = first + static_cast<int>(threadIdx.x) / (32 * slices);
   if constexpr (C::kRowsResident) {
-    for (; unit < end; unit += C::kWarps) run(unit, 0);
+    for (; unit < end; unit += kStride) run(unit, 0);
   } else {
     for (int item = first / tiles; item * tiles < end;) {
       const int entry = items[item].first_entry;
@@ -48,7 +50,7 @@ __device__ __forceinline__ void run_units(const RoutedItem* items, int first, in
       cp_async_wait<0>();
       __syncthreads();
       const int stop = end < item * tiles ? end : item * tiles;
-      for (; unit < stop; unit += C::kWarps) run(unit, -entry);
+      for (; unit < stop; unit += kStride) run(unit, -entry);
     }
   }
 }

@@ -34,6 +34,9 @@ struct TileCut {
 // of the activations serves all of them. ``TileOf`` maps a group to its first tile's address;
 // copies run ahead over the end of a group into the next.
 //
+// With ``slices`` above 1 so many neighbouring warps share a group: warp w streams slice w % slices
+// of its K, a run of whole stages.
+//
 // The ring holds kRingStages stages of each tile. A stage comes in kPieces pieces, each of
 // which makes room for the same piece of a later stage: the more of them, the less of the ring
 // stands empty or waits to be read, so that a ring of one stage keeps most of it under way.
@@ -44,7 +47,7 @@ struct TileCut {
 // C: kBf16, kRingStages, kPieces, kTiles, and kRows and kPassRows. Where one pass takes all rows,
 // no weight is read twice: L2 keeps what stands in it (caches, activations, sums of slots) rather
 // than weights.
-template <class C, int steps, class TileOf>
+template <class C, int steps, class TileOf, int slices = 1>
 class TileStream {
  public:
   using Cut = TileCut<steps, C::kBf16 != 0>;
@@ -52,8 +55,10 @@ class TileStream {
   static constexpr int kRingBytes = C::kRingStages * kSlotBytes;
   static constexpr int kPieceSteps = Cut::kOfStage / C::kPieces;
   static constexpr bool kReadOnce = C::kRows <= C::kPassRows;
+  static constexpr int kSliceStages = ceil_div(Cut::kStages, slices);
   static_assert(Cut::kOfStage % C::kPieces == 0 && C::kRingStages * C::kPieces <= 32,
                 "parities are one word");
+  static_assert(kSliceStages * (slices - 1) < Cut::kStages, "every slice has a stage");
 
   struct Barriers {
     Mbarrier full[C::kRingStages][C::kPieces];
@@ -74,7 +79,7 @@ class TileStream {
     next_ = first;
     end_ = end;
     stride_ = stride;
-    source_ = next_ < end_ ? tile_of_(next_) : nullptr;
+    begin_group();
 #pragma unroll 1
     for (int slot = 0; slot < C::kRingStages; ++slot) {
       request_from(0, slot);
@@ -85,16 +90,34 @@ class TileStream {
   // ``step(index, operands)`` for every step of the next group, in order.
   template <class Step>
   __device__ __forceinline__ void group(Step&& step) {
+    const int end = min(end_stage(), Cut::kFullStages);
 #pragma unroll 1
-    for (int stage = 0; stage < Cut::kFullStages; ++stage) {
+    for (int stage = first_stage(); stage < end; ++stage) {
       consume<Cut::kOfStage>(stage * Cut::kOfStage, step);
     }
     if constexpr (Cut::kTailSteps > 0) {
-      consume<Cut::kTailSteps>(Cut::kFullStages * Cut::kOfStage, step);
+      if (end_stage() == Cut::kStages) {
+        consume<Cut::kTailSteps>(Cut::kFullStages * Cut::kOfStage, step);
+      }
     }
   }
 
  private:
+  // The stages of this warp's slice.
+  static __device__ __forceinline__ int first_stage() {
+    if constexpr (slices == 1) return 0;
+    return threadIdx.x / 32 % slices * kSliceStages;
+  }
+  static __device__ __forceinline__ int end_stage() {
+    if constexpr (slices == 1) return Cut::kStages;
+    return min(first_stage() + kSliceStages, Cut::kStages);
+  }
+  // To the first stage of the group ``next_``, if there is one.
+  __device__ __forceinline__ void begin_group() {
+    constexpr int kWholeStageBytes = Cut::kOfStep * Cut::kOfStage + Cut::kScaleBytes;
+    stage_ = first_stage();
+    source_ = next_ < end_ ? tile_of_(next_) + stage_ * kWholeStageBytes : nullptr;
+  }
   // Copies piece ``piece`` of the stage at ``source_``, if there is one; the first has its scales
   // in front.
   __device__ __forceinline__ void request(int piece, int slot) {
@@ -126,10 +149,9 @@ class TileStream {
   __device__ __forceinline__ void advance() {
     if (source_ == nullptr) return;
     source_ += Cut::kOfStep * Cut::stage_steps(stage_) + Cut::kScaleBytes;
-    if (++stage_ < Cut::kStages) return;
-    stage_ = 0;
+    if (++stage_ < end_stage()) return;
     next_ += stride_;
-    source_ = next_ < end_ ? tile_of_(next_) : nullptr;
+    begin_group();
   }
 
   __device__ __forceinline__ void wait(int piece) {
