@@ -1,4 +1,4 @@
-"""RankHeadChoose on several ranks: the choice of the whole head, on each of them."""
+"""RankHeadChoose and RankHeadScreen on several ranks: the whole head's choice, on each of them."""
 
 from __future__ import annotations
 
@@ -10,10 +10,13 @@ from rank_emulation import DONE, RankEmulator, placed
 
 from specbuild.builder.backends.cuda.tuning.kernel_case import bits
 from specbuild.plugins_cuda.head_choose.op import OP as HEAD_CHOOSE
+from specbuild.plugins_cuda.head_screen.screen import screen_errors, screened
 from specbuild.plugins_cuda.launches import LoweringRequest, Target
 from specbuild.plugins_cuda.linear.packing import pack_rows
+from specbuild.plugins_cuda.opspec import OpSpec
 from specbuild.plugins_cuda.rank_head_choose.lowering import ROW_WORDS
 from specbuild.plugins_cuda.rank_head_choose.op import OP, contribution
+from specbuild.plugins_cuda.rank_head_screen.op import OP as SCREEN
 
 emulated = pytest.mark.skipif(not has_compiler(), reason="g++ is not installed")
 HIDDEN, VOCAB = 64, 192
@@ -50,22 +53,19 @@ def of_ranks(whole: dict[str, torch.Tensor], ranks: int) -> list[dict[str, torch
 ATTRIBUTES = {"eps": 1e-5, "rounding": "gpt_oss"}
 
 
-@emulated
-@pytest.mark.parametrize("ranks", [2, 4])
-@pytest.mark.parametrize(("rows", "ties"), [(5, False), (6, True), (40, False)])
-def test_every_rank_has_the_choice_of_the_whole_head(ranks: int, rows: int, ties: bool) -> None:
-    whole = head(rows, ties=ties)
-    choice, logprob = HEAD_CHOOSE.reference(*whole.values(), **ATTRIBUTES)
-    asked = ATTRIBUTES | {"ranks": ranks, "exchange": 0}
-    inputs = of_ranks(whole, ranks)
+def run_on_ranks(
+    op: OpSpec, inputs: list[dict[str, torch.Tensor]], seed: int
+) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Choice and log-probability of every rank: launches before the last run rank after rank."""
+    ranks, rows = len(inputs), len(inputs[0]["logit_rows"])
     outputs = {"choice": np.zeros(rows, np.int32), "logprob": np.zeros(rows, np.float32)}
     arrays = {name: bits(tensor) for name, tensor in inputs[0].items()} | outputs
     request = LoweringRequest(
         {name: tensor_info(array) for name, array in arrays.items()},
-        OP.complete(asked), "decode", Target(multiprocessors=3),
+        op.complete(ATTRIBUTES | {"ranks": ranks, "exchange": 0}),
+        "decode", Target(multiprocessors=3),
     )  # fmt: skip
-    assert OP.lower is not None
-    lowering = OP.lower(request)
+    lowering = op.lowered(request)
     scratch = {w.name: np.zeros(w.nbytes, np.uint8) for w in lowering.workspaces}
     memories = [
         placed({n: bits(t) for n, t in of_rank.items()} | outputs | scratch) for of_rank in inputs
@@ -74,13 +74,55 @@ def test_every_rank_has_the_choice_of_the_whole_head(ranks: int, rows: int, ties
     for rank in range(ranks):
         own = [alone if other == rank else [] for other in range(ranks)]
         assert emulator.run(own, memories, seed=rank) == DONE
-    assert emulator.run([[exchange]] * ranks, memories, seed=rows) == DONE
-    seen = []
+    assert emulator.run([[exchange]] * ranks, memories, seed=seed) == DONE
     for memory in memories:
-        np.testing.assert_array_equal(memory["choice"].data.view(np.int32), choice.numpy())
-        seen.append(memory["logprob"].data.view(np.float32))
-        np.testing.assert_allclose(seen[-1], logprob.numpy(), atol=3e-3)
-        np.testing.assert_array_equal(seen[-1], seen[0])
+        for workspace in (w for w in lowering.workspaces if w.zeroed):
+            assert not memory[workspace.name].data.any(), workspace.name
+    return [
+        (memory["choice"].data.view(np.int32), memory["logprob"].data.view(np.float32))
+        for memory in memories
+    ]
+
+
+@emulated
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize(("rows", "ties"), [(5, False), (6, True), (40, False)])
+def test_every_rank_has_the_choice_of_the_whole_head(ranks: int, rows: int, ties: bool) -> None:
+    whole = head(rows, ties=ties)
+    expected, logprob = HEAD_CHOOSE.reference(*whole.values(), **ATTRIBUTES)
+    found = run_on_ranks(OP, of_ranks(whole, ranks), seed=rows)
+    for choice, of_choice in found:
+        np.testing.assert_array_equal(choice, expected.numpy())
+        np.testing.assert_allclose(of_choice, logprob.numpy(), atol=3e-3)
+        np.testing.assert_array_equal(of_choice, found[0][1])
+
+
+@emulated
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize(("rows", "ties"), [(5, False), (6, True), (32, False)])
+def test_prefiltered_heads_of_ranks_choose_alike(ranks: int, rows: int, ties: bool) -> None:
+    """Each settles what its own bounds leave; a row of no numbers has no choice on any of them."""
+    whole = head(rows, ties=ties)
+    expected, _ = HEAD_CHOOSE.reference(*whole.values(), **ATTRIBUTES)
+    whole["x"][-1] = torch.nan
+    inputs = [screened_inputs(of_rank) for of_rank in of_ranks(whole, ranks)]
+    for choice, logprob in run_on_ranks(SCREEN, inputs, seed=rows):
+        np.testing.assert_array_equal(choice[:-1], expected.numpy()[:-1])
+        assert choice[-1] == 0
+        assert np.isposinf(logprob[:-1]).all()
+        assert np.isnan(logprob[-1])
+    sent = [contribution(*of_rank.values(), **ATTRIBUTES) for of_rank in inputs]
+    options = ATTRIBUTES | {"ranks": ranks, "exchange": 0}
+    for of_rank in inputs:
+        choice, logprob = SCREEN.reference(*of_rank.values(), **options, contributions=sent)
+        assert torch.equal(choice[:-1], expected[:-1])
+        assert torch.isposinf(logprob).all()
+
+
+def screened_inputs(of_rank: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The same with the codes of the rank's tiles, in the order of the op's inputs."""
+    forms = {"codes": screened(of_rank["weight"]), "errors": screen_errors(of_rank["weight"])}
+    return {spec.name: (of_rank | forms)[spec.name] for spec in SCREEN.inputs}
 
 
 @pytest.mark.parametrize("ranks", [2, 4])

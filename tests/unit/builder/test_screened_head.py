@@ -8,13 +8,17 @@ from pathlib import Path
 import pytest
 import torch
 from checkpoints import write_draft, write_target
-from plan_host import fused_engine
+from left_out import slow
+from llama_checkpoints import write_llama
+from plan_host import fused_engine, step_name
+from rank_host import RankHost
 
 from specbuild.builder.backends.cuda.backend import CUDA
 from specbuild.builder.backends.cuda.compile.nvrtc import target_of
 from specbuild.builder.backends.cuda.engine import LoweredEngine, lower_engine
 from specbuild.builder.options import BuildOptions
 from specbuild.plugins_cuda.head_screen.screen import screen_errors, screened
+from specbuild.plugins_cuda.launches import Lowering
 from specbuild.runtime.errors import SpecbuildError
 
 
@@ -50,6 +54,32 @@ def test_codes_and_errors_are_stored_of_the_packed_head(engine: LoweredEngine) -
     assert torch.equal(weights[codes].checked(), screened(packed))
     errors = weights[codes.removesuffix("codes") + "errors"].checked()
     assert torch.equal(errors, screen_errors(packed))
+
+
+@pytest.mark.parametrize("temperature", [0.0, *slow(0.9)])
+def test_ranks_share_a_prefiltered_head(tmp_path: Path, temperature: float) -> None:
+    """Its codes too; it chooses what the exact head chooses."""
+    write_llama(tmp_path, num_hidden_layers=1, vocab_size=320, intermediate_size=128)
+    model, plan = fused_engine(
+        tmp_path, None, max_seq_len=64, max_batch_size=1, page_size=16, tensor_parallel=2
+    )
+    runs = []
+    for screens in (False, True):
+        engine = lower_engine(
+            replace(model, screens=screens), plan, target_of("sm_90a"), lambda *_: Lowering(())
+        )
+        host = RankHost(engine)
+        host.port("ignore_eos").fill_(1)
+        first, _ = host.admit(0, [3, 5, 7, 9, 11], 12, temperature=temperature, seed=5)
+        runs.append([first, *host.generate(0, step_name(1), 11)])
+        ops = {call.op for call in host._programs[step_name(1)].ops}
+        assert ops & {"RankHeadScreen", "RankHeadChoose", "HeadScreen", "HeadChoose"} == {
+            "RankHeadScreen" if screens else "RankHeadChoose"
+        }
+        stored = [name for name in engine.weights if name.startswith("lm_head.packed.sharded")]
+        assert len(stored) == (3 if screens else 1)
+        assert all(engine.weights[name].ranks == 2 for name in stored)
+    assert runs[0] == runs[1]
 
 
 @pytest.mark.parametrize(

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import onnx_ir as ir
-
 from specbuild.builder.backends.cuda.step.fused_graph import WeightTensors
 from specbuild.builder.backends.cuda.step.ir import Tensor
-from specbuild.builder.graph.passes.weights import derived, recipe_of
+from specbuild.builder.graph.passes.weights import Recipe, derived
 from specbuild.plugins_cuda.head_screen.screen import screen_errors, screened
 
 _FORMS = {"codes": screened, "errors": screen_errors}
 
 
-def screen_tensors(weights: WeightTensors, weight: ir.Value) -> dict[str, Tensor]:
-    """HeadScreen's ``codes`` and ``errors`` of a packed bf16 weight, stored beside it."""
-    recipe = recipe_of(weight)
-    assert recipe is not None
+def screen_tensors(weights: WeightTensors, name: str, recipe: Recipe) -> dict[str, Tensor]:
+    """HeadScreen's ``codes`` and ``errors`` of the packed bf16 weight ``name``, stored beside it.
+
+    Of a weight whose tiles ranks share, each has those of its own.
+    """
     return {
-        name: weights.tensor(f"{weight.name}.{name}", derived([recipe], form))
-        for name, form in _FORMS.items()
+        kind: weights.tensor(f"{name}.{kind}", derived([recipe], form))
+        for kind, form in _FORMS.items()
     }

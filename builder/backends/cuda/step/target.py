@@ -6,15 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-import onnx_ir as ir
-
 from specbuild.builder.backends.cuda.step.engine_parts import LISTS_ASKED, EngineParts
 from specbuild.builder.backends.cuda.step.fused_graph import HEAD, Placement, attributes_of
 from specbuild.builder.backends.cuda.step.ir import ProgramIr, Tensor
 from specbuild.builder.backends.cuda.step.screened_head import screen_tensors
 from specbuild.builder.backends.cuda.step.state import EXCHANGE, PARTIAL_TABLE
 from specbuild.builder.backends.cuda.step.states import state_inputs
-from specbuild.builder.graph.passes.weights import recipe_of, sharded_recipe
+from specbuild.builder.graph.passes.weights import Recipe, recipe_of, sharded_recipe
 from specbuild.plugins_cuda.head_screen.lowering import MOST_ROWS as MOST_SCREENED_ROWS
 from specbuild.plugins_cuda.launches import TensorInfo
 from specbuild.runtime.engine_dir.manifest import INDEXER_GROUP
@@ -211,33 +209,35 @@ def choose(
         return _choose_cut(placement, inputs, {name: sampling[name] for name in SAMPLING})
     weight = head.inputs[_WEIGHT]
     assert weight is not None
-    if not placement.screens or sampling["seed"].shape[0] > MOST_SCREENED_ROWS:
-        shared = _shared_head(placement, weight)
-        if shared is None:
-            return program.call("HeadChoose", inputs, attributes_of(head), outputs=outputs)
-        ranks = {"ranks": shared["inbox"].shape[1] + 1, "exchange": 0}
-        of_rank = {**attributes_of(head), **ranks}
-        return program.call("RankHeadChoose", inputs | shared, of_rank, outputs=outputs)
-    inputs |= screen_tensors(placement.weights, weight)
-    return program.call("HeadScreen", inputs, attributes_of(head), outputs=outputs)
+    screens = placement.screens and sampling["seed"].shape[0] <= MOST_SCREENED_ROWS
+    name, attributes = "HeadScreen" if screens else "HeadChoose", attributes_of(head)
+    stored, recipe = weight.name, recipe_of(weight)
+    shares = _shares(placement, recipe)
+    if shares is not None:
+        name, stored, recipe = f"Rank{name}", f"{stored}.sharded", shares
+        inputs |= {"weight": placement.weights.tensor(stored, shares)}
+        inputs |= {end: placement.ports[port] for end, port in EXCHANGE.items()}
+        attributes |= {"ranks": shares.ranks, "exchange": 0}
+    if screens:
+        assert stored is not None
+        assert recipe is not None
+        inputs |= screen_tensors(placement.weights, stored, recipe)
+    return program.call(name, inputs, attributes, outputs=outputs)
 
 
-def _shared_head(placement: Placement, weight: ir.Value) -> dict[str, Tensor] | None:
-    """The inputs of RankHeadChoose that HeadChoose has otherwise, or not at all.
+def _shares(placement: Placement, recipe: Recipe | None) -> Recipe | None:
+    """The shares of a packed vocabulary [tiles of 16 tokens, …] that ranks have.
 
-    ``weight`` [tiles of 16 tokens, …] is the packed vocabulary. Programs that write logits read all
-    of it, so it is stored beside the shares. None on one rank, and where ranks cannot share tiles.
+    Programs that write logits read all of it, so it is stored beside the shares. None on one rank,
+    and where ranks cannot share tiles.
     """
     inbox = placement.ports.get(EXCHANGE["inbox"])
-    recipe = recipe_of(weight)
     if inbox is None or recipe is None:
         return None
     ranks = inbox.shape[1] + 1
     if recipe.shape[0] % ranks:
         return None
-    shares = sharded_recipe(recipe, ranks, lambda packed: packed.unflatten(0, (ranks, -1)))
-    exchange = {name: placement.ports[port] for name, port in EXCHANGE.items()}
-    return {"weight": placement.weights.tensor(f"{weight.name}.sharded", shares), **exchange}
+    return sharded_recipe(recipe, ranks, lambda packed: packed.unflatten(0, (ranks, -1)))
 
 
 def _choose_cut(
