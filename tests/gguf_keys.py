@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
+import gguf_models
 from checkpoints import write_target
-from gguf_files import Stored, tokenizer_keys
+from gguf_files import Stored, tokenizer_keys, write_gguf
 from gguf_models import gpt_oss_twin
+from llama_checkpoints import write_llama
 from tokenizers import Tokenizer
 
 TEMPLATE = "{{ messages[0].content }}"
@@ -168,3 +172,29 @@ def write_gpt_oss(folder: Path, **options: Any) -> tuple[Path, dict[str, Any], d
     text = Tokenizer.from_file(str(model / "tokenizer.json"))
     keys = GPT_OSS_KEYS | tokenizer_keys(text, "gpt-4o") | {"tokenizer.chat_template": TEMPLATE}
     return model, keys | {"tokenizer.ggml.eos_token_id": 0}, gpt_oss_twin(model)
+
+
+def write_gguf_llama(folder: Path, kind: str, **sizes: int) -> Path:
+    """Write a random Llama whose matrices, but for the embedding, have this GGUF type.
+
+    ``sizes`` are those of its config.json: hidden_size, intermediate_size, head_dim and
+    num_attention_heads among them.
+    """
+    write_llama(folder / "model", rope_parameters=None, **sizes)
+    config = json.loads((folder / "model" / "config.json").read_text())
+    architecture, keys = LLAMA_KINDS["llama"]
+    keys = LLAMA_KEYS | keys | {
+        ".embedding_length": config["hidden_size"],
+        ".feed_forward_length": config["intermediate_size"],
+        ".rope.dimension_count": config["head_dim"],
+        ".attention.head_count": config["num_attention_heads"],
+        ".attention.head_count_kv": config["num_key_value_heads"],
+    }  # fmt: skip
+
+    def kinds(name: str, shape: tuple[int, ...]) -> str:
+        is_matrix = len(shape) == 2 and "embed_tokens" not in name
+        return kind if is_matrix else "F32"
+
+    with patch.object(gguf_models, "mixed", kinds):
+        tensors = gguf_models.llama_twin(folder / "model", config)
+    return write_gguf(folder / "model.gguf", architecture, keys, tensors)

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
-import gguf_models
 import pytest
 from example_engine import every_other_sampled, on_gpu, outputs, random_prompts, records
-from gguf_files import write_gguf
-from gguf_keys import LLAMA_KEYS, LLAMA_KINDS
-from gguf_models import llama_twin
-from llama_checkpoints import LAYERS, VOCAB, write_llama
+from gguf_keys import write_gguf_llama
+from llama_checkpoints import LAYERS, VOCAB
 
 from specbuild.builder.build import build
 from specbuild.builder.options import BuildOptions
@@ -32,25 +28,10 @@ def file(
 ) -> Iterator[Path]:
     """A Llama whose matrices have one type, but for the embedding."""
     folder = tmp_path_factory.mktemp(request.param)
-    write_llama(
-        folder / "model", hidden_size=HIDDEN, intermediate_size=INNER, rope_parameters=None,
-        head_dim=64, num_attention_heads=HEADS,
+    yield write_gguf_llama(
+        folder, request.param,
+        hidden_size=HIDDEN, intermediate_size=INNER, head_dim=64, num_attention_heads=HEADS,
     )  # fmt: skip
-    config = json.loads((folder / "model" / "config.json").read_text())
-    architecture, keys = LLAMA_KINDS["llama"]
-    keys = LLAMA_KEYS | keys | {
-        ".embedding_length": HIDDEN, ".feed_forward_length": INNER, ".rope.dimension_count": 64,
-        ".attention.head_count": HEADS,
-    }  # fmt: skip
-
-    def kinds(name: str, shape: tuple[int, ...]) -> str:
-        is_matrix = len(shape) == 2 and "embed_tokens" not in name
-        return request.param if is_matrix else "F32"
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(gguf_models, "mixed", kinds)
-        tensors = llama_twin(folder / "model", config)
-    yield write_gguf(folder / "model.gguf", architecture, keys, tensors)
 
 
 def test_no_bit_differs_from_dequantized_weights(file: Path) -> None:

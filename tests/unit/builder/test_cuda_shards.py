@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from fused_graphs import fused_model
+from gguf_keys import write_gguf_llama
 from hypothesis import given
 from hypothesis import strategies as st
 from left_out import examples, slow
@@ -53,12 +54,20 @@ def test_codes_of_parts_are_parts_of_the_codes(tmp_path: Path, dtype: str) -> No
     require_parts(tmp_path, f".packed.sharded.{dtype}", weights_dtype=dtype)
 
 
-@pytest.mark.parametrize("name", ["awq", *slow("gptq")])
+@pytest.mark.parametrize("name", ["awq", "fp8 a tensor", *slow("gptq", "fbgemm fp8")])
 def test_codes_of_a_checkpoint_are_cut_as_they_are(tmp_path: Path, name: str) -> None:
     """Scales and zero points of a group go with its columns."""
-    write_llama(tmp_path / "model", **SIZES)
+    # Whole blocks of 128 rows and columns in every matrix.
+    write_llama(tmp_path / "model", **SIZES | {"hidden_size": 256, "num_key_value_heads": 4})
     write_quantized(tmp_path, FORMATS[name])
-    require_parts(tmp_path / "model", ".sharded")
+    require_parts(tmp_path / "model", ".sharded", kv_heads=4)
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_K", *slow("Q6_K", "Q5_K", "Q4_0", "Q4_1")])
+def test_blocks_of_gguf_are_cut_as_they_are(tmp_path: Path, kind: str) -> None:
+    """Also within a super-block of 256 columns: its scales are stored with every 64 columns."""
+    file = write_gguf_llama(tmp_path, kind, hidden_size=256, **SIZES)
+    require_parts(file, ".sharded")
 
 
 def test_codes_that_ranks_cannot_share_are_refused(tmp_path: Path) -> None:
@@ -71,7 +80,7 @@ def test_codes_that_ranks_cannot_share_are_refused(tmp_path: Path) -> None:
     fused_model(tmp_path / "model", **LIMITS, tensor_parallel=2, weights_dtype="bf16")
 
 
-def require_parts(path: Path, suffix: str, **options: Any) -> None:
+def require_parts(path: Path, suffix: str, kv_heads: int = 2, **options: Any) -> None:
     """Of the codes of every projection two ranks have the parts, under names with this suffix."""
     one, two = (
         fused_model(path, **LIMITS, **options, **several)
@@ -79,7 +88,7 @@ def require_parts(path: Path, suffix: str, **options: Any) -> None:
     )
     whole = one.models["target"].graph.initializers
     splits: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-        "qkv_proj": partial(by_heads, q_heads=8, kv_heads=2, ranks=2),
+        "qkv_proj": partial(by_heads, q_heads=8, kv_heads=kv_heads, ranks=2),
         "o_proj": partial(by_columns, ranks=2),
         "gate_up_proj": partial(by_rows, ranks=2),
         "down_proj": partial(by_columns, ranks=2),
