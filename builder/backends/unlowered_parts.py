@@ -22,13 +22,17 @@ def require_lowered_parts(
     ``fused`` are parts that its fusions make others of, or take in, by the names that the parts
     have here.
     """
-    found = ((name, part) for name, part in _parts(target) if name not in fused)
-    _, part = next(found, ("", None))
+    part = next(unlowered_parts(target, fused), None)
     if part is not None:
         raise SpecbuildError(
             f"the model is a {target.model_type}, which {part}: {computed_by} do not compute that "
             "yet; build with --backend cpu"
         )
+
+
+def unlowered_parts(g: TargetGeometry, fused: frozenset[str]) -> Iterator[str]:
+    """What a target does, as the end of a sentence about it; ``fused`` are left out."""
+    return (part for name, part in _parts(g) if name not in fused)
 
 
 def _parts(g: TargetGeometry) -> Iterator[tuple[str, str]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from specbuild.builder.backends.unlowered_parts import unlowered_parts
 from specbuild.builder.engine.sizes import EnginePlan
 from specbuild.plugins_cuda.linear.packing import TILE_ROWS
 from specbuild.plugins_cuda.rms_moe.packing import BLOCK
@@ -13,6 +14,8 @@ from specbuild.runtime.engine_dir.plan import RANKS
 from specbuild.runtime.errors import SpecbuildError
 
 FLAG = "--tensor-parallel"
+# What models have beside the parts of GPT-OSS and Llama, and a rank computes as one GPU does.
+_SHARED_PARTS = frozenset({"growth", "partial", "scale", "unrotated"})
 
 
 def require_ranks(ranks: int) -> None:
@@ -46,25 +49,14 @@ def require_shared_modes(plan: EnginePlan) -> None:
             )
 
 
-def _unshared_parts(target: TargetGeometry) -> Iterator[str]:
-    """What no number of GPUs shares."""
-    if target.latent_dims and target.mla is None:
-        yield "trained latents (mla_kv.safetensors) are"
-    if target.gated_delta is not None:
-        yield "recurrent states (gated delta nets) are"
-    if target.vocab % TILE_ROWS:
-        yield f"vocab_size {target.vocab}, which is no multiple of {TILE_ROWS}, is"
-    if target.attention.qk_norm == "all_heads":
-        yield "norms over all heads are"
-    if target.norm_places != "inputs":
-        yield "norms behind attention and feed-forward are"
-    if target.multipliers is not None:
-        yield "factors of embeddings, residuals and logits are"
-
-
 def _problems(target: TargetGeometry, ranks: int) -> Iterator[str]:
     """What ``ranks`` GPUs cannot share."""
-    yield from (f"{part} not built for several GPUs" for part in _unshared_parts(target))
+    if target.latent_dims and target.mla is None:
+        yield "trained latents (mla_kv.safetensors) are not built for several GPUs"
+    if target.vocab % TILE_ROWS:
+        yield f"vocab_size {target.vocab} is no multiple of {TILE_ROWS}"
+    for part in unlowered_parts(target, _SHARED_PARTS):
+        yield f"the model {part}, which is not built for several GPUs"
     if target.q_heads % ranks:
         yield f"the model has {target.q_heads} query heads, which {ranks} GPUs cannot share"
     kv_heads = target.kv_heads

@@ -1,0 +1,79 @@
+"""What engines of several ranks do not compute yet is refused by name."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from geometries import GPT_OSS_20B
+from llama_checkpoints import write_llama
+from plan_host import fused_engine
+
+from specbuild.builder.backends.cuda.shard.require import require_shared_modes, require_shares
+from specbuild.runtime.engine_dir.feed_forward import DenseFeedForward, Geglu
+from specbuild.runtime.engine_dir.geometry import (
+    LINEAR_ATTENTION,
+    GatedDelta,
+    LayerInputs,
+    Multipliers,
+    Rope,
+    WindowHeads,
+)
+from specbuild.runtime.errors import SpecbuildError
+
+ATTENTION = GPT_OSS_20B.attention
+STATES = GatedDelta(key_heads=16, value_heads=32, key_width=128, value_width=128, taps=4)
+
+
+@pytest.mark.parametrize(
+    ("changes", "part"),
+    [
+        ({"gated_delta": STATES, "layer_types": (LINEAR_ATTENTION, "full_attention") * 12},
+         "has 12 layers with a recurrent state (gated delta nets)"),
+        ({"attention": replace(ATTENTION, output_gate=True)},
+         "multiplies what attention gives by a gate"),
+        ({"attention": replace(ATTENTION, qk_norm="all_heads")},
+         "norms the queries of all heads together before they turn"),
+        ({"attention": replace(ATTENTION, value_norm=True)}, "norms values"),
+        ({"window_heads": WindowHeads(kv_heads=16, head_dim=64)},
+         "has 16 KV heads of 64 in layers with a window, 8 of 64 in others"),
+        ({"shared_caches": 4}, "has 4 layers that read keys and values of other layers"),
+        ({"layer_inputs": LayerInputs(width=64, vocab=1000)},
+         "gives each layer an embedding of its own"),
+        ({"window_rope": Rope(theta=1e4)},
+         "turns keys of layers with a window by another RoPE"),
+        ({"norm_places": "both"}, "norms what attention and feed-forward give"),
+        ({"multipliers": Multipliers(embedding=12.0)},
+         "multiplies embeddings, residuals or logits by constants"),
+        ({"feed_forwards": (DenseFeedForward(inner=5760, activation=Geglu()),)},
+         "has a feed-forward with GELU"),
+    ],
+)  # fmt: skip
+def test_parts_of_hybrids_and_of_gemma_are_refused(changes: dict[str, Any], part: str) -> None:
+    require_shares(GPT_OSS_20B, 2)
+    expected = (
+        f"--tensor-parallel 2: the model {part}, which is not built for several GPUs; "
+        "leave --tensor-parallel out"
+    )
+    with pytest.raises(SpecbuildError, match=f"^{re.escape(expected)}$"):
+        require_shares(replace(GPT_OSS_20B, **changes), 2)
+
+
+def test_trained_latents_are_refused() -> None:
+    expected = "--tensor-parallel 4: trained latents (mla_kv.safetensors) are not built for several"
+    with pytest.raises(SpecbuildError, match=re.escape(expected)):
+        require_shares(replace(GPT_OSS_20B, latent_dims=(512,) * 24), 4)
+
+
+@pytest.mark.parametrize(("field", "flag"), [("specpv", "--specpv"), ("dsa", "--dsa")])
+def test_modes_of_one_gpu_are_refused(tmp_path: Path, field: str, flag: str) -> None:
+    write_llama(tmp_path, num_hidden_layers=1)
+    _, plan = fused_engine(tmp_path, None, max_seq_len=64, max_batch_size=1, page_size=16)
+    with_mode: Any = {field: object()}
+    require_shared_modes(replace(plan, **with_mode))
+    expected = f"--tensor-parallel 2 and {flag}: not built for several GPUs; leave one out"
+    with pytest.raises(SpecbuildError, match=f"^{re.escape(expected)}$"):
+        require_shared_modes(replace(plan, ranks=2, **with_mode))
