@@ -98,8 +98,9 @@ def _dflash(folder: Path, cuda: bool, *, causal: bool = False, **options: Any) -
     return folder / "draft", lambda: OnePass(run, torch.arange(VOCAB))
 
 
-# On CUDA: dense layers, and latents that kernels take.
+# On CUDA: dense layers that two ranks can share, and latents that kernels take.
 _LATENTS = {
+    "intermediate_size": 128,
     "kv_lora_rank": 64, "qk_rope_head_dim": 16, "qk_nope_head_dim": 32, "v_head_dim": 32,
     "first_k_dense_replace": LAYERS + 1, "dtype": "bfloat16",
 }  # fmt: skip
@@ -120,7 +121,8 @@ def _deepseek(folder: Path, cuda: bool, q_lora_rank: int | None = 32) -> Written
 
 def _mimo(folder: Path, cuda: bool) -> Written:
     rope = {"rope_type": "default", "rope_theta": 500.0}
-    sizes: dict[str, Any] = {"dtype": "bfloat16", "head_dim": 32} if cuda else {}
+    kernels = {"dtype": "bfloat16", "head_dim": 32, "intermediate_size": 128}
+    sizes: dict[str, Any] = kernels if cuda else {}
     tensors = write_mimo(folder / "model", num_hidden_layers=LAYERS, rope_parameters=rope, **sizes)
     plain = PlainMimoMtp(tensors, heads=4, kv_heads=2, eps=0.02, theta=500.0)
 

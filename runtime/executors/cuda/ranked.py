@@ -100,7 +100,8 @@ class RankedExecutor:
 
     def use(self) -> None:
         """Let the calling thread use the executor."""
-        self._gpus[0].use()
+        with self._gpu_errors():
+            self._gpus[0].use()
 
     def port(self, name: str) -> Port | None:
         """Return a port of the plan."""
