@@ -6,8 +6,10 @@ on one GPU, they must not change here.
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -114,33 +116,74 @@ def test_the_example_decodes_alike_with_and_without_its_draft(tmp_path: Path) ->
     assert sum(agreed) > 24 * len(prompts)
 
 
+# A step with a fault between the launches of two ranks; a kernel waits ``limit_ms`` at most.
 _FAULT = """
-import sys
+import os, signal, sys
 from pathlib import Path
 sys.path[:0] = {path!r}
 from rank_engines import example_token_prompts, on_ranks
-from example_engine import records
+from example_engine import outputs, records
 from specbuild.runtime.request import GenerateParams
+
+def tokens():
+    params = GenerateParams(max_new_tokens=4)
+    return outputs(records(engine, example_token_prompts(1), params, None))
+
+def stop(entry):
+    executor.ranks[1].runner.start = start
+    os.kill(os.getpid(), signal.SIGSTOP)
+    start(entry)
+
 with on_ranks(Path({engine!r})) as engine:
     executor = engine.executor
-    executor.fill("exchange.limit_ms", 1500)
-    list(records(engine, example_token_prompts(1), GenerateParams(max_new_tokens=4), None))
-    executor.ranks[1].runner.start = lambda entry: None
+    executor.fill("exchange.limit_ms", {limit_ms})
+    wanted = tokens()
+    start = executor.ranks[1].runner.start
+    executor.ranks[1].runner.start = {fault}
     try:
-        records(engine, example_token_prompts(1), GenerateParams(max_new_tokens=4), None)
+        assert tokens() == wanted
+        print("all tokens", flush=True)
     except Exception as error:
-        print("said:", error, flush=True)
-        import os
+        print("error:", error, flush=True)
         os._exit(3)
 """
 
 
-def test_a_rank_that_is_never_launched_is_told(tmp_path: Path) -> None:
-    """The other one's kernels give up; the process ends with a sentence."""
-    output = build_example(tmp_path / "engine", tensor_parallel=2)
-    code = _FAULT.format(path=sys.path, engine=str(output))
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
-    )
-    assert done.returncode == 3, done.stderr[-2000:]
-    assert "GPU 0 waited" in done.stdout and "for GPU 1 in exchange 0 of prefill" in done.stdout
+@pytest.fixture(scope="module")
+def example(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The example's engine on two ranks."""
+    return build_example(tmp_path_factory.mktemp("example") / "engine", tensor_parallel=2)
+
+
+def fault(engine: Path, kind: str, limit_ms: int, stopped_s: float = 0.0) -> tuple[int, str, float]:
+    """A process' exit code and output, and the seconds from its fault or stop to its end."""
+    code = _FAULT.format(path=sys.path, engine=str(engine), limit_ms=limit_ms, fault=kind)
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as run:
+        if stopped_s:
+            while Path(f"/proc/{run.pid}/stat").read_text().rpartition(")")[2].split()[0] != "T":
+                assert run.poll() is None
+                time.sleep(0.05)
+            time.sleep(stopped_s)
+            run.send_signal(signal.SIGCONT)
+        continued = time.monotonic()
+        output, _ = run.communicate(timeout=60)
+    return run.returncode, output, time.monotonic() - continued
+
+
+def test_a_rank_that_is_never_launched_ends_the_process(example: Path) -> None:
+    code, output, _ = fault(example, "lambda entry: None", 1500)
+    assert code == 3
+    assert "GPU 0 waited" in output
+    assert "for GPU 1 in exchange 0 of prefill" in output
+
+
+def test_a_stop_that_is_shorter_than_the_limit_changes_no_token(example: Path) -> None:
+    code, output, _ = fault(example, "stop", 8000, stopped_s=2.0)
+    assert (code, output) == (0, "all tokens\n")
+
+
+def test_a_stop_that_is_longer_than_the_limit_ends_the_process(example: Path) -> None:
+    code, output, seconds = fault(example, "stop", 1000, stopped_s=4.0)
+    assert code == 3
+    assert "GPU 0 waited" in output
+    assert seconds < 25

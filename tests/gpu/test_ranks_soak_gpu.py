@@ -1,0 +1,72 @@
+"""100,000 tokens of an engine on two ranks, whose sequences come and are aborted all the time."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+from example_engine import CHAIN, TREE, build_example, every_other_sampled
+from rank_engines import example_token_prompts, on_ranks
+
+from specbuild.runtime.decode.decoder import DraftSetting
+from specbuild.runtime.decode.session import Stream
+from specbuild.runtime.executors.cuda import ranked
+from specbuild.runtime.records import RunRecord
+from specbuild.runtime.request import FinishEvent
+
+pytestmark = pytest.mark.timeout(300)
+
+TOKENS = 100_000
+# More streams than rows of a batch: some wait.
+STREAMS = 11
+LONGEST = 96
+
+
+def test_no_token_depends_on_joins_and_aborts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rounds are numbered from 0 again every few steps, with sequences in between."""
+    monkeypatch.setattr(ranked, "MOST_ROUNDS", 2000)
+    restarts: list[int] = []
+    restart = ranked.RankedExecutor._restart_rounds
+    with on_ranks(build_example(tmp_path / "engine", tensor_parallel=2)) as engine:
+        prompts = example_token_prompts(40)
+        requests = engine.check_prompts(prompts, every_other_sampled(len(prompts), LONGEST))
+        alone = [end_of(engine.session.add([each], DraftSetting(None))) for each in requests]
+        monkeypatch.setattr(
+            ranked.RankedExecutor,
+            "_restart_rounds",
+            lambda executor: (restarts.append(executor._rounds), restart(executor)),
+        )
+        draw, total, aborted = random.Random(3), 0, 0
+        running: list[tuple[int, Stream]] = []
+        while total < TOKENS or running:
+            # Requests of one setting run together.
+            setting = DraftSetting((None, CHAIN, TREE)[total // 5000 % 3])
+            while total < TOKENS and len(running) < STREAMS:
+                number = draw.randrange(len(requests))
+                stream = engine.session.add([requests[number]], setting)
+                running.append((number, stream))
+                if draw.random() < 0.33:
+                    for _ in range(draw.randrange(8)):
+                        next(stream)
+                    stream.abort()
+            number, stream = running.pop(draw.randrange(len(running)))
+            got, expected = end_of(stream), alone[number]
+            length = len(got.output_ids)
+            assert length == LONGEST or got.finish_reason == "abort"
+            assert got.output_ids == expected.output_ids[:length]
+            assert got.logprobs is not None
+            assert expected.logprobs is not None
+            assert got.logprobs == expected.logprobs[:length]
+            aborted += got.finish_reason == "abort"
+            total += length
+    print(f"{total} tokens, {aborted} requests aborted, {len(restarts)} restarts of the rounds")
+    assert aborted > 50
+    assert len(restarts) > 20
+
+
+def end_of(stream: Stream) -> RunRecord:
+    """What became of the only request."""
+    return next(event.record for event in stream if isinstance(event, FinishEvent))
