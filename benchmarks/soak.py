@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from specbuild.builder.verify.near_ties import ROUTING_TIE
+from specbuild.builder.verify.comparison import ROUTING_TIE
 from specbuild.builder.verify.reference_target import ReferenceTarget
 from specbuild.plugins_cuda.choose.op import gumbel_noise, kept_tokens
 from specbuild.runtime.decode.decoder import Speculation

@@ -9,6 +9,10 @@ import numpy as np
 from specbuild.builder.verify.report import VerifyRow
 from specbuild.runtime.measure.losslessness import NEAR_TIE
 
+# Two experts whose router logits are closer than this may change places. Another expert's output
+# is as far away as it likes, and every later row reads it: what follows may differ at will.
+ROUTING_TIE = 1e-5
+
 LEAST_COSINE = 0.9999
 LARGEST_ERROR = 1e-3
 TOP_K = 5

@@ -11,7 +11,7 @@ import torch
 
 from specbuild.builder.progress import Progress, SilentProgress
 from specbuild.builder.training.self_text import Generation, generate_text
-from specbuild.builder.verify.near_ties import ROUTING_TIE
+from specbuild.builder.verify.comparison import ROUTING_TIE
 from specbuild.builder.verify.report import LosslessRow
 from specbuild.plugins_cuda.choose.op import gumbel_noise
 from specbuild.runtime.decode.decoder import DraftSetting

@@ -12,9 +12,9 @@ from specbuild.builder.families.parts.path_draft import BlockDraft, PathDraft
 from specbuild.builder.families.registry import draft_family, target_family
 from specbuild.builder.progress import Progress, SilentProgress
 from specbuild.builder.training.self_text import Generation, generate_text
+from specbuild.builder.verify.comparison import ROUTING_TIE
 from specbuild.builder.verify.engine_probe import EngineProbe
 from specbuild.builder.verify.losslessness import NEW_TOKENS, check_losslessness
-from specbuild.builder.verify.near_ties import ROUTING_TIE
 from specbuild.builder.verify.reference_target import ReferenceTarget
 from specbuild.builder.verify.report import VerifyReport
 from specbuild.builder.verify.stages import (

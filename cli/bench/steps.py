@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from time import perf_counter
 
 from specbuild.cli.bench.budget import Budget
-from specbuild.cli.bench.layer import middle_layer
 from specbuild.cli.bench.report import KernelTime, LayerLaunch, Phase, phase_of
 from specbuild.runtime.decode.device.program_table import ProgramTable
 from specbuild.runtime.draft.draft_models import by_model, model_of
 from specbuild.runtime.engine import Engine
 from specbuild.runtime.engine_dir.manifest import DraftShape
-from specbuild.runtime.engine_dir.plan import TARGET, level_section
+from specbuild.runtime.engine_dir.plan import TARGET, OpCall, level_section
 from specbuild.runtime.measure.anatomy import StepAnatomy
 from specbuild.runtime.measure.benchmark_batch import (
     BenchmarkBatch,
@@ -29,10 +28,10 @@ from specbuild.runtime.measure.byte_floor import (
     Work,
 )
 from specbuild.runtime.measure.graph_timing import profile_program
-from specbuild.runtime.measure.prompt_timing import measure_prompt_anatomy
 from specbuild.runtime.measure.step_timing import (
     MeasuredStep,
     measure_anatomy,
+    measure_prompt_anatomy,
     measure_step,
     sparse_at,
 )
@@ -288,3 +287,19 @@ def tree_text(shape: DraftShape) -> str:
     if wide == 1:
         return f"chain of {deep}{by}"
     return f"tree of {shape.draft_tokens} ({wide} wide, {deep} deep){by}"
+
+
+def middle_layer(ops: Sequence[OpCall], layers: int) -> tuple[int, range]:
+    """Return a layer in the middle of the target, from 0, and the indices of its ops in ``ops``.
+
+    An op that a step calls exactly ``layers`` times marks the start of each layer. There are no
+    indices without such an op, or without a following layer.
+    """
+    layer = (layers - 1) // 2
+    target = [place for place, op in enumerate(ops) if op.section == TARGET]
+    calls = Counter(ops[place].op for place in target)
+    mark = next((ops[place].op for place in target if calls[ops[place].op] == layers), None)
+    if mark is None or layers < 2:
+        return layer, range(0)
+    begins = [place for place in target if ops[place].op == mark]
+    return layer, range(begins[layer], begins[layer + 1])

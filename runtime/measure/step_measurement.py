@@ -19,8 +19,7 @@ from specbuild.runtime.measure.benchmark_batch import (
     tokens_left,
 )
 from specbuild.runtime.measure.graph_timing import time_prefixes, time_program
-from specbuild.runtime.measure.step_sections import step_sections
-from specbuild.runtime.measure.step_timing import sparse_at
+from specbuild.runtime.measure.step_timing import sparse_at, step_sections
 
 MEASURING_BUDGET_S = 60.0
 CONTEXTS = (64, 1024, 8192, 32768)

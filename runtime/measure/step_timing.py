@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 from specbuild.runtime.decode.device.program_table import ProgramTable
+from specbuild.runtime.decode.scheduler import prompt_launches
 from specbuild.runtime.engine import Engine
 from specbuild.runtime.engine_dir.manifest import DraftShape
-from specbuild.runtime.engine_dir.plan import ProgramEntry
+from specbuild.runtime.engine_dir.plan import OpCall, ProgramEntry
 from specbuild.runtime.measure.anatomy import LaunchTimes, StepAnatomy, step_anatomy
 from specbuild.runtime.measure.benchmark_batch import BenchmarkBatch, cuda_executor
 from specbuild.runtime.measure.byte_floor import Work
@@ -19,7 +22,35 @@ from specbuild.runtime.measure.graph_timing import (
     time_program,
 )
 from specbuild.runtime.measure.routed_experts import experts_touched
-from specbuild.runtime.measure.step_sections import step_sections
+
+
+@dataclass(frozen=True)
+class Section:
+    """Ops ``first`` … ``last`` of a step, inclusive.
+
+    ``level 1`` ingests the accepted tokens and drafts the first level, and ``level l`` the further
+    ones. ``select`` selects the tree's nodes, ``target`` verifies them and samples, and ``accept``
+    compares the samples and updates the state.
+    """
+
+    name: str
+    first: int
+    last: int
+
+
+def step_sections(ops: Sequence[OpCall]) -> tuple[Section, ...]:
+    """Return the sections of a decoding step, in order; together they include every op.
+
+    Raises ValueError if an op has no section, so that the program is not a step.
+    """
+    sections: list[Section] = []
+    for name, calls in groupby(ops, key=lambda call: call.section):
+        first = sections[-1].last + 1 if sections else 0
+        sections.append(Section(name, first, first + len(list(calls)) - 1))
+    if not all(section.name for section in sections) or not sections:
+        raise ValueError("the ops are not those of a decoding step")
+    return tuple(sections)
+
 
 # The number of consecutive steps that determines the time between two.
 STEPS_IN_A_ROW = 8
@@ -133,3 +164,30 @@ def _entry(
 ) -> ProgramEntry:
     table = ProgramTable(cuda_executor(engine).plan)
     return table.step(shape, batch=batch, full_logits=False, sparse=sparse)
+
+
+# Each graph of a prompt takes milliseconds, and there is one graph per launch.
+_PROMPT_REPEATS = 3
+
+
+def measure_prompt_anatomy(placed: BenchmarkBatch, *, bytes_per_s: float | None) -> StepAnatomy:
+    """Time every launch of the program that computed the last part of a placed prompt.
+
+    The program runs again on the rows that its ports still have, and so writes the same keys and
+    values. ``placed`` must be one sequence; ``bytes_per_s`` is the bandwidth of a streaming read.
+    Serial launches are not timed, which would double the duration.
+    """
+    assert placed.batch == 1, "a launch of several prompts is none of one's alone"
+    executor, runner = placed.executor, placed.executor.runner
+    table = ProgramTable(executor.plan)
+    *before, rows = prompt_launches(placed.tokens.shape[1], table.prefill_rows)
+    entry = table.prefill(rows=rows, batch=1, full_logits=False)
+    experts = experts_touched(executor, entry)
+    step_s = time_program(runner, entry, _PROMPT_REPEATS)
+    added = profile_program(runner, entry, _PROMPT_REPEATS)
+    work = Work(rows, 1, sum(before), experts, logit_rows=1)
+    planned = step_anatomy(
+        executor.plan, entry, runner.described(entry), work,
+        draft=f"{rows} tokens of a prompt", bytes_per_s=bytes_per_s,
+    )  # fmt: skip
+    return planned.timed(LaunchTimes([launch.added_s for launch in added], step_s))

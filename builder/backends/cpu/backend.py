@@ -17,22 +17,32 @@ from specbuild.builder.backends.cpu.quantized_products import (
     quantize_products,
 )
 from specbuild.builder.backends.cpu.row_probe import row_probe
-from specbuild.builder.backends.cpu.sizes import SIZES
 from specbuild.builder.backends.foreign_options import (
     refuse_kernel_options,
     refuse_tensorrt_options,
 )
+from specbuild.builder.engine.backend_sizes import DEFAULT_TREE_LIMITS, BackendSizes
 from specbuild.builder.engine.manifest import graph_file
 from specbuild.builder.engine.sizes import EnginePlan
 from specbuild.builder.engine.writer import weight_places
 from specbuild.builder.graph.passes.portable import portable_bytes
 from specbuild.builder.options import BuildOptions
 from specbuild.builder.progress import Progress
+from specbuild.plugins_cuda.kv_write.op import POOL_BODY_AXES
 from specbuild.runtime.engine_dir.backends import facts_of
 from specbuild.runtime.engine_dir.drafters.record import DraftGeometry
 from specbuild.runtime.engine_dir.geometry import TargetGeometry
 from specbuild.runtime.errors import SpecbuildError
 from specbuild.runtime.executors.cpu.row_padding import PROBE_FILE
+
+SIZES = BackendSizes(
+    page_size=16,
+    draft_limits=DEFAULT_TREE_LIMITS,
+    prefill_rows=256,
+    cache_dtype="float32",
+    pool_axes=POOL_BODY_AXES,
+    draft_dtype="fp32",
+)
 
 
 class CpuBackend:

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from specbuild.builder.families.eagle3.checkpoint import read_eagle3
 from specbuild.builder.families.eagle3.config import ARCHITECTURES
 from specbuild.builder.families.eagle3.cuda import EAGLE3_CUDA
-from specbuild.builder.families.eagle3.hints import draft_hints
 from specbuild.builder.families.eagle3.model import DraftFuse, Eagle3
 from specbuild.builder.families.eagle3.reference import read_reference
 from specbuild.builder.families.eagle3.synth import EAGLE3_SYNTH
 from specbuild.builder.families.family import DraftFamily
+
+DRAFT_NAMES = ("midlayer.", "fc.weight", "d2t", "t2d")
+DRAFT_HINT = "the shards hold an EAGLE3 draft; give it with --draft, and its target as --model"
+
+
+def draft_hints(names: Iterable[str]) -> list[str]:
+    """The hint, where the tensors' names are a draft's."""
+    return [DRAFT_HINT] if any(name.startswith(DRAFT_NAMES) for name in names) else []
+
 
 EAGLE3 = DraftFamily(
     title="EAGLE3",

@@ -9,13 +9,15 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import torch
 from torch import nn
+from torch.nn import functional as F
 
 from specbuild.builder.checkpoint.target_parts import TargetCheckpoint
 from specbuild.builder.progress import Progress, SilentProgress
+from specbuild.builder.training.corpus import Rows
 from specbuild.builder.training.frozen_target import load_target
 from specbuild.builder.training.heads.backbone import Backbone
-from specbuild.builder.training.heads.evaluation import perplexity
 from specbuild.builder.training.heads.options import HeadOptions
 from specbuild.builder.training.heads.output import HeadReport, write_head_report
 from specbuild.builder.training.heads.plan import TrainingSettings, make_plan
@@ -163,3 +165,18 @@ class Session:
         for line in plan.lines():
             self.progress.note(line)
         return plan
+
+
+@torch.no_grad()
+def perplexity(backbone: Backbone, rows: Rows, *, heads: bool, batch_size: int) -> float:
+    """``exp`` of the mean cost of the rows' next tokens, each row read alone."""
+    device = str(backbone.head.weight.device)
+    costs = []
+    for start in range(0, len(rows.ids), batch_size):
+        ids = rows.batch(slice(start, start + batch_size), device).ids
+        with backbone.switch.turned(heads):
+            states = backbone.run(ids).last[:, :-1]
+        for row, wanted in zip(states, ids[:, 1:], strict=True):
+            logits = backbone.head(row).float()
+            costs.append(F.cross_entropy(logits, wanted, reduction="none").double())
+    return float(torch.cat(costs).mean().exp())

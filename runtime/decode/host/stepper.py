@@ -24,7 +24,7 @@ from specbuild.runtime.draft.static_tree import StaticTree
 from specbuild.runtime.draft.tree import DraftTrees, chain_trees, shallower
 from specbuild.runtime.engine_dir.manifest import DraftShape, Manifest
 from specbuild.runtime.executors.executor import Executor
-from specbuild.runtime.lossy.verified import Verified
+from specbuild.runtime.lossy.mode import Verified
 from specbuild.runtime.request import SequenceState, TopLogprobs
 from specbuild.runtime.statistics import StepClock
 

@@ -15,9 +15,8 @@ from specbuild.runtime.draft.tree import DraftTrees
 from specbuild.runtime.engine_dir.manifest import Manifest
 from specbuild.runtime.executors.executor import Executor
 from specbuild.runtime.lossy.dsa.host import HostSelections
-from specbuild.runtime.lossy.mode import HostMode, HostModeRequest
+from specbuild.runtime.lossy.mode import HostMode, HostModeRequest, Verified
 from specbuild.runtime.lossy.specpv.host_tables import HostViews
-from specbuild.runtime.lossy.verified import Verified
 from specbuild.runtime.request import SequenceState
 
 

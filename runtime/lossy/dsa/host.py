@@ -13,8 +13,7 @@ import numpy as np
 from specbuild.runtime.cache.row_placement import RowLayout
 from specbuild.runtime.engine_dir.manifest import INDEXER_GROUP, Dsa, Manifest
 from specbuild.runtime.lossy.dsa.state import EVERYTHING, Attends, Check, SequenceSelection
-from specbuild.runtime.lossy.mode import HostModeRequest
-from specbuild.runtime.lossy.verified import Verified
+from specbuild.runtime.lossy.mode import HostModeRequest, Verified
 from specbuild.runtime.request import SequenceState
 
 

@@ -16,14 +16,13 @@ from specbuild.runtime.engine_dir.cache_groups import choosing_group
 from specbuild.runtime.engine_dir.drafters.registry import DRAFT_GROUPS
 from specbuild.runtime.engine_dir.manifest import INDEXER_GROUP, Manifest, SpecPv
 from specbuild.runtime.lossy.dsa.state import EVERYTHING
-from specbuild.runtime.lossy.mode import HostModeRequest
+from specbuild.runtime.lossy.mode import HostModeRequest, Verified
 from specbuild.runtime.lossy.specpv.state import (
     SequenceView,
     StepChoice,
     ViewGeometry,
     automatic_budget,
 )
-from specbuild.runtime.lossy.verified import Verified
 from specbuild.runtime.request import Request, SequenceState
 
 

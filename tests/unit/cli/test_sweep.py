@@ -19,9 +19,9 @@ from toy_device import ToyCuda, toy_cuda
 from specbuild.cli.bench import runs as sweep_runs
 from specbuild.cli.bench import sweep as bench_sweep
 from specbuild.cli.bench.budget import Budget
-from specbuild.cli.bench.layer import middle_layer
 from specbuild.cli.bench.report import SWEEPS, Load, SweepReport
 from specbuild.cli.bench.roofline import plot_sweep
+from specbuild.cli.bench.steps import middle_layer
 from specbuild.cli.bench.sweep import Progress, SweepSettings, measure, run_sweep, sweeps_of
 from specbuild.cli.bench.table import sweep_tables
 from specbuild.cli.terminal.console import json_line, plain_console

@@ -25,7 +25,7 @@ from specbuild.runtime.decode.on_demand import PageChanges, _preempt, provide_pa
 from specbuild.runtime.engine import Engine
 from specbuild.runtime.engine_dir.manifest import DraftShape
 from specbuild.runtime.errors import SpecbuildError
-from specbuild.runtime.lossy.verified import Verified
+from specbuild.runtime.lossy.mode import Verified
 from specbuild.runtime.records import RunRecord
 from specbuild.runtime.request import FinishEvent, GenerateParams, SequenceState, TokenEvent
 from specbuild.runtime.sampling import SamplingParams

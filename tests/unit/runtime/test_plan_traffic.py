@@ -13,7 +13,7 @@ from specbuild.builder.backends.cuda.plan.plan_writer import program_bytes
 from specbuild.runtime.engine_dir.plan import POINTER, OpCall, Program
 from specbuild.runtime.executors.cuda.program_file import read_program
 from specbuild.runtime.measure.byte_floor import EngineTraffic, Work, engine_traffic
-from specbuild.runtime.measure.step_sections import step_sections
+from specbuild.runtime.measure.step_timing import step_sections
 
 
 @pytest.fixture(scope="module")

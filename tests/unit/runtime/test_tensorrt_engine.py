@@ -19,8 +19,8 @@ from toy_engine import run
 
 from specbuild.builder.backends.tensorrt import options as tensorrt_options
 from specbuild.builder.backends.tensorrt.plugins import backend as plugin_backend
-from specbuild.builder.backends.tensorrt.plugins import check as plugin_check
 from specbuild.builder.backends.tensorrt.plugins import plans as plugin_plans
+from specbuild.builder.backends.tensorrt.plugins.backend import refuse_foreign_options
 from specbuild.builder.backends.tensorrt.plugins.engine import lower_roles
 from specbuild.builder.backends.tensorrt.plugins.plans import engine_request
 from specbuild.builder.backends.tensorrt.request import EngineRequest, EngineResult
@@ -184,7 +184,7 @@ def test_options_without_a_form_are_refused(
         model=target_path, output=tmp_path / "e", backend="tensorrt", **{option: True}
     )
     with pytest.raises(SpecbuildError, match=message):
-        plugin_check.refuse_foreign_options(options)
+        refuse_foreign_options(options)
 
 
 def test_check_says_what_lacks_without_loading(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -17,16 +18,15 @@ from specbuild.builder.backends.cuda.compile.nvrtc import Compiler, target_of
 from specbuild.builder.backends.cuda.gpus import supported_gpu
 from specbuild.builder.backends.cuda.lowering import cuda_passes
 from specbuild.builder.backends.cuda.options import TakenKernelOptions, tactics_of
+from specbuild.builder.backends.cuda.sizes import SIZES as CUDA_SIZES
 from specbuild.builder.backends.cuda.tactics.call_lowering import CallLowering, without_spills
 from specbuild.builder.backends.tensorrt.options import built_for, require_tensorrt_options
-from specbuild.builder.backends.tensorrt.plugins.check import refuse_foreign_options, refuse_lists
 from specbuild.builder.backends.tensorrt.plugins.engine import (
     PluginEngine,
     compile_roles,
     lower_roles,
 )
 from specbuild.builder.backends.tensorrt.plugins.plans import build_plugin_plans
-from specbuild.builder.backends.tensorrt.plugins.sizes import SIZES
 from specbuild.builder.backends.unlowered_parts import require_lowered_parts
 from specbuild.builder.engine.sizes import EnginePlan
 from specbuild.builder.families.registry import draft_family
@@ -37,6 +37,9 @@ from specbuild.runtime.engine_dir.backends import facts_of
 from specbuild.runtime.engine_dir.drafters.record import DraftGeometry
 from specbuild.runtime.engine_dir.geometry import TargetGeometry
 from specbuild.runtime.errors import SpecbuildError
+
+# Layers of one kind may cache latents or keys and values, unlike in CUDA engines.
+SIZES = replace(CUDA_SIZES, one_form=False)
 
 
 class PluginBackend:
@@ -114,3 +117,24 @@ class PluginBackend:
 
 
 TENSORRT = PluginBackend()
+
+
+def refuse_foreign_options(asked: BuildOptions) -> None:
+    """SpecbuildError names an option that plugins have no form for."""
+    for given, option, why in (
+        (asked.tensorrt.weight_streaming, "--weight-streaming", "its engines hold no weights"),
+        (asked.specpv.enabled, "--specpv", "no profile has the rows of partial views"),
+    ):
+        if given:
+            raise SpecbuildError(
+                f"--backend {asked.backend} does not know {option}: {why}; leave it out"
+            )
+
+
+def refuse_lists(plan: EnginePlan, backend: str) -> None:
+    """SpecbuildError for DSA, whose lists no plugin takes."""
+    if plan.dsa is not None:
+        raise SpecbuildError(
+            f"--dsa is not built for --backend {backend}; build with --backend cuda or cpu, or "
+            "with --no-dsa"
+        )

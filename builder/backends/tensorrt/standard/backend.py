@@ -16,13 +16,25 @@ from specbuild.builder.backends.tensorrt.standard.check import require_standard_
 from specbuild.builder.backends.tensorrt.standard.lowering import expert_storage, standard_passes
 from specbuild.builder.backends.tensorrt.standard.plans import plan_maker
 from specbuild.builder.backends.tensorrt.standard.profiles import role_profiles
-from specbuild.builder.backends.tensorrt.standard.sizes import SIZES
+from specbuild.builder.engine.backend_sizes import SHORT_CHAIN, BackendSizes
 from specbuild.builder.engine.sizes import EnginePlan
 from specbuild.builder.options import BuildOptions
 from specbuild.builder.progress import Progress
+from specbuild.plugins_cuda.kv_write.op import POOL_BODY_AXES
+from specbuild.runtime.cache.layout import KV_DTYPE
 from specbuild.runtime.engine_dir.backends import facts_of
 from specbuild.runtime.engine_dir.drafters.record import DraftGeometry
 from specbuild.runtime.engine_dir.geometry import TargetGeometry
+
+SIZES = BackendSizes(
+    page_size=64,
+    draft_limits=SHORT_CHAIN,
+    # Attention's mask has an entry for every head, row and key: shorter chunks.
+    prefill_rows=256,
+    cache_dtype=KV_DTYPE,
+    pool_axes=POOL_BODY_AXES,
+    draft_dtype="bf16",
+)
 
 
 class StandardBackend:

@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from specbuild.builder.verify.comparison import Comparison, measure
+from specbuild.builder.verify.comparison import ROUTING_TIE, Comparison, measure
 from specbuild.builder.verify.losslessness import Choice
-from specbuild.builder.verify.near_ties import ROUTING_TIE
 from specbuild.runtime.measure.losslessness import compare_runs
 from specbuild.runtime.sampling import SamplingParams
 
