@@ -90,6 +90,7 @@ def main() -> None:
     )
     parser.add_argument("engine", type=Path, help="a synthetic engine with prompts beside it")
     parser.add_argument("--clients", type=int, action="append", help="at once; 1 and 16 by default")
+    parser.add_argument("--skip", type=int, default=0, help="prompts at the beginning (0)")
     parser.add_argument("--tokens", type=int, default=1024, help="of an output (1024)")
     parser.add_argument("--temperature", type=float, default=0.0, help="of requests (0)")
     parser.add_argument("--chains", type=int, nargs="*", default=[], help="depths to compare with")
@@ -97,7 +98,7 @@ def main() -> None:
     asked = parser.parse_args()
     clients = asked.clients or [1, 16]
     lines = Path(f"{asked.engine}.prompts.jsonl").read_text(encoding="utf-8").splitlines()
-    prompts = [json.loads(line)["prompt_ids"] for line in lines]
+    prompts = [json.loads(line)["prompt_ids"] for line in lines[asked.skip :]]
     fixed = {"none": ("--drafter", "none")} | {
         f"chain of {d}": (
             *("--draft-top-k", "1", "--draft-depth", str(d)),

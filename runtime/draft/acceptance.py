@@ -49,14 +49,6 @@ class Acceptance:
             estimates.append(self._recent.estimate(position, prior, RUNNING_WEIGHT))
         return estimates
 
-    def running(self, prior: float) -> list[float]:
-        """Return p_1, p_2, … without the weight of recent steps, to compare two drafts."""
-        estimates = []
-        for position in range(self._running.depth):
-            prior = self._running.estimate(position, prior, PRIOR_WEIGHT)
-            estimates.append(prior)
-        return estimates
-
     def corrected(self, priors: Iterable[float]) -> list[float]:
         """Return p_1, p_2, … from a prior for each position and the running counts."""
         return [self._running.estimate(i, p, PRIOR_WEIGHT) for i, p in enumerate(priors)]
@@ -158,12 +150,6 @@ class ShapeAcceptance:
         levels = [*chain, *[last] * depth][:depth]
         width = shape.draft_tokens / depth
         return self._trees[shape].corrected(widened_acceptance(p, width) for p in levels)
-
-    def running_tokens(self, shape: DraftShape) -> float:
-        """Return the expected tokens of a step, for a chain without the weight of recent steps."""
-        model = model_of(shape)
-        chain = self._chains[model].running(self._prior[model])
-        return expected_tokens(self._probabilities(shape, chain))[-1]
 
     def learn(self, shape: DraftShape, depths: Sequence[int], accepted: Sequence[int]) -> None:
         """Count a step in which ``accepted[b]`` of ``depths[b]`` verified levels were accepted."""

@@ -45,8 +45,6 @@ DECAY = 0.98
 SIMILARITY = 0.8
 # Cost of a switch of the draft model, as a share of a step without a draft.
 SWITCH_COST = 0.1
-# Number of steps of a trial of another draft model, which first ingests its pending rows.
-TRIAL_STEPS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,21 +246,12 @@ class MeasuredPolicy:
         ]
         return self._options[chosen]
 
-    def _running_tokens(self, kind: int) -> float:
-        shape = self._options[kind]
-        assert shape is not None, "a step without a draft emits one token"
-        return self._acceptance[self._step_context.num_sampled > 0].running_tokens(shape)
-
     def _same_model(self, kind: int, other: int) -> bool:
         """Return whether two kinds use the same draft model, or both use none."""
         return self._models[kind] == self._models[other]
 
     def _best_of(self, rates: Sequence[float]) -> int:
-        """Return the kind that emits the remaining tokens first; prefer simpler and current ones.
-
-        Draft models are compared by their running acceptance, since the recent acceptance of two
-        similar models differs mostly by chance.
-        """
+        """Return the kind that emits the remaining tokens first; prefer simpler, current kinds."""
         leaders: dict[str | None, int] = {}
         for kind, rate in enumerate(rates):
             best = leaders.setdefault(self._models[kind], kind)
@@ -271,15 +260,11 @@ class MeasuredPolicy:
             if rate > rates[best] * (1.0 if is_ragged else MARGIN):
                 leaders[self._models[kind]] = kind
 
-        several, tokens = len(leaders) > 2, self._tokens(self._step_context)
-
         def time_left_s(kind: int) -> float:
             if not rates[kind]:
                 return inf
             margin = 1.0 if not kind or self._same_model(self._chosen, kind) else MARGIN
             tokens_left = margin * self._step_context.tokens_left
-            if several and kind:
-                tokens_left *= tokens[kind] / self._running_tokens(kind)
             return tokens_left / rates[kind] + self._catch_up_s(kind)
 
         return min(leaders.values(), key=time_left_s)
@@ -294,8 +279,6 @@ class MeasuredPolicy:
         switches = not self._same_model(self._chosen, kind)
         # The time of the first step after a switch is not usable, so a trial needs a second step.
         steps = 2 if switches else 1
-        if self._best and not self._same_model(self._best, kind) and self._catch_up_s(kind):
-            steps = TRIAL_STEPS
         tokens = self._tokens(self._step_context)[kind]
         cost_s = steps * max(tokens / rates[kind] - tokens / rates[self._best], 0.0)
         if switches:
