@@ -1,9 +1,7 @@
 // RankHeadScreen's second launch: of the tiles whose bounds reach the best, the logits and the
 // token; then the best of all ranks.
 //
-//   x … workspace_arrived  as head_screen/kernel.cu's; the weight has the rank's tokens, which
-//   follow
-//                          those of the ranks before it
+//   x … workspace_arrived  as head_screen/kernel.cu's; the weight has the rank's tokens
 //   inbox … fault          as rank_sum/kernel.cu's
 //   choice, logprob        as head_screen/kernel.cu's, of the whole vocabulary, on every rank
 //
@@ -14,16 +12,13 @@
 
 using Exchange = RankExchange<Config::kRanks, Config::kWords>;
 
-extern "C" __global__ void __launch_bounds__(Config::kWarps * 32, 1)
-    choose_of_screened_ranks(const uint16_t* x, const int* logit_rows, const uint16_t* norm,
-                             const Units::Stored* weight, const float* temperature, const int* seed,
-                             const int* position, const float* workspace_uppers,
-                             uint32_t* workspace_best, unsigned long long* workspace_keys,
-                             int* workspace_arrived, int* choice, float* logprob, int rows,
-                             uint64_t* inbox, uint64_t* inbox_on_1, uint64_t* inbox_on_2,
-                             uint64_t* inbox_on_3, uint64_t* inbox_on_4, uint64_t* inbox_on_5,
-                             uint64_t* inbox_on_6, uint64_t* inbox_on_7, const int* state,
-                             int* fault, int rank, int exchange) {
+extern "C" __global__ void __launch_bounds__(Config::kWarps * 32, 1) choose_of_screened_ranks(
+    const uint16_t* x, const int* logit_rows, const uint16_t* norm, const Units::Stored* weight,
+    const float* temperature, const int* seed, const int* position, const float* workspace_uppers,
+    uint32_t* workspace_best, unsigned long long* workspace_keys, int* workspace_arrived,
+    uint64_t* inbox, uint64_t* inbox_on_1, uint64_t* inbox_on_2, uint64_t* inbox_on_3,
+    uint64_t* inbox_on_4, uint64_t* inbox_on_5, uint64_t* inbox_on_6, uint64_t* inbox_on_7,
+    const int* state, int* fault, int* choice, float* logprob, int rows, int rank, int exchange) {
   settle_candidates(
       x, logit_rows, norm, weight, temperature, seed, position, workspace_uppers, workspace_best,
       workspace_keys, workspace_arrived, rows, rank * Config::kTileCount * 16,

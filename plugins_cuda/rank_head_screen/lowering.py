@@ -24,6 +24,7 @@ def lower(request: LoweringRequest) -> Lowering:
         raise SpecbuildError(
             f"RankHeadScreen: {rows} rows take {rows * ROW_WORDS} words of an inbox, it has {words}"
         )
+    results = choice.arguments.index("choice")
     constants = (*choice.kernel.constants, ("RANKS", ranks), ("WORDS", words))
     launches = (
         replace(
@@ -37,8 +38,8 @@ def lower(request: LoweringRequest) -> Lowering:
                 choice.kernel, folder=FOLDER, entry="choose_of_screened_ranks", constants=constants
             ),
             arguments=(
-                *choice.arguments, *inboxes(ranks), "state", "fault", RANK,
-                int(request.attributes["exchange"]),
+                *choice.arguments[:results], *inboxes(ranks), "state", "fault",
+                *choice.arguments[results:], RANK, int(request.attributes["exchange"]),
             ),
         ),
     )  # fmt: skip

@@ -1,9 +1,8 @@
 // RankHeadScreen's first launch: bounds of each tile's scores, of the tokens of a rank.
 //
-//   x … workspace_best  as head_screen/screen.cu's; codes and errors are of the rank's tokens,
-//   which
-//                       follow those of the ranks before it
+//   x … workspace_best  as head_screen/screen.cu's; codes and errors are of the rank's tokens
 //
+// These follow the tokens of the ranks before it.
 // Noise is that of a token's place in the whole vocabulary. The best lower bound is the rank's own:
 // more tiles are read again than of the whole vocabulary, and the choice stays exact.
 #include "../head_screen/device/screening.cuh"

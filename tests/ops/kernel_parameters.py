@@ -42,7 +42,9 @@ def tensor_parameters(source: str) -> dict[str, tuple[str, ...]]:
 
 
 def violations(op: OpSpec, folder: Path) -> list[str]:
-    """What is wrong with the ``.cu`` files of this folder: empty where nothing is, or no file.
+    """What is wrong with the sources of this folder: empty where nothing is, or no file.
+
+    Several ``.cu`` files may have an entry point from a header.
 
     Every pointer is named like an input or output of the declaration (or ``workspace…``), every
     declared tensor is named by some entry point (an alias's two names are one buffer), and an
@@ -53,14 +55,14 @@ def violations(op: OpSpec, folder: Path) -> list[str]:
         folder,
         *([folder.parent / BORROWED[folder.name]] if folder.name in BORROWED else []),
     ]
-    paths = [p for each in folders for p in sorted(each.glob("*.cu"))]
+    paths = [p for each in folders for p in sorted([*each.glob("*.cu"), *each.glob("*/*.cuh")])]
     paths = [p for p in paths if f"{p.parent.name}/{p.name}" not in SHARED]
     order = {t.name: i for i, t in enumerate((*op.inputs, *op.outputs))}
     problems: list[str] = []
     by_phase: dict[bool, list[tuple[str, ...]]] = {}
     for path in paths:
         entries = tensor_parameters(path.read_text())
-        if not entries:
+        if not entries and path.suffix == ".cu":
             problems.append(f'{path.name}: no extern "C" __global__ function')
         for entry, names in entries.items():
             problems += _misplaced(f"{path.name}: {entry}", names, order)
