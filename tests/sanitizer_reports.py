@@ -10,7 +10,13 @@ WRONG_ABOUT_KERNELS = {
     "racecheck": {
         # Behind a barrier of some of the warps, whose number is in a register, the tool forgets
         # what a __syncthreads() orders.
-        *("attend_split", "attend_whole", "attend_whole_rows", "attend_own_slots", "attend_few"),
+        *(
+            "attend_split",
+            "attend_whole",
+            "attend_whole_rows",
+            "attend_split_per_warp",
+            "attend_few",
+        ),
         # One lane arrives at an mbarrier for its warp, behind a __syncwarp(), and the tool orders
         # nothing but that lane's own reads and writes.
         *("attend_latents", "attend_listed", "attend_absorbed", "rebuild_keys", "attend_stored"),

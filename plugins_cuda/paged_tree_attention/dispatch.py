@@ -155,7 +155,7 @@ TABLE: tuple[Rule[Facts], ...] = (
     ),
     Rule(
         "split_per_warp",
-        ("own_slots.cu",),
+        ("split_per_warp.cu",),
         "CTAs compute their share from the lengths of all sequences, so short "
         "sequences leave no CTA idle. Wider heads and large trees do not fit into "
         "shared memory",
@@ -207,7 +207,7 @@ def own_splits(request: LoweringRequest, shape: Geometry, splits: int) -> SplitP
     # Codes take more arithmetic than these have warps for: kernel.cu has more.
     halved = 0 if shape.codes else most // 2
     usual = 0 if groups < MANY_GROUPS else halved if crowded else most
-    teams = request.tactic.get("slot_teams", usual)
+    teams = request.tactic.get("split_teams", usual)
     if teams == 0 or splits == 1 or shape.uneven or is_long(shape):
         return None
     # Fewer teams have fewer tiles under way: three each, where that fits.

@@ -186,7 +186,7 @@ def _lowered(request: LoweringRequest, shape: Geometry, cut: Cut) -> Lowering:
         ("ROW_WARPS", cut.row_warps),
         ("ROW_CTAS", cut.row_ctas),
         ("STAGES", cut.stages),
-        ("SLOT_TEAMS", 0),
+        ("SPLIT_TEAMS", 0),
         ("HALVES_AT_ONCE", cut.halves_at_once),
         ("MEETS", int(meets)),
         ("CTAS_OF_AN_SM", cut.ctas_of_an_sm),
@@ -235,12 +235,12 @@ def tactics(request: LoweringRequest) -> tuple[Tactic, ...]:
     # Half of the teams leave space for a second CTA where rows are few.
     most = most_teams(shape)
     sizes = (most, most // 2) if has_few_rows(shape) else (most,)
-    own: list[Tactic] = [{"slot_teams": n, "stages": stages} for n in sizes for stages in (2, 3)]
+    own: list[Tactic] = [{"split_teams": n, "stages": stages} for n in sizes for stages in (2, 3)]
     own = [t for t in own if own_splits(replace(request, tactic=t), shape, splits)]
     shared: list[Tactic] = [{"stages": 2}, {"stages": 4}]
     if not is_long(shape):
         shared += [{"context_ctas": 4}, {"context_ctas": 8}]
-    shared = [{"slot_teams": 0, **tactic} for tactic in shared]
+    shared = [{"split_teams": 0, **tactic} for tactic in shared]
     return ({}, *own, *shared)
 
 

@@ -77,7 +77,7 @@ def split_per_warp_launch(
         *shape.constants(),
         ("SPLIT", split),
         ("SLOTS", splits),
-        ("SLOT_TEAMS", cut.teams),
+        ("SPLIT_TEAMS", cut.teams),
         ("ROWS", cut.rows),
         ("ROW_WARPS", cut.row_warps),
         ("ROW_CTAS", cut.row_ctas),
@@ -88,7 +88,7 @@ def split_per_warp_launch(
     )
     names = ("workspace_arrivals", "workspace_sums", "workspace_values")
     return OpLaunch(
-        Kernel("paged_tree_attention", "attend_own_slots", constants, "own_slots.cu"),
+        Kernel("paged_tree_attention", "attend_split_per_warp", constants, "split_per_warp.cu"),
         grid=(max(1, shares) * cut.row_ctas, shape.kv_heads, 1),
         block=32 * cut.teams * cut.row_warps,
         shared_bytes=cut.shared_bytes(shape),

@@ -276,7 +276,7 @@ def test_bits_do_not_depend_on_whether_ctas_join_splits_together(
 
     def attended(multiprocessors: int, *branches: Branch[Text]) -> list[np.ndarray]:
         launch = Launch(
-            shape, branches, pages=72, padding_rows=1, tactic={"slot_teams": 0},
+            shape, branches, pages=72, padding_rows=1, tactic={"split_teams": 0},
             target=Target(multiprocessors=multiprocessors),
         )  # fmt: skip
         assert OP.lower is not None

@@ -139,8 +139,8 @@ def test_many_sequences_share_their_slots_and_change_no_bits() -> None:
     shape = Geometry(kv_heads=8, group=2, width=32, page_size=64)
     texts = [Text.drawn(300, shape, seed).coded() for seed in range(8)]
     branches = [reverified(text, 90 + 29 * i, 1 + i % 2) for i, text in enumerate(texts)]
-    launch = Launch(shape, branches, pages=130, tactic={"slot_teams": 4})
-    assert launch.entries() == ["attend_own_slots"]
+    launch = Launch(shape, branches, pages=130, tactic={"split_teams": 4})
+    assert launch.entries() == ["attend_split_per_warp"]
     for i, rows in list(enumerate(launch.attended()))[::3]:
         single = Launch(shape, [alone(texts[i], 90 + 29 * i)], pages=130)
         np.testing.assert_array_equal(rows[-1], single.attended()[0][-1], err_msg=str(i))

@@ -86,12 +86,12 @@ def test_teams_with_splits_of_their_own_wait_for_no_more(position: int) -> None:
     text, other = Text.drawn(200, shape, 5), Text.drawn(200, shape, 6)
     for branch in forms(text, position)[:4]:
         launch = Launch(
-            shape, [branch, reverified(other, 40, 3)], pages=72, tactic={"slot_teams": 8},
+            shape, [branch, reverified(other, 40, 3)], pages=72, tactic={"split_teams": 8},
             target=Target(multiprocessors=3),
         )  # fmt: skip
         inputs = launch.inputs()
         [first] = launch.lowering(inputs).launches
-        assert first.kernel.entry == "attend_own_slots" and first.reads_early
+        assert first.kernel.entry == "attend_split_per_warp" and first.reads_early
         marked(inputs, launch.sequences)
         # A CTA stops in front of the first of its shares.
         old = min(*branch.rows, branch.tree_start)

@@ -97,7 +97,7 @@ def test_ctas_of_attention_have_a_multiprocessor_each_where_they_can(
     sequences: int, rows: int, held: int, ctas: int
 ) -> None:
     """Two on one would leave another without work; where there are more, two share it."""
-    request = replace(attention(sequences, rows, pages=512), tactic={"slot_teams": 0})
+    request = replace(attention(sequences, rows, pages=512), tactic={"split_teams": 0})
     if held:
         lists = TensorInfo((sequences * rows, 1, held), "int32")
         request = replace(request, tensors={**request.tensors, "selected": lists})

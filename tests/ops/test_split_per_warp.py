@@ -34,15 +34,15 @@ def attended(
     """Of a launch whose grid fills a GPU of that size."""
     launch = Launch(
         shape, branches, padding_rows=padding, pages=PAGES, seed=3,
-        tactic={"slot_teams": teams}, target=Target(multiprocessors=multiprocessors),
+        tactic={"split_teams": teams}, target=Target(multiprocessors=multiprocessors),
     )  # fmt: skip
-    assert launch.entries() == ["attend_own_slots"]
+    assert launch.entries() == ["attend_split_per_warp"]
     return launch.attended()
 
 
 def wanted(shape: Geometry, branch: Branch[Text]) -> np.ndarray:
     """By the plain kernel, alone."""
-    launch = Launch(shape, [branch], pages=PAGES, tactic={"slot_teams": 0})
+    launch = Launch(shape, [branch], pages=PAGES, tactic={"split_teams": 0})
     assert launch.entries() == ["attend_split"]
     return launch.attended()[0]
 
@@ -183,15 +183,15 @@ def test_who_gets_splits_of_their_own() -> None:
     shape = Geometry(kv_heads=8, group=2, page_size=64)
     text = Text.drawn(300, shape, 8)
     many = Launch(shape, [alone(text, 200)] * 8, pages=257)
-    assert many.entries() == ["attend_own_slots"]
+    assert many.entries() == ["attend_split_per_warp"]
     assert Launch(shape, [alone(text, 200)] * 7, pages=PAGES).entries() == ["attend_split"]
     windowed = Geometry(kv_heads=8, group=2, page_size=64, window=128)
-    few_keys = Launch(windowed, [alone(text, 200)] * 16, pages=PAGES, tactic={"slot_teams": 8})
+    few_keys = Launch(windowed, [alone(text, 200)] * 16, pages=PAGES, tactic={"split_teams": 8})
     assert few_keys.entries() == ["attend_whole"]
     assert OP.tactics is not None
-    long = Launch(shape, [alone(text, 200)] * 8, pages=273, tactic={"slot_teams": 8})
+    long = Launch(shape, [alone(text, 200)] * 8, pages=273, tactic={"split_teams": 8})
     assert long.entries() == ["attend_split"]
     assert not any("context_ctas" in tactic for tactic in OP.tactics(long.request()))
     for launch in (many, Launch(shape, [alone(text, 9)], pages=PAGES)):
-        asked = {tactic.get("slot_teams") for tactic in OP.tactics(launch.request())}
+        asked = {tactic.get("split_teams") for tactic in OP.tactics(launch.request())}
         assert asked == {None, 0, 4, 8}

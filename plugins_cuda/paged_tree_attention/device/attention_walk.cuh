@@ -1,12 +1,12 @@
 // How a team of warps of the decode kernels walks over tiles of keys, and how it fetches them.
 //
 // Config: KV_HEADS, SHARE, GROUP, WIDTH, CODES, PAGE_SIZE, TABLE, WORDS, WINDOW, SPLIT,
-// ROWS (per warp), ROW_WARPS (of a team), ROW_CTAS, SLOT_TEAMS; of the kernels that include it
+// ROWS (per warp), ROW_WARPS (of a team), ROW_CTAS, SPLIT_TEAMS; of the kernels that include it
 // SHARED_BYTES (what their launch gives them), too.
 //
 // Tile c is the positions 32c … 32c + 31. Chunks of four tiles go to slot `chunk mod SPLIT`, the
-// tiles of a chunk to the slot's four chains. Where SLOT_TEAMS is 0 the CTA has four teams, each of
-// which takes a chain of every slot; else it has SLOT_TEAMS, each of which takes all chains of
+// tiles of a chunk to the slot's four chains. Where SPLIT_TEAMS is 0 the CTA has four teams, each of
+// which takes a chain of every slot; else it has SPLIT_TEAMS, each of which takes all chains of
 // slots of its own. Tiles of committed keys are fetched once for all rows of the CTA. A row with
 // ancestors in the tree has tiles of its own from tree_start's on, whose keys stand where they will
 // once they are committed. The only row of a CTA fetches them like that; several rows share a copy
@@ -24,15 +24,15 @@ constexpr int kTile = 32;
 constexpr int kChains = 4;  // of a slot
 constexpr int kChunk = kTile * kChains;
 constexpr int kPeriod = Config::kSplit * kChains;  // tiles from one of a chain's tiles to its next
-constexpr int kTeams = Config::kSlotTeams > 0 ? Config::kSlotTeams : kChains;
-constexpr int kTeamChains = Config::kSlotTeams > 0 ? kChains : 1;  // of a slot, of one team
+constexpr int kTeams = Config::kSplitTeams > 0 ? Config::kSplitTeams : kChains;
+constexpr int kTeamChains = Config::kSplitTeams > 0 ? kChains : 1;  // of a slot, of one team
 constexpr int kRows = Config::kRows * Config::kRowWarps;
 using Mma = MmaRows<Config::kGroup, Config::kRows>;
 constexpr int kPairs = ceil_div(Config::kRows, Mma::kAll);  // m16 tiles of a warp
 // Loops stay rolled where registers would spill.
-constexpr bool kIsCrowded = kPairs > (Config::kSlotTeams > 0 ? 1 : 2);
+constexpr bool kIsCrowded = kPairs > (Config::kSplitTeams > 0 ? 1 : 2);
 constexpr int kCopiesAtOnce = kIsCrowded                                      ? 1
-                              : Config::kSlotTeams > 0 && Config::kWidth > 64 ? 4
+                              : Config::kSplitTeams > 0 && Config::kWidth > 64 ? 4
                                                                               : 32;
 constexpr int kRowLanes = 16;
 constexpr int kThreads = 32 * kTeams * Config::kRowWarps;

@@ -11,7 +11,7 @@
 //                    kTakesWhole (also rows without a list)
 //   of the cut       kSplit (slots that chunks are dealt to in turn), kSlots (states of a row),
 //                    kContextCtas, kRowCtas, kMeets (CTAs of a row join it together)
-//   of a CTA         kRows (of a warp), kRowWarps (of a team), kSlotTeams, kHalvesAtOnce, kStages
+//   of a CTA         kRows (of a warp), kRowWarps (of a team), kSplitTeams, kHalvesAtOnce, kStages
 //                    (of a ring), kKeys (of a prompt's tile), kWarpgroups (that attend), kRowGroups
 //                    (of them that share a chain), kSharedBytes, kCtasOfAnSm
 #pragma once

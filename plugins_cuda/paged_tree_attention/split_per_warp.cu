@@ -14,7 +14,7 @@
 // them here, too (attention_deal.cuh). Slots join in order in shared memory, once a round of all
 // teams, where the CTA has all of them; else in the workspaces, by the CTA that arrives last.
 //
-// Bytes: 4·WIDTH a key and KV head; 512·WIDTH·STAGES·SLOT_TEAMS under way in a CTA.
+// Bytes: 4·WIDTH a key and KV head; 512·WIDTH·STAGES·SPLIT_TEAMS under way in a CTA.
 #include "../_device/arrival.cuh"
 #include "device/attention_chain.cuh"
 #include "device/attention_deal.cuh"
@@ -119,11 +119,11 @@ __device__ __forceinline__ void attend_share(const Inputs& in, Walk& walk, const
 }  // namespace
 
 extern "C" __global__ void __launch_bounds__(kThreads, Config::kCtasOfAnSm)
-    attend_own_slots(const uint32_t* q, const uint4* k_pool, const uint4* v_pool,
-                     const int* page_table, const int* row_start, const int* row_slot,
-                     const int* tree_start, const int* ancestor_bits, const float* sinks,
-                     const int* selected, uint2* attended, int* workspace_arrivals,
-                     float2* workspace_sums, float4* workspace_values) {
+    attend_split_per_warp(const uint32_t* q, const uint4* k_pool, const uint4* v_pool,
+                          const int* page_table, const int* row_start, const int* row_slot,
+                          const int* tree_start, const int* ancestor_bits, const float* sinks,
+                          const int* selected, uint2* attended, int* workspace_arrivals,
+                          float2* workspace_sums, float4* workspace_values) {
   DYNAMIC_SHARED(unsigned char, shared);
   const Memory memory(shared);
   const Inputs in{q,        k_pool,     v_pool,        page_table, row_start,
