@@ -83,7 +83,7 @@ class StreamOptions(BaseModel):
 class GenerationFields(StructuredFields):
     """The fields of completions, chats and responses."""
 
-    model: str
+    model: str | None = None
     # with_request_parameters adds the fields of SamplingParams and GenerateParams.
     seed: Annotated[int, Field(ge=MIN_SEED, le=MAX_SEED)] | None = None
     stop: str | JsonList[str] | None = None

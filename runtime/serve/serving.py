@@ -99,9 +99,11 @@ class Serving:
             raise ApiError(400, "the engine has no tokenizer: give token ids to /v1/completions")
         return self.service.engine.text
 
-    def model(self, name: str) -> str:
-        """Return the name of a model. ApiError if the server does not have it."""
+    def model(self, name: str | None) -> str:
+        """Return the name of a model, by default the first. ApiError if the server has it not."""
         names = self.service.options.names
+        if name is None:
+            return names[0]
         if name not in names:
             raise ApiError(
                 404,

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from specbuild.runtime.errors import RequestError
@@ -46,8 +45,7 @@ class TokenRoutes:
     async def tokenize(self, body: TokenizeFields) -> Mapping[str, Any]:
         """Return the token ids of a text or a chat, as generation would use them."""
         serving = self._serving
-        if body.model is not None:
-            serving.model(body.model)
+        serving.model(body.model)
         if (body.prompt is None) == (body.messages is None):
             raise invalid_value("prompt", "give either prompt or messages")
         try:
@@ -73,16 +71,13 @@ class TokenRoutes:
             "count": len(ids),
             "max_model_len": serving.service.engine.manifest.limits.max_seq_len,
         }
-        if body.return_token_strs:
-            strings = partial(_strings, serving, ids)
-            answer["token_strs"] = await serving.service.in_thread(strings)
+        answer["token_strs"] = serving.codec.words(ids) if body.return_token_strs else None
         return answer
 
     async def detokenize(self, body: DetokenizeFields) -> Mapping[str, Any]:
         """Return the text of token ids."""
         serving = self._serving
-        if body.model is not None:
-            serving.model(body.model)
+        serving.model(body.model)
         max_tokens = MAX_TOKENIZED_SEQUENCES * serving.max_seq_len
         if len(body.tokens) > max_tokens:
             raise invalid_value(
@@ -95,7 +90,3 @@ class TokenRoutes:
                     "tokens", f"token id {token_id} is outside the vocabulary of {vocab}"
                 )
         return {"prompt": await serving.service.in_thread(serving.codec.decode, body.tokens)}
-
-
-def _strings(serving: Serving, ids: Sequence[int]) -> list[str]:
-    return [serving.text_of([token_id]) for token_id in ids]

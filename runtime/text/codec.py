@@ -66,6 +66,10 @@ class TextCodec:
         """The id of a token, special or not; None where the vocabulary has none such."""
         return self._tokenizer.token_id(token)
 
+    def words(self, ids: Sequence[int]) -> list[str | None]:
+        """The tokens as the vocabulary spells them; None where it has none of this id."""
+        return [self._tokenizer.word(token_id) for token_id in ids]
+
     def check_template(self) -> None:
         """Raises EngineFileError where there is a template that does not compile."""
         if self._template is not None:

@@ -122,6 +122,11 @@ class OpenedTokenizer:
         found: int | None = self._tokenizer.token_to_id(token)
         return found
 
+    def word(self, token_id: int) -> str | None:
+        """A token as the vocabulary spells it; None where it has none of this id."""
+        word: str | None = self._tokenizer.id_to_token(token_id)
+        return word
+
     @cached_property
     def longest_token_bytes(self) -> int:
         """At least as many bytes as any token stands for."""

@@ -62,11 +62,28 @@ def test_a_chat_ends_with_its_last_text(url: str) -> None:
     assert prompts[0] and not any(prompts[1:])
 
 
+def test_requests_need_no_model(url: str) -> None:
+    for path, prompt in (
+        ("completions", {"prompt": TEXT}),
+        ("chat/completions", {"messages": HELLO}),
+        ("responses", {"input": "bcd"}),
+    ):
+        answer = httpx.post(f"{url}/v1/{path}", json=prompt)
+        assert (answer.status_code, answer.json()["model"]) == (200, NAME)
+
+
 def test_completions_name_the_fields_of_token_ids(url: str) -> None:
     (choice,) = httpx.post(f"{url}/v1/completions", json=FIELDS | {"prompt": TEXT}).json()[
         "choices"
     ]
     assert choice["token_ids"] is choice["prompt_token_ids"] is None
+
+
+def test_token_strings_are_those_of_the_vocabulary(url: str) -> None:
+    plain = httpx.post(f"{url}/tokenize", json={"prompt": TEXT}).json()
+    assert plain["token_strs"] is None
+    spelled = httpx.post(f"{url}/tokenize", json={"prompt": TEXT, "return_token_strs": True})
+    assert spelled.json() == plain | {"token_strs": list(TEXT)}
 
 
 def test_templates_get_every_role(url: str) -> None:

@@ -29,7 +29,7 @@ HELLO = [{"role": "user", "content": "b"}]
 # Bodies, and a word of the field or the reason that the answer names.
 REFUSED: list[tuple[str, dict[str, Any], int, str]] = [
     (COMPLETIONS, {"model": "nobody", "prompt": "b"}, 404, "nobody"),
-    (COMPLETIONS, {"prompt": "b"}, 400, "model"),
+    (COMPLETIONS, {"model": 5, "prompt": "b"}, 400, "model"),
     (COMPLETIONS, {"model": NAME}, 400, "prompt"),
     (COMPLETIONS, {"model": NAME, "prompt": ""}, 400, "empty"),
     (COMPLETIONS, {"model": NAME, "prompt": []}, 400, "prompt"),
