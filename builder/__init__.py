@@ -1,1 +1,1 @@
-"""From a checkpoint to an engine directory: reading, models, export, passes, lowering, writing."""
+"""Builds engine directories from checkpoints: readers, models, export, passes, lowering, writer."""

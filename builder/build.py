@@ -34,15 +34,15 @@ _REPORT_FILE = "build_report.json"
 
 @dataclass(frozen=True)
 class BuildReport:
-    """What a build did: passes by role, bytes written, and what a GPU will run.
+    """The report of a build: passes by role, bytes written, and what a GPU will run.
 
-    ``draft_dtype`` is how the draft's weights are stored, ``refused`` which kernels and sizes gave
-    way to others, and why; ``caches`` what the KV caches hold; ``converted`` the tensors that the
-    backend's graphs have in another float type, by the checkpoint's. ``source_types`` counts the
-    types of the tensors of a GGUF file or a quantized checkpoint, by their kind; ``quantization``
-    is the checkpoint's scheme.
+    ``draft_dtype`` is the storage of the draft's weights. ``refused`` has the kernels and sizes
+    that were replaced by others, with reasons; ``caches`` the capacity of the KV caches;
+    ``converted`` the tensors with another float type in the graphs than in the checkpoint.
+    ``source_types`` counts the types of the tensors of a GGUF file or a quantized checkpoint, by
+    their kind; ``quantization`` is the checkpoint's scheme.
 
-    Equal for equal builds.
+    Equal builds have equal reports.
     """
 
     passes: tuple[PassResult, ...]
@@ -62,14 +62,14 @@ class BuildReport:
 def build(
     options: BuildOptions, progress: Progress, *, checkpoints: Checkpoints | None = None
 ) -> BuildReport:
-    """Builds the engine directory ``options.output``: read, export, lower, write.
+    """Build the engine directory ``options.output``: read, export, lower, write.
 
-    ``checkpoints`` stand for what ``options.model`` and ``options.draft`` would be read as.
-    Raises SpecbuildError for a wrong option, checkpoint or disk; nothing is left behind then but
-    the graphs of ``options.keep_onnx``, once these are written.
+    ``checkpoints`` replace those of ``options.model`` and ``options.draft``. Raises SpecbuildError
+    for a wrong option, checkpoint or disk; then nothing remains except the graphs of
+    ``options.keep_onnx`` if they were complete.
     """
     backend = backend_of(options.backend)
-    taken = backend.options(options)
+    own_options = backend.options(options)
     _require_places(options)
     inputs = settled_inputs(options, backend, checkpoints or read_checkpoints(options, progress))
     for note in inputs.notes(options):
@@ -79,12 +79,14 @@ def build(
     if options.keep_onnx is not None:
         keep_graphs(options.keep_onnx, options.portable_dtype, inputs, progress)
     models = graphs.export_graphs(inputs.sources, inputs.plan, progress)
-    lowered = backend.lower(PortableGraphs(models, inputs.plan, inputs.sources), taken, progress)
-    return _written(options, inputs, taken.device, lowered, progress)
+    lowered = backend.lower(
+        PortableGraphs(models, inputs.plan, inputs.sources), own_options, progress
+    )
+    return _written(options, inputs, own_options.device, lowered, progress)
 
 
 def _require_places(options: BuildOptions) -> None:
-    """SpecbuildError where what is to be written lies in the way of something."""
+    """Raise SpecbuildError if an output path is in use."""
     output = options.output.resolve()
     _require_apart(options, output)
     if options.dump_passes is not None and options.dump_passes.is_file():
@@ -99,17 +101,20 @@ def _require_places(options: BuildOptions) -> None:
 
 
 def _require_apart(options: BuildOptions, output: Path) -> None:
-    """Nothing that the build reads, or writes beside the engine, may lie where the engine goes."""
-    beside = (
+    """Check that the engine would replace nothing that the build reads or also writes."""
+    outputs = (
         options.dump_passes,
         options.keep_onnx,
         options.kernels.tactics,
         options.tensorrt.timing_cache,
     )
-    for kept in (options.model, *options.drafts, *beside):
-        if kept is not None and output in (kept.resolve(), *kept.resolve().parents):
+    for input_path in (options.model, *options.drafts, *outputs):
+        if input_path is not None and output in (
+            input_path.resolve(),
+            *input_path.resolve().parents,
+        ):
             raise SpecbuildError(
-                f"--output {options.output} would replace {kept}; choose another place"
+                f"--output {options.output} would replace {input_path}; choose another place"
             )
 
 
@@ -120,13 +125,13 @@ def _written(
     lowered: Lowered,
     progress: Progress,
 ) -> BuildReport:
-    """Writes the directory, and says what is in it. Raises SpecbuildError for a full disk."""
+    """Write the directory, and return its report. Raises SpecbuildError for a full disk."""
     output, target = options.output.resolve(), inputs.target
     size = weight_bytes(lowered.weights)
     progress.note(f"the engine stores {size / 1e6:.1f} MB of weights")
-    # Beside an engine that holds its weights they lie in a file while it is built.
-    held = lowered.make_plans is not None and not lowered.weights_beside
-    require_space(output.parent, 2 * size if held else size)
+    # For an engine that stores its own weights, they are in a separate file during the build.
+    stores_weights = lowered.make_plans is not None and not lowered.weights_beside
+    require_space(output.parent, 2 * size if stores_weights else size)
     report = BuildReport(
         passes=lowered.passes,
         weight_bytes=size,
@@ -148,7 +153,7 @@ def _written(
         refused=lowered.refused,
         cuda=lowered.cuda,
     )
-    stored = {} if held else lowered.weights
+    stored = {} if stores_weights else lowered.weights
     parts = BuiltParts(
         target, inputs.drafts, lowered.plan, lowered.models, stored, inputs.warnings, device,
         quantized=lowered.quantized,

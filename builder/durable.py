@@ -1,4 +1,4 @@
-"""Files that survive a power cut once they are written, and folders that change at once."""
+"""Writes files that survive a power failure, and replaces folders atomically."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _RETIRED = "-old"
 
 
 def fsync(path: Path) -> None:
-    """Waits until a file's bytes, or a folder's entries, are on the disk."""
+    """Wait until a file's bytes, or a folder's entries, are on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -33,17 +33,17 @@ def free_space(folder: Path) -> tuple[Path, int]:
 
 
 def write_bytes(path: Path, data: bytes) -> None:
-    """Writes and syncs one file, making its folder."""
+    """Write and sync one file, and create its folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(data)
     fsync(path)
 
 
 def replace_file(file: Path, write: Callable[[Path], object]) -> None:
-    """Has ``write`` fill a new file and gives it the name, making its folder.
+    """Let ``write`` fill a new file, then rename it to ``path``; creates the folder.
 
-    The name holds what it held before until the new file is whole and synced, and where ``write``
-    or the disk fails, whose error is raised.
+    The path has its old contents until the new file is complete and synced, also if ``write`` or
+    the disk fails, whose error is raised.
     """
     file.parent.mkdir(parents=True, exist_ok=True)
     staged = file.with_name(staged_name(file.name))
@@ -58,26 +58,26 @@ def replace_file(file: Path, write: Callable[[Path], object]) -> None:
 
 
 def staged_name(name: str) -> str:
-    """What :func:`replace_file` calls a file of this name until it is whole."""
+    """Return the temporary name of :func:`replace_file`."""
     return f".{name}.new"
 
 
 def replace_bytes(file: Path, data: bytes) -> None:
-    """As :func:`replace_file`, by a file of these bytes."""
+    """Replace a file by these bytes, as :func:`replace_file` does."""
     replace_file(file, lambda staged: staged.write_bytes(data))
 
 
 def fsync_tree(folder: Path) -> None:
-    """Syncs the entries of a folder and of all below it."""
+    """Sync the entries of a folder and of all folders in it."""
     for path in (folder, *folder.rglob("*")):
         if path.is_dir():
             fsync(path)
 
 
 def staging_folder(output: Path) -> Path:
-    """A new sibling of ``output`` to build it in; removes what killed builds of it left behind.
+    """Return a new sibling folder for building ``output``; removes those of killed builds.
 
-    An engine that one of them had put aside, and nothing in its place, has its name again.
+    If a killed build had moved the old engine away without a replacement, it gets its name back.
     """
     prefix = f".{output.name}.building-{socket.gethostname()}-"
     for leftover in output.parent.glob(f"{glob.escape(prefix)}*"):
@@ -92,9 +92,9 @@ def staging_folder(output: Path) -> Path:
 
 
 def put_in_place(staging: Path, output: Path) -> None:
-    """Gives a finished folder its name; what has the name already is removed.
+    """Rename a finished folder to its final name, and remove what had that name.
 
-    Where the system can exchange two names at once there is never a moment without an engine.
+    If the system can exchange two names atomically, there is always an engine.
     """
     fsync_tree(staging)
     if not output.exists():

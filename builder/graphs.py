@@ -60,7 +60,7 @@ _HEAD = 1 + len(LAUNCH_PORTS)
 def export_graphs(
     sources: WeightSources, plan: EnginePlan, progress: Progress
 ) -> dict[str, ir.Model]:
-    """The portable graph of every role, its weights bound to the checkpoints."""
+    """Return the portable graph of every role, with weights bound to the checkpoints."""
     g, dtype = sources.target_geometry, sources.activations
     aux_layers = aux_layers_of([draft.geometry for draft in sources.drafts.values()])
     progress.start("exporting graphs", 1 + len(DRAFT_MODEL_ROLES) * len(sources.drafts), "graph")
@@ -84,10 +84,10 @@ def export_graphs(
 def _drafting_graphs(
     sources: WeightSources, plan: EnginePlan, group: str, progress: Progress
 ) -> dict[str, ir.Model]:
-    """The graphs of the draft with this cache group, by the engine's names of its roles."""
+    """Return the graphs of the draft with this cache group, by the engine's names of its roles."""
     d, models = sources.drafts[group].geometry, {}
-    for role, made in zip(DRAFT_MODEL_ROLES, (draft_fuse_graph, draft_graph), strict=True):
-        models[role] = made(d, sources.target_geometry, plan, sources.activations, group)
+    for role, make in zip(DRAFT_MODEL_ROLES, (draft_fuse_graph, draft_graph), strict=True):
+        models[role] = make(d, sources.target_geometry, plan, sources.activations, group)
         sources.bind(models[role], group)
         progress.advance(1)
     models["expand"] = expand_graph(d, sources, group)
@@ -98,7 +98,7 @@ def _drafting_graphs(
 def target_graph(
     g: TargetGeometry, plan: EnginePlan, aux_layers: tuple[int, ...], activations: torch.dtype
 ) -> ir.Model:
-    """The role ``target``, with activations of this type."""
+    """Return the role ``target``, with activations of this type."""
     with torch.device("meta"):
         longest = _table_length(plan, plan.limits.draft_tokens + 1)
         sizes = GraphSizes(
@@ -108,7 +108,7 @@ def target_graph(
     module.to(activations)
     group_of_layer = plan.group_of_layer(g)
     groups = plan.layer_groups
-    asked, summaries = _block_ports(plan, activations)
+    block_inputs, summaries = _block_ports(plan, activations)
     of_layers = [
         _cache_ports(groups[group], g.cache_layer(layer), activations)
         for layer, group in enumerate(group_of_layer)
@@ -117,7 +117,7 @@ def target_graph(
         _row_outputs(groups[group], layer, activations)
         for layer, group in enumerate(group_of_layer)
     ]
-    per_head = plan.choosing_group.kv_heads if asked else None
+    per_head = plan.choosing_group.kv_heads if block_inputs else None
     of_groups = [
         path_ports(group)
         if isinstance(group, StateGroup)
@@ -133,7 +133,7 @@ def target_graph(
     caches = of_layers[: len(g.caching_layers)]
     pools = [port for ports in caches for port in ports]
     views = [port for ports in of_groups for port in ports]
-    beside = [*summaries, *asked[-1:], *keys]
+    extra_ports = [*summaries, *block_inputs[-1:], *keys]
     given = [
         output
         for ports, outputs in zip(caches, rows, strict=False)
@@ -147,7 +147,7 @@ def target_graph(
             *launch_ports(plan),
             *views,
             *pools,
-            *asked,
+            *block_inputs,
             *summaries,
             *budget,
             *keys,
@@ -156,13 +156,13 @@ def target_graph(
             "logits",
             *(["captured"] if aux_layers else []),
             *[port.name for port in given],
-            *[output_name(p.name) for p in beside],
+            *[output_name(p.name) for p in extra_ports],
             *[port.name for port in broken],
         ),
         output_shapes=(
             ("R", g.vocab),
             *([("T", aux_hidden)] if aux_layers else []),
-            *[port.shape for port in (*given, *beside, *broken)],
+            *[port.shape for port in (*given, *extra_ports, *broken)],
         ),
         stages=(*[f"stage.layer.{i}" for i in range(g.layers)], "stage.pre_head"),
     )
@@ -176,15 +176,15 @@ def target_graph(
             tuple(layer_view(*part) for part in zip(of_groups, split, strict=True)),
             (*_by_layer(caches, rest), *[None] * g.shared_caches),
         )
-        if asked:
-            blocks = BlockView(*[next(rest) for _ in asked])
+        if block_inputs:
+            blocks = BlockView(*[next(rest) for _ in block_inputs])
             arguments = (*arguments, blocks, tuple(next(rest) for _ in summaries))
         elif budget:
             arguments = (*arguments, None, ())
         return (*arguments, next(rest), tuple(rest)) if budget else arguments
 
     functions: list[ir.Function] = []
-    if not (asked or budget):
+    if not (block_inputs or budget):
         ports = [
             BlockPorts.of_layer(
                 g.hidden,
@@ -207,7 +207,7 @@ def target_graph(
 
 
 def block_graph(block: nn.Module, ports: BlockPorts) -> ir.Model:
-    """A target's block alone."""
+    """Return a target's block alone."""
     names, shapes = block_outputs(ports)
     return export_module(
         block, GraphDeclaration("block", ports.flat, names, shapes), ports.arguments
@@ -217,7 +217,7 @@ def block_graph(block: nn.Module, ports: BlockPorts) -> ir.Model:
 def _cache_ports(
     group: CacheGroup | StateGroup, layer: int, activations: torch.dtype
 ) -> tuple[InputPort, ...]:
-    """The ports of what a layer of this group keeps."""
+    """Return the ports of the caches of a layer in this group."""
     ports = state_ports if isinstance(group, StateGroup) else pool_ports
     return ports(group, layer, activations)  # type: ignore[arg-type]
 
@@ -225,43 +225,43 @@ def _cache_ports(
 def _row_outputs(
     group: CacheGroup | StateGroup, layer: int, activations: torch.dtype
 ) -> tuple[InputPort, ...]:
-    """What a layer of this group returns of its rows."""
+    """Return the outputs of rows of a layer in this group."""
     return (state_inputs_port(group, layer, activations),) if isinstance(group, StateGroup) else ()
 
 
 def _by_layer(of_layers: Sequence[tuple[InputPort, ...]], values: Iterator[Any]) -> Any:
-    """The pools of each layer, taken from ``values``."""
+    """Return the pools of each layer, from ``values``."""
     return tuple(layer_pools(ports, [next(values) for _ in ports]) for ports in of_layers)
 
 
 def _table_length(plan: EnginePlan, ahead: int) -> int:
-    """Positions of rotary tables where rows reach so many places beyond the longest sequence.
+    """Return the positions of rotary tables with room for rows beyond the longest sequence.
 
-    ONNX Runtime refuses launches of more rows than its tables have positions.
+    ONNX Runtime refuses launches with more rows than its tables have positions.
     """
     return max(plan.limits.max_seq_len + ahead, plan.limits.max_rows)
 
 
 def _draft_table_length(plan: EnginePlan) -> int:
-    """That of a draft, whose levels or block reach beyond the committed tokens."""
+    """Return that number for a draft, whose levels or block extend beyond committed tokens."""
     return _table_length(plan, max(plan.limits.draft_depth, plan.limits.draft_block))
 
 
 def _block_ports(
     plan: EnginePlan, activations: torch.dtype
 ) -> tuple[tuple[InputPort, ...], tuple[InputPort, ...]]:
-    """What SpecPV adds to the target's inputs: its launch's ports, and the summaries'."""
+    """Return the additional inputs of the target with SpecPV: launch ports, and summaries."""
     if plan.views is None:
         return (), ()
     group = plan.choosing_group
-    asked = block_ports(group, batch_axis(plan), plan.views.entries)
-    return asked, tuple(summary_port(group, layer, activations) for layer in group.layers)
+    block_inputs = block_ports(group, batch_axis(plan), plan.views.entries)
+    return block_inputs, tuple(summary_port(group, layer, activations) for layer in group.layers)
 
 
 def _index_ports(
     plan: EnginePlan, activations: torch.dtype
 ) -> tuple[tuple[InputPort, ...], tuple[InputPort, ...], tuple[InputPort, ...]]:
-    """What DSA adds to the target: its launch's port, the keys' pools, and an output's."""
+    """Return the additions of DSA to the target: a launch port, the keys' pools, and an output."""
     group = plan.indexer_group
     if group is None:
         return (), (), ()
@@ -298,11 +298,11 @@ def draft_fuse_graph(
 def _context_graph(
     d: DraftGeometry, g: TargetGeometry, plan: EnginePlan, activations: torch.dtype, name: str
 ) -> ir.Model:
-    """The role ``draft_fuse`` of a draft whose caches hold what becomes of the target's states."""
-    group, made = plan.draft_group(name), draft_family(d.architecture).context
-    assert made is not None
+    """Return the role ``draft_fuse`` of a draft whose caches hold projected target states."""
+    group, make = plan.draft_group(name), draft_family(d.architecture).context
+    assert make is not None
     with torch.device("meta"):
-        module = made(d, g, _draft_table_length(plan))
+        module = make(d, g, _draft_table_length(plan))
     module.to(activations)
     of_layers = [pool_ports(group, layer, activations) for layer in group.layers]
     pools = [port for ports in of_layers for port in ports]
@@ -372,12 +372,12 @@ def draft_graph(
 
 
 def batch_axis(plan: EnginePlan) -> int | str:
-    """The batch axis of a launch: static where there is only ever one sequence."""
+    """Return the batch axis of a launch, which is static for a maximum batch of one."""
     return 1 if plan.limits.max_batch_size == 1 else "B"
 
 
 def launch_ports(plan: EnginePlan) -> tuple[InputPort, ...]:
-    """The launch's ports; ``row_start`` has two entries where there is one sequence."""
+    """Return the launch's ports; ``row_start`` has two entries for a batch of one."""
     if plan.limits.max_batch_size > 1:
         return LAUNCH_PORTS
     return tuple(

@@ -1,4 +1,4 @@
-"""What a build reads, and the sizes that options and backend settle of it."""
+"""The inputs of a build, and the sizes that follow from options and backend."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class BuildInputs:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What a user should know of the checkpoints and the sizes."""
+        """Return warnings about the checkpoints and the sizes."""
         several = len(self.drafts) > 1
         of_drafts = (
             f"{draft.record.kind}: {warning}" if several else warning
@@ -56,27 +56,27 @@ class BuildInputs:
         return (*self.target.warnings, *of_drafts)
 
     def notes(self, options: BuildOptions) -> tuple[str, ...]:
-        """What was chosen for a user who may not expect it."""
-        said = []
-        chosen, most = self.plan.limits.max_seq_len, self.target.geometry.max_positions
-        if options.limits.max_seq_len is None and chosen < most:
-            said.append(
-                f"max sequence length: {chosen} tokens; the model supports {most}, which "
+        """Return choices that the user may not expect."""
+        notes = []
+        chosen, max_positions = self.plan.limits.max_seq_len, self.target.geometry.max_positions
+        if options.limits.max_seq_len is None and chosen < max_positions:
+            notes.append(
+                f"max sequence length: {chosen} tokens; the model supports {max_positions}, which "
                 "--max-seq-len sets"
             )
         if self.sources.converted:
             types = " and ".join(self.sources.converted)
-            said.append(
+            notes.append(
                 f"tensors of type {types} are stored as --backend {options.backend} computes; "
                 "build_report.json names them"
             )
-        return tuple(said)
+        return tuple(notes)
 
 
 def read_checkpoints(options: BuildOptions, progress: Progress) -> Checkpoints:
-    """The target and its drafts. Raises SpecbuildError where one cannot be read.
+    """Return the target and its drafts. Raises SpecbuildError if one cannot be read.
 
-    Loading a tensor raises it where the tensor is not finite, but with ``allow_nonfinite``.
+    Loading a tensor raises it if the tensor is not finite, unless ``allow_nonfinite``.
     """
     progress.start("reading checkpoints", 1, "step")
     target = read_target(
@@ -102,7 +102,7 @@ def _read_draft(options: BuildOptions, path: Path, target: TargetGeometry) -> Dr
 def settled_inputs(
     options: BuildOptions, backend: Backend[Any], checkpoints: Checkpoints
 ) -> BuildInputs:
-    """What is built of the checkpoints, or SpecbuildError: what cannot be, and why."""
+    """Return what is built from the checkpoints; SpecbuildError states what cannot be built."""
     target, read = _settled_ropes(options, checkpoints)
     dtype = options.drafting.dtype
     if not read and dtype is not None:
@@ -115,20 +115,20 @@ def settled_inputs(
         backend.check(options, target.geometry, draft.geometry)
     by_group = {draft.cache_group(i): draft.geometry for i, draft in enumerate(drafts)}
     plan = plan_engine(options, backend.sizes, target.geometry, by_group)
-    said = backend.check_plan(plan)
+    notes = backend.check_plan(plan)
     unused = dsa_warnings(plan.dsa, max_seq_len=plan.limits.max_seq_len)
     target = replace(target, warnings=(*target.warnings, *unused))
     for place, draft in enumerate(drafts):
-        said = context_warnings(draft.geometry, plan.limits) + said
-        drafts[place] = replace(draft, warnings=(*draft.warnings, *said))
-        said = ()
+        notes = context_warnings(draft.geometry, plan.limits) + notes
+        drafts[place] = replace(draft, warnings=(*draft.warnings, *notes))
+        notes = ()
     _require_readable(target.text_files)
     sources = WeightSources(target, drafts, backend.activations)
     return BuildInputs(target, tuple(drafts), plan, sources)
 
 
 def _settled_ropes(options: BuildOptions, checkpoints: Checkpoints) -> Checkpoints:
-    """The checkpoints with rotary embeddings for the longest sequence of the engine."""
+    """Return the checkpoints with rotary embeddings for the engine's longest sequence."""
     target, drafts = checkpoints
     longest = longest_sequence(options.limits.max_seq_len, target.geometry)
     return (
@@ -143,13 +143,13 @@ def _settled_ropes(options: BuildOptions, checkpoints: Checkpoints) -> Checkpoin
 def _stored_draft(
     draft: DraftCheckpoint, options: BuildOptions, backend: Backend[Any]
 ) -> DraftCheckpoint:
-    """The draft with its window, and how its weights are stored."""
+    """Return the draft with its window, and the storage of its weights."""
     dtype = options.drafting.dtype or backend.sizes.draft_dtype
     return replace(draft, geometry=replace(windowed_draft(draft.geometry, options), dtype=dtype))
 
 
 def _require_kinds(drafts: Sequence[DraftCheckpoint], facts: BackendFacts) -> None:
-    """SpecbuildError for two drafts of a kind, or for several where an engine holds one."""
+    """Raise SpecbuildError for two drafts of one kind, or for several if only one is supported."""
     kinds = [draft.record.kind for draft in drafts]
     twice = next((kind for kind in kinds if kinds.count(kind) > 1), None)
     if twice is not None:
@@ -165,7 +165,7 @@ def _require_kinds(drafts: Sequence[DraftCheckpoint], facts: BackendFacts) -> No
 
 
 def _coded_target(target: TargetCheckpoint, dtype: str | None) -> TargetCheckpoint:
-    """The target with how its projections are stored, and a warning where that is lossy."""
+    """Return the target with the storage of its projections; warn if that is lossy."""
     if dtype is None:
         return target
     quantized = next((t for t in target.tensors.values() if t.quantized is not None), None)
@@ -175,21 +175,21 @@ def _coded_target(target: TargetCheckpoint, dtype: str | None) -> TargetCheckpoi
             f"{quantized.quantized.form.name}), and rounding it again would add an error; omit the "
             "option, or pass bf16"
         )
-    said = (
+    notes = (
         f"target: its projections and head are rounded to {dtype}, so outputs are no longer those "
         "of the checkpoint; specbuild compare says what that costs on a text",
     )
     return replace(
         target,
         geometry=replace(target.geometry, dtype=dtype),
-        warnings=(*target.warnings, *said),
+        warnings=(*target.warnings, *notes),
     )
 
 
 def _require_readable(files: Sequence[TextFile]) -> None:
-    """SpecbuildError where what turns text into tokens is damaged, which a run would find out."""
-    found = {file.name: file.read_bytes() for file in files}
-    tokenizer, config, template = (found.get(name) for name in TEXT_FILES)
+    """Raise SpecbuildError if the tokenizer's files are damaged, which a run would report later."""
+    contents = {file.name: file.read_bytes() for file in files}
+    tokenizer, config, template = (contents.get(name) for name in TEXT_FILES)
     if tokenizer is None:
         return
     try:

@@ -22,16 +22,16 @@ _DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
 def require_new_folder(folder: Path) -> None:
-    """SpecbuildError where the graphs' folder holds anything."""
+    """Raise SpecbuildError if the graphs' folder is not empty."""
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         raise SpecbuildError(f"--keep-onnx {folder} is not empty; remove it or choose another")
 
 
 def keep_graphs(folder: Path, dtype: str | None, inputs: BuildInputs, progress: Progress) -> None:
-    """Writes ``<role>.onnx`` of every role and ``weights.safetensors`` into a new folder.
+    """Write ``<role>.onnx`` of every role and ``weights.safetensors`` into a new folder.
 
-    ``dtype`` is the type of every float tensor and activation, None for what the engine is lowered
-    from. Raises SpecbuildError where the disk has too little space; nothing is left behind then.
+    ``dtype`` is the type of every float tensor and activation, None for that of the engine's source
+    graphs. Raises SpecbuildError if the disk has too little space; nothing remains then.
     """
     sources = inputs.sources
     if dtype is not None:

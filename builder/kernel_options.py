@@ -11,7 +11,7 @@ from specbuild.builder.option_group import Described, OptionGroup
 
 @dataclass(frozen=True, kw_only=True)
 class KernelOptions(OptionGroup):
-    """Which variants of CUDA kernels an engine takes."""
+    """The variants of CUDA kernels in an engine."""
 
     PANEL: ClassVar[str] = "CUDA kernels"
 
@@ -42,13 +42,13 @@ class KernelOptions(OptionGroup):
 
     @property
     def rounds_to(self) -> str | None:
-        """The type that the weights are rounded to, None where they keep their values."""
+        """The type to which weights are rounded, None if they keep their values."""
         return self.weights_dtype if self.weights_dtype in ("fp8", "mxfp4") else None
 
 
 @dataclass(frozen=True, kw_only=True)
 class CpuOptions(OptionGroup):
-    """How a CPU engine computes with quantized weights."""
+    """The computation of a CPU engine with quantized weights."""
 
     PREFIX: ClassVar[str] = "cpu"
     PANEL: ClassVar[str] = "CPU"

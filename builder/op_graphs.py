@@ -1,4 +1,4 @@
-"""The graphs of single ops, in portable form, by role; in ``commit`` there is one a pool."""
+"""The graphs of single ops, in portable form, by role; ``commit`` has one op per pool."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def select_graph(depth: int) -> ir.Model:
 
 
 def accept_graph(depth: int) -> ir.Model:
-    """The role ``accept``, whoever made the trees."""
+    """The role ``accept``, for any drafter."""
     ports = (
         _ints("tokens", "B", "N1"),
         _ints("parents", "B", "N1"),
@@ -102,11 +102,11 @@ def commit_graph(
         for layer in states.layers:
             rows = graph_value(state_inputs_port(states, layer, activations))
             pools = [graph_value(port) for port in state_ports(states, layer, activations)]
-            own = [graph_value(port) for port in recurrence_ports(g, layer, activations)]
-            node = _in_place("GatedDelta", [rows, *own, *paths, *pools], pools, first=1)
+            ports_of_layer = [graph_value(port) for port in recurrence_ports(g, layer, activations)]
+            node = _in_place("GatedDelta", [rows, *ports_of_layer, *paths, *pools], pools, first=1)
             node.attributes["key_heads"] = ir.AttrInt64("key_heads", key_heads(g))
             inputs.extend((rows, *pools))
-            weights.extend(own)
+            weights.extend(ports_of_layer)
             nodes.append(node)
             outputs.extend(node.outputs[1:])
     graph = ir.Graph(
@@ -123,7 +123,7 @@ def commit_graph(
 def _in_place(
     op: str, inputs: Sequence[ir.Value], pools: Sequence[ir.Value], *, first: int = 0
 ) -> ir.Node:
-    """A node whose outputs from ``first`` on are these pools, written."""
+    """Return a node whose outputs from ``first`` on are these pools, written."""
     node = ir.Node(DOMAIN, op, inputs, num_outputs=first + len(pools))
     for written, pool in zip(node.outputs[first:], pools, strict=True):
         assert pool.name is not None and pool.shape is not None

@@ -34,17 +34,16 @@ MAX_INTEGER = 2**31 - 1
 
 @dataclass(frozen=True)
 class Described:
-    """What an option is beside its type and default: ``Annotated[int, Described("Its help.")]``.
+    """An option's description: ``Annotated[int, Described("Its help.")]``.
 
-    ``name`` stands in place of the group's prefix and the field's name; ``flags`` in place of what
-    the name makes on the command line, as ``--dsa/--no-dsa``. ``usual`` is the value that a build
-    takes where the option is left at None, ``shown`` what help says of the default instead, or
-    makes of it. Values lie within ``least`` and ``most``. A manifest holds the option if it is
-    ``recorded``.
+    ``name`` replaces the group's prefix and the field's name; ``flags`` replaces the flags on the
+    command line, as ``--dsa/--no-dsa``. ``usual`` is the value of a build if the option is None;
+    ``shown`` is the default in help, or a function of it. Values must be between ``least`` and
+    ``most``. A manifest has the option if it is ``recorded``.
 
-    Where a command line cannot say the field's type it takes ``typed``, and ``read`` makes the
-    value of the option's flag and what was given. A subclass that gives a field another default
-    need not describe it again.
+    If the field's type cannot be given on a command line, the option has the type ``typed``, and
+    ``read`` computes the value from the option's flag and the given value. A subclass that changes
+    the default of a field need not describe it again.
     """
 
     help: str
@@ -63,10 +62,10 @@ class Described:
 
 @dataclass(frozen=True)
 class Option:
-    """One option of a group, or of a group within it.
+    """One option of a group, or of a nested group.
 
-    ``name`` is its flat name, as the command line's ``--draft-top-k`` is ``draft_top_k``; ``field``
-    that of its field. ``default`` is ``dataclasses.MISSING`` where it must be given.
+    ``name`` is its flat name: ``draft_top_k`` for ``--draft-top-k``; ``field`` is the name of its
+    field. ``default`` is ``dataclasses.MISSING`` if it is required.
     """
 
     name: str
@@ -78,12 +77,12 @@ class Option:
 
     @property
     def flag(self) -> str:
-        """The option as a message names it, ``--draft-top-k``."""
+        """Return the option as messages name it, ``--draft-top-k``."""
         return f"--{self.name.replace('_', '-')}"
 
 
 class OptionGroup:
-    """A frozen dataclass of options and of groups of these; it may have plain fields beside them.
+    """A frozen dataclass of options and of nested groups; it may also have plain fields.
 
     ``PREFIX`` begins the flat names of its options, ``PANEL`` is their heading in help.
     """
@@ -93,37 +92,37 @@ class OptionGroup:
 
     @classmethod
     def options(cls) -> tuple[Option, ...]:
-        """Every option, those of the groups within where these stand."""
+        """Yield every option, those of nested groups in place."""
         return tuple(_options_of(cls))
 
     @classmethod
     def flag(cls, name: str) -> str:
-        """How the command line spells the option of this field."""
+        """Return the spelling of a field's option on the command line."""
         return _own_options(cls)[name].flag
 
     @classmethod
     def usual(cls) -> dict[str, Any]:
-        """What a build takes where nothing is asked for, by field, where that is one value."""
+        """Return the effective defaults by field, if they are single values."""
         found = {name: entry.described.usual for name, entry in _own_options(cls).items()}
         return {name: value for name, value in found.items() if value is not None}
 
     @classmethod
     def from_flat(cls, **values: Any) -> Self:
-        """The options of these flat names, as ``draft_top_k``; the others at their defaults.
+        """Return a group from flat names such as ``draft_top_k``; others have their defaults.
 
         Raises TypeError for a name that no option has.
         """
         left = {RENAMED_OPTIONS.get(name, name): value for name, value in values.items()}
-        made: Self = _made(cls, left)
+        made: Self = _built(cls, left)
         if left:
             raise TypeError(f"{cls.__name__} has no option {next(iter(left))}")
         return made
 
     @classmethod
     def from_given(cls, given: Mapping[str, Any]) -> Self:
-        """As :meth:`from_flat`, of values as a command line or a file gives them.
+        """Return a group from values of a command line or a file, as :meth:`from_flat`.
 
-        None leaves an option that is read to its default. SpecbuildError where one cannot be read.
+        None selects the default of an option with a reader. SpecbuildError for an invalid value.
         """
         values = dict(given)
         for option in cls.options():
@@ -135,9 +134,9 @@ class OptionGroup:
 
     @classmethod
     def check_bounds(cls, values: Mapping[str, Any]) -> None:
-        """Raise SpecbuildError for the first number, by field, that is below its least.
+        """Raise SpecbuildError for the first number, by field, below its minimum.
 
-        A whole number without an upper bound of its own must be at most :data:`MAX_INTEGER`.
+        An integer without an upper bound must be at most :data:`MAX_INTEGER`.
         """
         own = _own_options(cls)
         for name, value in values.items():
@@ -152,14 +151,14 @@ class OptionGroup:
                 )
 
     def given(self) -> dict[str, Any]:
-        """The options that are not at their defaults, by field."""
+        """Return the options that are not at their defaults, by field."""
         found = {
             name: (getattr(self, name), o.default) for name, o in _own_options(type(self)).items()
         }
         return {name: value for name, (value, default) in found.items() if value != default}
 
     def flat(self) -> dict[str, Any]:
-        """Every option's value by its flat name."""
+        """Return every option's value by its flat name."""
         found: dict[str, Any] = {}
         own = _own_options(type(self))
         for entry, _ in _hinted_fields(type(self)):
@@ -171,7 +170,7 @@ class OptionGroup:
         return found
 
     def recorded(self) -> dict[str, Any]:
-        """Of ``flat``, what a manifest holds."""
+        """Return the recorded options among ``flat``."""
         names = {entry.name for entry in self.options() if entry.described.recorded}
         return {name: value for name, value in self.flat().items() if name in names}
 
@@ -181,7 +180,7 @@ class HostDrafterOptions(OptionGroup):
 
 
 def _own_options(kind: type[OptionGroup]) -> dict[str, Option]:
-    """The options that are fields of the group itself."""
+    """Yield the options that are fields of the group itself."""
     described_in: dict[str, Described] = {}
     for base in reversed(kind.__mro__):
         if is_group(base) and base is not OptionGroup:
@@ -207,14 +206,14 @@ def _options_of(kind: type[OptionGroup]) -> Iterator[Option]:
             yield from _options_of(hint)
 
 
-def _made(kind: type[OptionGroup], left: dict[str, Any]) -> Any:
-    """The group out of the flat values; those it takes are no longer in ``left``."""
+def _built(kind: type[OptionGroup], left: dict[str, Any]) -> Any:
+    """Return the group from the flat values, and remove these from ``left``."""
     own, given = _own_options(kind), {}
     for entry, hint in _hinted_fields(kind):
         if entry.name in own and own[entry.name].name in left:
             given[entry.name] = left.pop(own[entry.name].name)
         elif is_group(hint):
-            given[entry.name] = _made(hint, left)
+            given[entry.name] = _built(hint, left)
     return kind(**given)
 
 
@@ -223,7 +222,7 @@ def _is_described(hint: Any) -> bool:
 
 
 def is_group(kind: Any) -> bool:
-    """Whether this type is a group of options."""
+    """Return whether this type is a group of options."""
     return isinstance(kind, type) and issubclass(kind, OptionGroup)
 
 

@@ -1,4 +1,4 @@
-"""What a command line gives, as the values that options hold."""
+"""Converts values of a command line to values of options."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ _BYTES |= {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 
 
 def repeated(_flag: str, given: Sequence[T]) -> tuple[T, ...]:
-    """The values of an option that may be repeated."""
+    """Return the values of an option that may be repeated."""
     return tuple(given)
 
 
 def places(_flag: str, given: Path | str | Sequence[Path | str]) -> tuple[Path, ...]:
-    """Paths of an option that may be repeated; a file may name one alone."""
+    """Return paths of an option that may be repeated; a file may have a single one."""
     return (Path(given),) if isinstance(given, Path | str) else tuple(map(Path, given))
 
 
 def numbers(flag: str, text: str) -> tuple[int, ...]:
-    """The numbers of ``1,11,21``; SpecbuildError for anything else."""
+    """Return the numbers of ``1,11,21``; SpecbuildError for anything else."""
     try:
         return tuple(int(part) for part in text.split(","))
     except ValueError as error:
@@ -37,12 +37,12 @@ def numbers(flag: str, text: str) -> tuple[int, ...]:
 
 
 def listed(values: Sequence[int]) -> str:
-    """What ``numbers`` reads as these."""
+    """Return the text that ``numbers`` reads."""
     return ",".join(map(str, values))
 
 
 def probabilities(flag: str, given: float | str) -> float | tuple[float, float]:
-    """The probability ``0.7``, or both ends of ``0.4:0.9``; SpecbuildError for anything else."""
+    """Return the probability ``0.7``, or both ends of ``0.4:0.9``; SpecbuildError otherwise."""
     try:
         ends = tuple(float(part) for part in str(given).split(":"))
     except ValueError:
@@ -56,12 +56,12 @@ def probabilities(flag: str, given: float | str) -> float | tuple[float, float]:
 
 
 def opposite(_flag: str, given: bool) -> bool:
-    """Of a switch that turns its field off."""
+    """Return the negation, for a switch that turns its field off."""
     return not given
 
 
 def memory_size(flag: str, text: str) -> int:
-    """The bytes of ``4GiB`` or ``500MB``; SpecbuildError for anything else."""
+    """Return the bytes of ``4GiB`` or ``500MB``; SpecbuildError for anything else."""
     found = re.fullmatch(r"([0-9.]+) *([a-z]*)", text.strip(), re.IGNORECASE)
     number, unit = found.groups() if found else ("0", "")
     try:

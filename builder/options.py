@@ -1,4 +1,4 @@
-"""What a build is asked for: the command line, ``BuildOptions`` and the manifest derive from it."""
+"""The options of a build, from which the command line and the manifest are derived."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _FILES = "Files and debugging"
 
 @dataclass(frozen=True, kw_only=True)
 class LimitOptions(OptionGroup):
-    """The sizes that an engine may not exceed, its pages, and what these hold."""
+    """The maximum sizes of an engine, its pages, and the types of its caches."""
 
     PANEL: ClassVar[str] = "Limits"
 
@@ -102,7 +102,7 @@ class TreeOptions(OptionGroup):
 
 @dataclass(frozen=True, kw_only=True)
 class DraftStorageOptions(OptionGroup):
-    """How the draft of an engine attends and is stored; in a group with the prefix ``draft``."""
+    """The attention and storage of an engine's draft; in a group with the prefix ``draft``."""
 
     window: Annotated[
         int | None,
@@ -134,7 +134,7 @@ class DraftStorageOptions(OptionGroup):
 
 @dataclass(frozen=True, kw_only=True)
 class DraftOptions(DraftStorageOptions, TreeOptions):
-    """The largest draft tree of an engine, and how its draft attends and is stored."""
+    """The largest draft tree of an engine, and the attention and storage of its draft."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -207,7 +207,7 @@ class SpecPvOptions(OptionGroup):
 
 @dataclass(frozen=True, kw_only=True)
 class DsaOptions(OptionGroup):
-    """Attention to chosen tokens; ``enabled`` None goes by the model's config."""
+    """Attention to selected tokens; ``enabled`` None uses the model's config."""
 
     PREFIX: ClassVar[str] = "dsa"
     PANEL: ClassVar[str] = "DSA (lossy)"
@@ -375,11 +375,11 @@ class BuildOptions(OptionGroup):
 
     @property
     def ranks(self) -> int:
-        """How many GPUs run the engine together."""
+        """The number of GPUs that run the engine together."""
         return 1 if self.tensor_parallel is None else self.tensor_parallel
 
     @property
     def drafts(self) -> tuple[Path, ...]:
-        """What ``draft`` names, the first one first."""
+        """The drafts of ``draft``, the first one first."""
         given = self.draft or ()
         return (given,) if isinstance(given, Path) else given

@@ -1,4 +1,4 @@
-"""How long work reports itself; the command line draws it."""
+"""The interface for progress reports; the command line displays them."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from typing import Protocol
 
 
 class Progress(Protocol):
-    """Receives the stages of a build, and what of each is done."""
+    """Receives the stages of a build, and their progress."""
 
     def start(self, stage: str, total: int, unit: str) -> None:
-        """A new stage of ``total`` ``unit``s begins; the one before is over."""
+        """Begin a new stage of ``total`` ``unit``s; the previous one ends."""
 
     def advance(self, amount: int) -> None:
-        """``amount`` more units of the stage are done."""
+        """Count ``amount`` more finished units of the stage."""
 
     def note(self, message: str) -> None:
-        """A fact worth telling, such as the size of what will be written."""
+        """Report a fact, such as the size of the output."""
 
 
 class SilentProgress:

@@ -1,4 +1,4 @@
-"""Speculation in the words of other servers' configuration files, for builds and for runs."""
+"""Speculation settings with the keys of other servers' configuration files, for builds and runs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from specbuild.runtime.engine_dir.manifest import Manifest
 from specbuild.runtime.errors import SpecbuildError
 
 _BLOCK = "speculative_config"
-# Keys that an engine was built with, as its options call them.
+# Keys for properties that were set at the build, and the names of their options.
 _SPECPV = (
     "specpv_block_size",
     "specpv_n_sink_blocks",
@@ -35,14 +35,13 @@ else:
 
 @dataclass(frozen=True, kw_only=True)
 class SpeculativeConfig:
-    """What a configuration file says of drafts and lossy modes; None says nothing.
+    """The settings of drafts and lossy modes in a configuration file; None is unset.
 
-    A build settles all but ``enable_prefix_caching``. A run of the engine takes
-    ``enable_speculative_decoding``, ``method``, ``enable_target_tree`` and
-    ``enable_prefix_caching``; the others must be what the engine was built with.
-    ``method`` "suffix" runs suffix decoding alone, ``enable_suffix_decoding`` builds it beside a
-    draft. A drafter that proposes on the host has such a key, and one for each of its settings.
-    ``mla_latent_dim`` is the rank of the checkpoint's latents.
+    A build uses all except ``enable_prefix_caching``. A run uses ``enable_speculative_decoding``,
+    ``method``, ``enable_target_tree`` and ``enable_prefix_caching``; the others must match the
+    engine. ``method`` "suffix" runs only suffix decoding; ``enable_suffix_decoding`` builds it in
+    addition to a draft. A drafter that proposes on the host has such a key, and one for each of its
+    settings. ``mla_latent_dim`` is the rank of the checkpoint's latents.
     """
 
     enable_speculative_decoding: bool | None = None
@@ -89,7 +88,7 @@ class SpeculativeConfig:
 
     @classmethod
     def of(cls, data: Mapping[str, Any], where: str) -> Self:
-        """From decoded YAML or JSON; SpecbuildError names an unknown key and the nearest one."""
+        """Return settings from decoded YAML or JSON; SpecbuildError names an unknown key."""
         return record_of(cls, data, where)
 
     @property
@@ -99,11 +98,11 @@ class SpeculativeConfig:
 
     @property
     def host_drafter(self) -> str | None:
-        """The kind of drafter on the host that an engine is built with, None for none."""
+        """The kind of host drafter that is built into an engine, or None."""
         return next((kind for kind in HOST_NAMES if self._requires(kind)), None)
 
     def _enabled(self, kind: str) -> bool | None:
-        """What the key that enables a drafter on the host says, None for nothing."""
+        """Return the value of the key that enables a host drafter, or None."""
         enabled: bool | None = getattr(self, _enabling(kind), None)
         return enabled
 
@@ -114,12 +113,12 @@ class SpeculativeConfig:
 
     @property
     def wants_latents(self) -> bool | None:
-        """Whether the model must have latents; None where nothing is said of them."""
+        """Whether the model must have latents; None if unset."""
         asked = self.enable_mla_kv_compression
         return True if asked is None and self.mla_latent_dim is not None else asked
 
     def build_options(self) -> dict[str, Any]:
-        """The options of a build by their flat names, as ``BuildOptions.from_flat`` takes them."""
+        """Return the options of a build by flat names, for ``BuildOptions.from_flat``."""
         found: dict[str, Any] = {n: getattr(self, n) for n in (*_SPECPV, *_DSA)}
         if self.drafts:
             found |= {n: getattr(self, n) for kind in HOST_NAMES for n in _settings(kind)}
@@ -136,7 +135,7 @@ class SpeculativeConfig:
         return {name: value for name, value in found.items() if value is not None}
 
     def run_options(self) -> dict[str, Any]:
-        """The options of ``run`` and ``serve`` by their flat names."""
+        """Return the options of ``run`` and ``serve`` by flat names."""
         found: dict[str, Any] = {}
         if not self.drafts:
             found["no_spec"] = True
@@ -149,7 +148,7 @@ class SpeculativeConfig:
         return found
 
     def check(self, manifest: Manifest) -> None:
-        """SpecbuildError names the first key by which the engine was not built."""
+        """Raise SpecbuildError for the first key that does not match the engine."""
         self._check(_built(manifest), "the engine was built with")
         self.check_latents(manifest.target)
         kinds = [drafter.kind for drafter in manifest.drafters]
@@ -160,24 +159,24 @@ class SpeculativeConfig:
             )
 
     def check_latents(self, target: TargetGeometry) -> None:
-        """SpecbuildError where a model's layers do not cache the latents that are asked for."""
+        """Raise SpecbuildError if a model's layers do not cache the requested latents."""
         ranks = {rank for rank in target.latent_dims if rank}
         rank = ranks.pop() if len(ranks) == 1 else None
-        held = {"enable_mla_kv_compression": any(target.latent_dims), "mla_latent_dim": rank}
-        self._check(held, "the model has")
+        facts = {"enable_mla_kv_compression": any(target.latent_dims), "mla_latent_dim": rank}
+        self._check(facts, "the model has")
 
-    def _check(self, held: Mapping[str, Any], whose: str) -> None:
-        for name, value in held.items():
+    def _check(self, facts: Mapping[str, Any], whose: str) -> None:
+        for name, value in facts.items():
             asked = getattr(self, name)
             if asked is not None and asked != value:
                 raise SpecbuildError(
-                    f"the configuration says {name} {_shown(asked)}, {whose} {_shown(value)}"
+                    f"the configuration says {name} {_text(asked)}, {whose} {_text(value)}"
                 )
 
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """A configuration file: options by their flat names, as ``max_seq_len``, and speculation.
+    """A configuration file: options by flat names such as ``max_seq_len``, and speculation.
 
     ``sections`` are for one command each: ``build``, ``run``, ``serve``.
     """
@@ -191,9 +190,9 @@ class EngineConfig:
 
     @classmethod
     def from_yaml(cls, file: str | Path) -> Self:
-        """Reads a file; keys of speculation stand in ``speculative_config:`` or beside it.
+        """Read a file; keys of speculation are in ``speculative_config:`` or at the top level.
 
-        SpecbuildError where it cannot be read, or a value of speculation is none.
+        Raises SpecbuildError if it cannot be read, or a value of speculation is invalid.
         """
         where, data = str(file), read_mapping(Path(file))
         sections = {
@@ -203,7 +202,7 @@ class EngineConfig:
         }
         speculative = dict(require_mapping(data.pop(_BLOCK, None) or {}, f"{where}, {_BLOCK}"))
         for entry in fields(SpeculativeConfig):
-            # A name that is also an option's is speculation's: they mean the same.
+            # A name that is also an option's belongs to speculation: both have the same meaning.
             if entry.name in data:
                 if entry.name in speculative:
                     raise SpecbuildError(f"{where}: {entry.name} stands there twice")
@@ -213,21 +212,21 @@ class EngineConfig:
         return cls(options, config, sections, where)
 
     def written(self, command: str) -> dict[str, Any]:
-        """Options of this command that its section and the rest give, the section's first."""
+        """Return the options of a command from its section and from the rest, the section first."""
         own = self.sections.get(command, {})
         found = dict(self.options) | {k.replace("-", "_"): v for k, v in own.items()}
         return {RENAMED_OPTIONS.get(name, name): value for name, value in found.items()}
 
     def of_command(self, command: str) -> dict[str, Any]:
-        """As :meth:`written`, and what speculation means to the command where they say nothing."""
+        """Return :meth:`written`, and the effects of speculation on options that it lacks."""
         spoken = self.speculative_config
         meant = spoken.build_options() if command == "build" else spoken.run_options()
         return meant | self.written(command)
 
     def build_options(self) -> BuildOptions:
-        """What ``specbuild.builder.build.build`` takes.
+        """Return the arguments of ``specbuild.builder.build.build``.
 
-        SpecbuildError names an unknown option, or one that is missing.
+        Raises SpecbuildError for an unknown option, or a missing one.
         """
         given = self.of_command("build")
         known = {option.name: option for option in BuildOptions.options()}
@@ -241,46 +240,46 @@ class EngineConfig:
 
 
 def _is_path(option: Option) -> bool:
-    """Whether it holds a path that nothing else makes one."""
+    """Return whether a value is a path in a type that could also be another."""
     alone = option.type is Path or Path in get_args(option.type)
     return alone and option.described.read is None
 
 
 def _built(manifest: Manifest) -> dict[str, Any]:
-    """What an engine was built with, by the keys of a configuration."""
+    """Return the properties of an engine, by the keys of a configuration."""
     specpv, dsa = manifest.specpv, manifest.dsa
     found: dict[str, Any] = {
         "enable_specpv": specpv is not None,
         "enable_dsa_indexer": dsa is not None,
     }
-    kept: list[tuple[tuple[str, ...], Any, str]] = [
+    entries: list[tuple[tuple[str, ...], Any, str]] = [
         (_SPECPV, specpv, "specpv_"),
         (_DSA, dsa, "dsa_"),
     ]
     for kind in filter(_has_keys, HOST_NAMES):
         drafter = next((d for d in manifest.host_drafters if d.kind == kind), None)
         found[_enabling(kind)] = drafter is not None
-        kept.append((_settings(kind), drafter, f"{kind}_"))
-    for names, record, prefix in kept:
+        entries.append((_settings(kind), drafter, f"{kind}_"))
+    for names, record, prefix in entries:
         for name in names:
             found[name] = None if record is None else getattr(record, name.removeprefix(prefix))
     return found
 
 
-def _shown(value: Any) -> str:
+def _text(value: Any) -> str:
     return {None: "nothing", True: "true", False: "false"}.get(value, str(value))
 
 
 def _enabling(kind: str) -> str:
-    """The key that enables a drafter on the host."""
+    """Return the key that enables a host drafter."""
     return f"enable_{kind}_decoding"
 
 
 def _has_keys(kind: str) -> bool:
-    """Whether a drafter on the host has keys of its own."""
+    """Return whether a host drafter has its own keys."""
     return any(entry.name == _enabling(kind) for entry in fields(SpeculativeConfig))
 
 
 def _settings(kind: str) -> tuple[str, ...]:
-    """The keys that set a drafter on the host."""
+    """Return the keys that set a host drafter."""
     return tuple(e.name for e in fields(SpeculativeConfig) if e.name.startswith(f"{kind}_"))

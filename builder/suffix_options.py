@@ -1,4 +1,4 @@
-"""What a build is asked of suffix decoding."""
+"""The options of a build for suffix decoding."""
 
 from __future__ import annotations
 

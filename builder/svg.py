@@ -1,11 +1,11 @@
-"""Figures as files, in colours that are readable on light and on dark pages."""
+"""Writes figures as files, in colours that are readable on light and dark pages."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-# Text and axes: the contrast to white and to the dark pages of browsers is about the same.
+# Text and axes have about the same contrast to white and to dark pages of browsers.
 GREY = "#747c86"
 SERIES = ("#1391a0", "#cf6a1f", "#8a63d2", "#4d9a2a", "#c2407f", "#8c7a10")
 _DEFAULT_TEXT = ("black", "k", "#000000")
@@ -14,7 +14,7 @@ _DEFAULT_TEXT = ("black", "k", "#000000")
 def save_svg(figure: Any, file: Path) -> None:
     """Write a figure without a background: black text, axes and frames become grey.
 
-    The same figure gives the same bytes: a fixed salt, no date and no maker.
+    The same figure gives the same bytes: a fixed salt, no date and no creator.
     """
     import matplotlib as mpl
 

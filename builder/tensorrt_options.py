@@ -1,4 +1,4 @@
-"""What a build is asked for that only TensorRT engines know."""
+"""The options of a build for TensorRT engines only."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from specbuild.builder.option_group import Described, OptionGroup
 
 @dataclass(frozen=True, kw_only=True)
 class TensorRtOptions(OptionGroup):
-    """Timings to build with, and what the library is asked for."""
+    """Timing caches, and settings of the library."""
 
     PANEL: ClassVar[str] = "TensorRT"
 

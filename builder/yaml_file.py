@@ -1,4 +1,4 @@
-"""YAML files that people write: mappings whose keys are all known."""
+"""Reads YAML files: mappings whose keys are all known."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MAX_BYTES = 1 << 20
 
 
 def read_mapping(file: Path) -> dict[str, Any]:
-    """The mapping that a file holds; SpecbuildError where it holds something else."""
+    """Return the mapping in a file; SpecbuildError if it has something else."""
     import yaml
 
     try:
@@ -31,28 +31,28 @@ def read_mapping(file: Path) -> dict[str, Any]:
 
 
 def require_mapping(data: Any, where: str) -> dict[str, Any]:
-    """``data`` if it is a mapping with strings as keys, else SpecbuildError."""
+    """Return ``data`` if it is a mapping with strings as keys, else raise SpecbuildError."""
     if not isinstance(data, dict) or not all(isinstance(key, str) for key in data):
         raise SpecbuildError(f"{where}: must hold keys and values")
     return data
 
 
 def read_yaml(kind: type[Record], file: Path) -> Record:
-    """A ``kind``, a dataclass of plain types, from the mapping that a file holds.
+    """Return a ``kind``, a dataclass of plain types, from the mapping in a file.
 
-    Raises SpecbuildError for a file that is none, an unknown key, and a value of another kind.
+    Raises SpecbuildError for an invalid file, an unknown key, and a value of another type.
     """
     return record_of(kind, read_mapping(file), str(file))
 
 
 def record_of(kind: type[Record], data: Mapping[str, Any], where: str) -> Record:
-    """A ``kind``, a dataclass, from a mapping; SpecbuildError as for :func:`read_yaml`."""
+    """Return a ``kind``, a dataclass, from a mapping; SpecbuildError as :func:`read_yaml`."""
     require_known(data, [field.name for field in fields(kind)], where)  # type: ignore[arg-type]
     return from_json(kind, dict(data), where)
 
 
 def require_known(data: Mapping[str, Any], known: Collection[str], where: str) -> None:
-    """SpecbuildError for the first unknown key, with the known one that is nearest."""
+    """Raise SpecbuildError for the first unknown key, with the most similar known one."""
     for key in data:
         if key not in known:
             near = difflib.get_close_matches(key, known, n=1)

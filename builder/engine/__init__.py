@@ -1,1 +1,1 @@
-"""The engine directory as a build settles and writes it."""
+"""Decides the contents of an engine directory, and writes it."""

@@ -1,4 +1,4 @@
-"""The sizes that a backend chooses, and the bounds of its launches."""
+"""The default sizes of a backend, and the limits of its launches."""
 
 from __future__ import annotations
 
@@ -8,23 +8,22 @@ from typing import Literal
 
 from specbuild.runtime.engine_dir.manifest import DraftShape
 
-# What a tree may grow to where only some of its sizes are asked for.
+# The limits of a tree if only some of its sizes are given.
 DEFAULT_TREE_LIMITS = DraftShape(draft_top_k=8, draft_depth=8, draft_tokens=60)
-# On a GPU every verified row reads more experts: short chains.
+# On a GPU every verified row reads more experts, so chains are short.
 SHORT_CHAIN = DraftShape(draft_top_k=1, draft_depth=4, draft_tokens=4)
-# Rows of a launch up to which CUDA kernels are batch-invariant.
+# CUDA kernels are batch-invariant up to this number of rows of a launch.
 MAX_DECODE_ROWS = 256
 
 
 @dataclass(frozen=True)
 class BackendSizes:
-    """What a backend chooses where nothing is asked for, and how it keeps its caches.
+    """The default sizes of a backend, and its storage of caches.
 
-    ``draft_dtype`` is how it stores a draft's weights unless it is asked otherwise.
-
-    ``decode_rows`` bounds the rows of a launch that decodes or verifies, None where nothing does;
-    pages are then powers of two, as kernels take them. ``one_form``: layers of one kind (with a
-    window, without) cache either latents or keys and values, where SpecPV re-verifies them.
+    ``draft_dtype`` is the default storage of a draft's weights. ``decode_rows`` limits the rows of
+    a launch that decodes or verifies, None for no limit; pages are then powers of two, as kernels
+    require. ``one_form``: layers of one kind (with or without a window) must cache either latents
+    or keys and values, if SpecPV re-verifies them.
     """
 
     page_size: int
@@ -38,7 +37,7 @@ class BackendSizes:
 
 
 def holding(shapes: Collection[DraftShape]) -> DraftShape:
-    """A tree as large as any of these."""
+    """Return a tree as large as any of these."""
     return DraftShape(
         max((shape.draft_top_k for shape in shapes), default=0),
         max((shape.draft_depth for shape in shapes), default=0),

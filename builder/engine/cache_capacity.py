@@ -1,4 +1,4 @@
-"""What the caches of an engine hold: pages and tokens of each group, and sequences together."""
+"""The capacity of an engine's caches: pages and tokens of each group, and max sequences."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _LENGTHS = (1024, 4096)
 
 @dataclass(frozen=True)
 class GroupCapacity:
-    """A group's pages for sequences, page 0 apart, and the tokens that they hold."""
+    """A group's pages for sequences, without page 0, and their number of tokens."""
 
     pages: int
     tokens: int
@@ -21,10 +21,10 @@ class GroupCapacity:
 
 @dataclass(frozen=True)
 class Together:
-    """How many sequences that may each reach ``tokens`` tokens run at once.
+    """The number of concurrent sequences that may each reach ``tokens`` tokens.
 
-    ``guaranteed_no_evict`` reserve all that they may need; with ``max_utilization`` they hold what
-    they have, which is half of it on average where they began at different times.
+    With ``guaranteed_no_evict`` each reserves its maximum. With ``max_utilization`` each has the
+    pages that it uses, which is half of the maximum on average if their starts are spread.
     """
 
     tokens: int
@@ -34,7 +34,7 @@ class Together:
 
 @dataclass(frozen=True)
 class CacheCapacity:
-    """The capacity of every group, by name, and sequences together at several lengths."""
+    """The capacity of every group, by name, and max concurrent sequences at several lengths."""
 
     groups: dict[str, GroupCapacity]
     sequences: tuple[Together, ...]
@@ -43,9 +43,9 @@ class CacheCapacity:
 def cache_capacity(
     groups: Sequence[CacheGroup], limits: Limits, *, lossy: bool = False
 ) -> CacheCapacity:
-    """Predicted for the longest length, and for 1024 and 4096 tokens where these are shorter.
+    """Return the capacity at the maximum length, and at 1024 and 4096 tokens if these are shorter.
 
-    Engines with a ``lossy`` mode reserve all pages by either policy.
+    Engines with a ``lossy`` mode reserve all pages with either policy.
     """
 
     def together(tokens: int) -> Together:

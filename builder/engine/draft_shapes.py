@@ -11,7 +11,7 @@ from specbuild.runtime.engine_dir.drafters.record import DraftGeometry
 from specbuild.runtime.engine_dir.manifest import DraftShape
 from specbuild.runtime.errors import SpecbuildError
 
-# A chain of three: what pays for a deep, narrow target; a run adapts it to what it sees.
+# A chain of three is best for a deep, narrow target; a run adapts it to measured costs.
 NO_DRAFT = DraftShape(0, 0, 0)
 DEFAULT_DRAFT_SHAPE = DraftShape(draft_top_k=1, draft_depth=3, draft_tokens=3)
 
@@ -22,7 +22,7 @@ def largest_shapes(
     drafts: Mapping[str, DraftGeometry],
     max_seq_len: int,
 ) -> tuple[dict[str, DraftShape], DraftShape | None]:
-    """Each draft's largest tree by its cache group, and the first draft's default.
+    """Return each draft's largest tree by cache group, and the first draft's default.
 
     Raises SpecbuildError for options out of range, or without a draft.
     """
@@ -77,7 +77,7 @@ def _draft_shapes(
 
 
 def _within_block(sizes: BackendSizes, given: dict[str, int], most_levels: int) -> BackendSizes:
-    """The backend's sizes with no more levels than a block drafts; SpecbuildError for more."""
+    """Return the backend's sizes, limited to a block's levels; SpecbuildError for more."""
     depth = given.get("depth", 1)
     chain = given.get("tokens", 1) if given.get("top_k") == 1 and "depth" not in given else 1
     for option, levels in (("depth", depth), ("tokens", chain)):
@@ -94,7 +94,7 @@ def _within_block(sizes: BackendSizes, given: dict[str, int], most_levels: int) 
 def _default_shapes(
     sizes: BackendSizes, most_children: int, max_seq_len: int
 ) -> tuple[DraftShape, DraftShape]:
-    """Limits and default without draft options, within the vocabulary and the context."""
+    """Return limits and default without draft options, within vocabulary and context."""
     fitting = max(max_seq_len - 1, 1)
     limits = sizes.draft_limits
     top_k = min(limits.draft_top_k, most_children)
@@ -108,5 +108,5 @@ def _default_shapes(
 
 
 def _largest_draft(top_k: int, depth: int, tokens: int) -> DraftShape:
-    """A chain has no more levels than tokens: nothing would verify them."""
+    """A chain has at most as many levels as tokens, since others would not be verified."""
     return DraftShape(top_k, min(depth, tokens) if top_k == 1 else depth, tokens)

@@ -1,4 +1,4 @@
-"""A window on the draft's own attention, and what is said of drafts that have none."""
+"""A window on the draft's own attention, and the message for drafts without any."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from specbuild.runtime.errors import SpecbuildError
 
 
 def windowed_draft(draft: DraftGeometry, options: BuildOptions) -> DraftGeometry:
-    """The draft with ``--draft-window`` on its own attention, where that is asked for.
+    """Return the draft with ``--draft-window`` on its own attention, if requested.
 
-    A window changes what the draft proposes, never the output.
+    A window changes the proposals of the draft, never the output.
     """
     window = options.drafting.window
     if window is None:
@@ -31,7 +31,7 @@ def windowed_draft(draft: DraftGeometry, options: BuildOptions) -> DraftGeometry
 
 
 def context_warnings(draft: DraftGeometry, limits: Limits) -> tuple[str, ...]:
-    """A draft that is asked for positions beyond those it was trained on loses its acceptance."""
+    """Warn that a draft loses acceptance at positions beyond those of its training."""
     trained = draft.max_positions
     if trained is None or limits.max_seq_len <= trained or 0 < draft.sliding_window <= trained:
         return ()

@@ -1,4 +1,4 @@
-"""DSA as a build is asked for it: defaults, and everything that must hold of the numbers."""
+"""The DSA settings of a build: defaults and checks."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ DEFAULTS = Dsa(**DsaOptions.usual())
 def dsa_of(
     options: BuildOptions, target: TargetGeometry, shape: DraftShape, *, max_seq_len: int
 ) -> Dsa | None:
-    """What options and config ask for; None where the target's indexers are not used.
+    """Return the settings from options and config; None if the target's indexers are not used.
 
-    SpecbuildError names an option that is out of range, with the numbers.
+    Raises SpecbuildError with the values of an option that is out of range.
     """
     given = options.dsa.given()
     enabled = given.pop("enabled", None)
@@ -49,7 +49,7 @@ def dsa_of(
 
 
 def dsa_warnings(config: Dsa | None, *, max_seq_len: int) -> tuple[str, ...]:
-    """What a config that enables the indexer leaves without effect."""
+    """Warn about settings of a config that have no effect."""
     if config is None or config.threshold < max_seq_len:
         return ()
     return (

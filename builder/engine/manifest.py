@@ -1,4 +1,4 @@
-"""What a finished build says of itself in ``manifest.json``."""
+"""Writes ``manifest.json`` of a finished build."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ from specbuild.runtime.engine_dir.quantized import QuantizedProducts
 
 @dataclass(frozen=True)
 class BuiltParts:
-    """What a build has settled by the time that its manifest is written.
+    """The results of a build before its manifest is written.
 
-    ``models`` are the graphs that the engine holds, by role; ``device`` is what it runs on;
-    ``plans`` stands for TensorRT's engines, which take the place of the graphs.
+    ``models`` are the graphs of the engine, by role; ``device`` is its device; ``plans`` describes
+    TensorRT's engines, which replace the graphs.
     """
 
     target: TargetCheckpoint
@@ -49,14 +49,14 @@ class BuiltParts:
 
 
 def graph_file(role: str) -> str:
-    """Where a role's graph stands in the directory: beside the weights, as ONNX wants it."""
+    """Return the path of a role's graph in the directory: next to the weights, as ONNX requires."""
     return f"{role}.onnx"
 
 
 def engine_manifest(
     options: BuildOptions, parts: BuiltParts, files: dict[str, StoredFile]
 ) -> Manifest:
-    """The manifest of an engine whose other files are all written."""
+    """Return the manifest of an engine whose other files are all written."""
     roles = {
         **{role: _role(role, model, parts.plans) for role, model in parts.models.items()},
         **({} if parts.plans is None else parts.plans.described),
@@ -92,13 +92,13 @@ def engine_manifest(
 
 def _drafters(parts: BuiltParts, roles: Collection[str]) -> tuple[DrafterRecord, ...]:
     beside = () if parts.plan.host_drafter is None else (parts.plan.host_drafter,)
-    found = []
+    entries = []
     for place, draft in enumerate(parts.drafts):
         group, geometry = draft.cache_group(place), draft.geometry
         names = (own_name(group, role) for role in draft.record.ROLES)
         own = tuple(name for name in names if name in roles)
-        found.append(draft.record(cache_group=group, roles=own, geometry=geometry))
-    return (*found, *beside)
+        entries.append(draft.record(cache_group=group, roles=own, geometry=geometry))
+    return (*entries, *beside)
 
 
 def _stored(weights: Mapping[str, Recipe]) -> dict[str, StoredTensor]:
@@ -136,7 +136,7 @@ def _weights(graph: ir.Graph) -> tuple[str, ...]:
 
 
 def port_of(value: ir.Value) -> Port:
-    """A graph's input or output as the manifest lists it."""
+    """Return a graph's input or output as an entry of the manifest."""
     assert value.name is not None and value.dtype is not None and value.shape is not None
     shape = tuple(size if isinstance(size, int) else str(size.value) for size in value.shape)
     return Port(value.name, value.dtype.numpy().name, shape)

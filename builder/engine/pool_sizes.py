@@ -1,4 +1,4 @@
-"""How many pages each cache group of an engine has: for the worst case, or for less memory."""
+"""The number of pages of each cache group: for the worst case, or for less memory."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from specbuild.runtime.errors import SpecbuildError
 
 @dataclass(frozen=True)
 class PoolBudget:
-    """What the caches may take: bytes of all, or pages of each group that keeps every position.
+    """The memory of caches: total bytes, or pages of each group without a window.
 
-    Neither is the worst case, every sequence at its longest. ``places`` of each pool are counted.
-    The bytes are those of one of ``ranks`` GPUs that share the heads.
+    By default it is the worst case, every sequence at its maximum length. ``places`` is the number
+    of copies of each pool. The bytes are those of one of ``ranks`` GPUs that share the heads.
     """
 
     memory: int | None = None
@@ -36,11 +36,11 @@ class PoolBudget:
     def sized(
         self, groups: Sequence[CacheGroup], limits: Limits, specpv: SpecPv | None
     ) -> tuple[CacheGroup, ...]:
-        """The groups with their pages, page 0 included.
+        """Return the groups with their pages, including page 0.
 
-        Windows have pages for the largest launch of every sequence; no group gets more than the
-        worst case. Raises SpecbuildError where one sequence of the longest length has no place, and
-        for sizes that 32 bits do not hold.
+        Groups with a window have pages for the largest launch of every sequence; no group exceeds
+        the worst case. Raises SpecbuildError if one sequence of maximum length does not fit, and
+        for sizes above 32 bits.
         """
         found = self._sized(groups, limits, specpv)
         _require_countable(found, limits)
@@ -62,7 +62,7 @@ class PoolBudget:
     def _within_memory(
         self, worst: Sequence[CacheGroup], limits: Limits, specpv: SpecPv | None, memory: int
     ) -> tuple[CacheGroup, ...]:
-        """As many tokens in every group that keeps all as fit beside the windows' pages."""
+        """Return equal token numbers for the groups without a window, in the remaining memory."""
 
         def holding(tokens: int) -> tuple[CacheGroup, ...]:
             return tuple(_with_pages(g, limits, -(-tokens // g.page_size)) for g in worst)
@@ -72,8 +72,8 @@ class PoolBudget:
             return self.places * sum(group_bytes(group, specpv) for group in own)
 
         step = max(g.page_size for g in worst)
-        kept = [g for g in worst if not g.window]
-        fewest = max((g.page_size * _fewest(g, limits) for g in kept), default=0)
+        unwindowed = [g for g in worst if not g.window]
+        fewest = max((g.page_size * _fewest(g, limits) for g in unwindowed), default=0)
         if size(holding(fewest)) > memory:
             raise SpecbuildError(
                 f"--kv-memory of {_mebibytes(memory)}: the caches of one sequence of "
@@ -81,8 +81,8 @@ class PoolBudget:
                 f"take {_mebibytes(size(holding(fewest)))}; ask for more, or for less "
                 "--max-seq-len or --max-batch-size"
             )
-        most = max((g.page_size * g.pages for g in kept), default=0)
-        low, high = fewest // step, most // step
+        limit = max((g.page_size * g.pages for g in unwindowed), default=0)
+        low, high = fewest // step, limit // step
         while low < high:
             middle = (low + high + 1) // 2
             if size(holding(middle * step)) <= memory:
@@ -93,7 +93,7 @@ class PoolBudget:
 
 
 def state_groups(target: TargetGeometry, limits: Limits, dtype: str) -> tuple[StateGroup, ...]:
-    """The recurrent states of the target: a slot for every sequence, and two that none has."""
+    """Return the recurrent states of the target: a slot per sequence, and two reserved ones."""
     delta = target.gated_delta
     if delta is None:
         return ()
@@ -113,12 +113,12 @@ def state_groups(target: TargetGeometry, limits: Limits, dtype: str) -> tuple[St
 
 
 def slots_for(limits: Limits) -> int:
-    """Slots of recurrent states for a full batch, the empty and the discarded one included."""
+    """Return the slots of recurrent states for a full batch, including the two reserved ones."""
     return limits.max_batch_size + 2
 
 
 def _require_countable(groups: Sequence[CacheGroup], limits: Limits) -> None:
-    """Raise SpecbuildError where a launch has more rows, or a cache more tokens, than 32 bits."""
+    """Raise SpecbuildError if a launch has more rows, or a cache more tokens, than 32 bits."""
     largest = max((group.pages * group.page_size for group in groups), default=0)
     if max(largest, limits.max_rows) > MAX_INTEGER:
         raise SpecbuildError(
@@ -130,7 +130,7 @@ def _require_countable(groups: Sequence[CacheGroup], limits: Limits) -> None:
 
 
 def _require_fewest(groups: Sequence[CacheGroup], limits: Limits, pages: int) -> None:
-    """SpecbuildError where so few pages hold no sequence of the longest length."""
+    """Raise SpecbuildError if the pages do not fit a sequence of maximum length."""
     needed = max((_fewest(g, limits) for g in groups if not g.window), default=0)
     if pages < needed:
         raise SpecbuildError(
@@ -140,24 +140,24 @@ def _require_fewest(groups: Sequence[CacheGroup], limits: Limits, pages: int) ->
         )
 
 
-def _with_pages(group: CacheGroup, limits: Limits, most: int | None = None) -> CacheGroup:
-    """The group with pages for every sequence at its longest, but for ``most`` without a window."""
+def _with_pages(group: CacheGroup, limits: Limits, limit: int | None = None) -> CacheGroup:
+    """Return the group with pages for the worst case, at most ``limit`` without a window."""
     pages = limits.max_batch_size * _longest(group, limits)
-    if most is not None and not group.window:
-        pages = min(pages, most)
+    if limit is not None and not group.window:
+        pages = min(pages, limit)
     return replace(group, pages=pages + 1)
 
 
 def _fewest(group: CacheGroup, limits: Limits) -> int:
-    """Pages of one sequence of the longest length, and no fewer than one for each of a batch."""
+    """Return the pages of one sequence of maximum length, and at least one per sequence."""
     return max(_longest(group, limits), limits.max_batch_size)
 
 
 def _longest(group: CacheGroup, limits: Limits) -> int:
-    """Pages of a sequence of the longest length."""
+    """Return the pages of a sequence of maximum length."""
     return group_pages(group, limits, tokens=limits.max_seq_len)
 
 
 def _mebibytes(size_bytes: int) -> str:
-    """Rounded up: so much is enough."""
+    """Return the quotient, rounded up."""
     return f"{-(-size_bytes * 10 // 2**20) / 10:.1f} MiB"

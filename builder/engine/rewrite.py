@@ -1,4 +1,4 @@
-"""Replaces files of an engine; at every moment its name is a whole engine, old or new."""
+"""Replaces files of an engine atomically: its name always has a complete engine."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from specbuild.runtime.errors import SpecbuildError
 
 
 def rewrite_engine(engine: Path, files: Mapping[str, bytes], removed: Collection[str] = ()) -> None:
-    """Writes ``files`` and leaves out ``removed``; the rest, weights included, is not copied.
+    """Write ``files`` and omit ``removed``; the rest, including the weights, is not copied.
 
-    Files that stay are hard links of the old ones, where the file system has them. Raises
-    SpecbuildError where the directory cannot be written; the engine is then what it was.
+    Unchanged files are hard links to the old ones, if the file system supports them. Raises
+    SpecbuildError if the directory cannot be written; the engine is then unchanged.
     """
     engine = engine.resolve()
     manifest = read_manifest(engine)
-    kept = set(manifest.files) - set(files) - set(removed)
+    unchanged = set(manifest.files) - set(files) - set(removed)
     try:
         staging = staging_folder(engine)
     except OSError as error:
@@ -38,11 +38,11 @@ def rewrite_engine(engine: Path, files: Mapping[str, bytes], removed: Collection
             "together; copy the engine to another place"
         ) from error
     try:
-        for name in sorted(kept):
+        for name in sorted(unchanged):
             _link(engine / name, staging / name)
         for name, data in files.items():
             write_bytes(staging / name, data)
-        entries = {name: manifest.files[name] for name in kept}
+        entries = {name: manifest.files[name] for name in unchanged}
         entries |= {name: file_entry(staging / name, chunked=False) for name in files}
         data = json_bytes(stored_json(replace(manifest, files=dict(sorted(entries.items())))))
         write_bytes(staging / MANIFEST_FILE, data)

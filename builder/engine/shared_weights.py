@@ -1,4 +1,4 @@
-"""Which weights of an engine are the same bytes, so that they are stored once."""
+"""Finds weights with equal bytes, which an engine stores once."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ _LAYER = re.compile(r"\blayers\.\d+\.")
 
 
 def stored_names(weights: Mapping[str, Recipe]) -> dict[str, str]:
-    """For every weight the name that it is stored under: its own, or that of an equal one.
+    """Return for every weight the name under which it is stored: its own, or an equal one's.
 
-    Weights are equal where layers give the same name to what is made, in one form, of the same
-    checkpoint tensors: as in a synthetic model whose layers repeat.
+    Weights are equal if layers derive them in the same form from the same checkpoint tensors, for
+    example in a synthetic model whose layers repeat.
     """
     first: dict[tuple[object, ...], str] = {}
     names = {}
@@ -25,6 +25,6 @@ def stored_names(weights: Mapping[str, Recipe]) -> dict[str, str]:
 
 
 def stored_once(weights: Mapping[str, Recipe]) -> dict[str, Recipe]:
-    """The weights that the file holds."""
+    """Return the weights that the file has."""
     names = stored_names(weights)
     return {name: recipe for name, recipe in weights.items() if names[name] == name}

@@ -1,4 +1,4 @@
-"""Signs an engine: whoever has the public key can tell that nothing of it was changed."""
+"""Signs an engine, so that its integrity can be verified with the public key."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from specbuild.runtime.errors import SpecbuildError
 
 
 def sign_engine(engine: Path, key_file: Path) -> None:
-    """Checks every file, and writes the signature of ``manifest.sha256`` beside it.
+    """Check every file, and write the signature of ``manifest.sha256``.
 
-    ``key_file`` holds an Ed25519 private key in PEM. Raises EngineFileError where the engine is
-    damaged, SpecbuildError where there is no key or the engine cannot be written to.
+    ``key_file`` has an Ed25519 private key in PEM. Raises EngineFileError if the engine is damaged,
+    SpecbuildError if there is no key or the engine cannot be written to.
     """
     key = private_key(key_file)
     manifest = read_manifest(engine)

@@ -1,4 +1,4 @@
-"""What an engine is built for: limits, the default draft shape, and the cache groups."""
+"""The sizes of an engine: limits, the default draft shape, and the cache groups."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ DEFAULT_MAX_BATCH_SIZE: int = LimitOptions.usual()["max_batch_size"]
 
 @dataclass(frozen=True)
 class EnginePlan:
-    """The sizes of an engine, all settled.
+    """All sizes of an engine.
 
-    ``model_shapes`` are the largest trees of the draft models, by their cache groups; ``limits``
-    also hold the chains of ``host_drafter``. ``states`` are the groups of recurrent states.
-    ``ranks`` GPUs run the engine together.
+    ``model_shapes`` are the largest trees of the draft models, by cache group; ``limits`` also
+    cover the chains of ``host_drafter``. ``states`` are the groups of recurrent states. ``ranks``
+    GPUs run the engine together.
     """
 
     limits: Limits
@@ -65,9 +65,9 @@ class EnginePlan:
     ranks: int = 1
 
     def group_of_layer(self, target: TargetGeometry) -> tuple[int, ...]:
-        """For every target layer, the index of its group in ``layer_groups``.
+        """The index in ``layer_groups`` of each target layer's group.
 
-        That is the group of the keys and values that it reads, or of its state.
+        It is the group of the keys and values that the layer reads, or of its state.
         """
         return tuple(
             next(
@@ -80,7 +80,7 @@ class EnginePlan:
 
     @property
     def layer_groups(self) -> tuple[CacheGroup | StateGroup, ...]:
-        """The groups that the target's layers keep something in."""
+        """The groups of the target's layers."""
         return (*self.states, *self.target_groups)
 
     @property
@@ -98,18 +98,18 @@ class EnginePlan:
 
     @property
     def choosing_group(self) -> CacheGroup:
-        """The group whose keys SpecPV chooses blocks by; only with SpecPV."""
+        """The group whose keys select the blocks of SpecPV; only with SpecPV."""
         assert self.specpv is not None
         name = choosing_group(self.specpv)
         return next(group for group in self.groups if group.name == name)
 
     def draft_group(self, name: str) -> CacheGroup:
-        """A draft's group."""
+        """Return a draft's group."""
         return next(group for group in self.groups if group.name == name)
 
     @property
     def target_groups(self) -> tuple[CacheGroup, ...]:
-        """The groups that the target's launches take."""
+        """The groups of the target's launches."""
         return tuple(group for group in self.groups if group.name not in DRAFT_GROUPS)
 
 
@@ -119,9 +119,9 @@ def plan_engine(
     target: TargetGeometry,
     drafts: Mapping[str, DraftGeometry],
 ) -> EnginePlan:
-    """Settles every size; ``drafts`` by their cache groups.
+    """Compute every size; ``drafts`` are by cache group.
 
-    SpecbuildError names an option that is out of range, with the numbers.
+    Raises SpecbuildError with the values of an option that is out of range.
     """
     asked = options.limits
     LimitOptions.check_bounds(asked.given())
@@ -206,7 +206,7 @@ def longest_sequence(asked: int | None, target: TargetGeometry) -> int:
 
 
 def require_seq_len(max_seq_len: int, target: TargetGeometry) -> None:
-    """Raise SpecbuildError where no sequence has this length, or the model does not reach it."""
+    """Raise SpecbuildError if a sequence cannot have this length, or the model is too short."""
     if max_seq_len < LEAST_SEQ_LEN:
         raise SpecbuildError(
             f"--max-seq-len {max_seq_len} has no capacity for a prompt and an output of one token "
@@ -220,7 +220,7 @@ def require_seq_len(max_seq_len: int, target: TargetGeometry) -> None:
 
 
 def require_rows(option: str, asked: int, rows: int, most_rows: int) -> None:
-    """Raise SpecbuildError where ``option`` makes steps of more rows than a backend has."""
+    """Raise SpecbuildError if ``option`` makes steps with more rows than a backend supports."""
     if rows > most_rows:
         raise SpecbuildError(
             f"--{option} {asked}: a step of a CUDA engine has at most {most_rows} rows; ask for "
@@ -238,7 +238,7 @@ def _require_kernel_sizes(most_rows: int, batch: int, page_size: int, shape: Dra
 
 
 def with_limits(plan: EnginePlan, limits: Limits) -> EnginePlan:
-    """The plan under these limits; its caches hold what they ask for, within its budget."""
+    """Return the plan with these limits; its caches follow from them, within the budget."""
     groups = plan.budget.sized(plan.groups, limits, plan.specpv)
     return replace(plan, limits=limits, groups=groups)
 
@@ -262,7 +262,7 @@ def _target_groups(target: TargetGeometry, page_size: int, sizes: BackendSizes) 
 
 
 def _coded(group: CacheGroup) -> CacheGroup:
-    """The group with codes for keys and values; indexers' keys have an option of their own."""
+    """Return the group with quantized keys and values; keys of indexers have their own option."""
     if group.name == INDEXER_GROUP:
         return group
     if group.latent_widths:
@@ -274,7 +274,7 @@ def _coded(group: CacheGroup) -> CacheGroup:
 
 
 def _latent_group(group: CacheGroup, widths: tuple[int, ...]) -> CacheGroup:
-    """The group with one pool a layer, of these widths: ``latent``, or ``latent_sliding``."""
+    """Return the group with a pool per layer, of these widths: ``latent``, ``latent_sliding``."""
     widest = max(widths)
     return replace(
         group,
@@ -289,7 +289,7 @@ def _latent_group(group: CacheGroup, widths: tuple[int, ...]) -> CacheGroup:
 def _indexer_group(
     target: TargetGeometry, indexer: IndexerGeometry, page_size: int, sizes: BackendSizes
 ) -> CacheGroup:
-    """One key of an indexer a token and layer; its pages live as long as the layer's own."""
+    """Return the group of indexers' keys, one per token and layer, with pages as their layers'."""
     group = _group(
         INDEXER_GROUP, indexer.layers, target, window=0, page_size=page_size, sizes=sizes
     )

@@ -1,4 +1,4 @@
-"""SpecPV as a build is asked for it: defaults, and everything that must hold of the numbers."""
+"""The SpecPV settings of a build: defaults and checks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def specpv_of(
     max_seq_len: int,
     one_form: bool = False,
 ) -> SpecPv | None:
-    """What the options ask for, None without ``--specpv``; SpecbuildError with the numbers.
+    """Return the settings of the options, None without ``--specpv``; may raise SpecbuildError.
 
     ``one_form``: layers of one kind must cache either latents or keys and values.
     """
@@ -70,20 +70,20 @@ def specpv_of(
 
 
 def require_turns(config: SpecPv, shape: DraftShape, *, batch: int, most_rows: int) -> None:
-    """SpecbuildError where sequences of a CUDA engine cannot take their full steps in turn.
+    """Raise SpecbuildError if sequences of a CUDA engine cannot take full steps in turn.
 
-    A step has ``most_rows`` rows at most, the trees of ``batch`` sequences among them; what is left
-    bounds how many re-verify their buffers at once, and so how early the others must.
+    A step has at most ``most_rows`` rows, including the trees of ``batch`` sequences. The rest
+    limits how many sequences re-verify their buffers at once, and so how early the others must.
     """
     buffer, deepest = config.n_spec_tokens_buf, shape.draft_depth + 1
-    left = most_rows - batch * (shape.draft_tokens + 1)
-    if left < buffer:
+    spare = most_rows - batch * (shape.draft_tokens + 1)
+    if spare < buffer:
         raise SpecbuildError(
             f"--specpv-n-spec-tokens-buf {buffer}: a step has at most {most_rows} rows, of which "
-            f"{batch} sequences with trees of {shape.draft_tokens + 1} leave {left}; lower it, "
+            f"{batch} sequences with trees of {shape.draft_tokens + 1} leave {spare}; lower it, "
             "--max-batch-size or --draft-tokens"
         )
-    at_once = left // buffer
+    at_once = spare // buffer
     turns = -(-batch // at_once)
     needed = shape.draft_tokens + 1 + (turns + 1) * deepest
     if buffer < needed:
@@ -95,7 +95,7 @@ def require_turns(config: SpecPv, shape: DraftShape, *, batch: int, most_rows: i
 
 
 def _check_forms(target: TargetGeometry) -> None:
-    """A CUDA engine's full steps re-verify rows in one group with a window and one without."""
+    """Check that full steps of a CUDA engine re-verify one group with a window and one without."""
     for kind, named in (
         ("sliding_attention", "sliding-window"),
         ("full_attention", "full-attention"),
@@ -110,7 +110,7 @@ def _check_forms(target: TargetGeometry) -> None:
 
 
 def _check_latents(target: TargetGeometry) -> None:
-    """A window needs no view, so latents of sliding layers are no obstacle."""
+    """Layers with a window need no views, so their latents are no obstacle."""
     if target.mla is not None:
         raise SpecbuildError(
             f"--specpv: the {target.model_type}'s layers cache latents, and blocks are chosen by "
@@ -130,7 +130,7 @@ def _check_latents(target: TargetGeometry) -> None:
 
 
 def _check_indexers(target: TargetGeometry) -> None:
-    """Where indexers choose the blocks, every layer that sees a view must have one."""
+    """Check that every layer with views has indexers, if these select the blocks."""
     full = {i for i, kind in enumerate(target.layer_types) if kind == "full_attention"}
     indexed = set(target.indexer.layers) if target.indexer else set()
     missing = sorted(full - indexed)
@@ -142,10 +142,10 @@ def _check_indexers(target: TargetGeometry) -> None:
 
 
 def _check_threshold(config: SpecPv, max_seq_len: int) -> None:
-    kept = (config.n_sink_blocks + config.n_window_blocks) * config.block_size
-    if config.partial_threshold < kept:
+    fixed = (config.n_sink_blocks + config.n_window_blocks) * config.block_size
+    if config.partial_threshold < fixed:
         raise SpecbuildError(
-            f"--specpv-partial-threshold {config.partial_threshold} lies below the {kept} tokens "
+            f"--specpv-partial-threshold {config.partial_threshold} lies below the {fixed} tokens "
             f"of {config.n_sink_blocks} sink and {config.n_window_blocks} window blocks of "
             f"{config.block_size}, which every view holds; raise it"
         )

@@ -1,4 +1,4 @@
-"""What the manifest is told of TensorRT's engines once they are built."""
+"""The entries of the manifest for TensorRT's engines."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from specbuild.runtime.engine_dir.manifest import Role, ShapeProfile, TensorRtBu
 class BuiltPlan:
     """One role's engine: its file, its profiles, and its network's layers by type.
 
-    ``tensors`` are the weights that are inputs of it, none where it holds them.
+    ``tensors`` are the weights among its inputs, none if it stores them.
     """
 
     file: str
@@ -23,9 +23,9 @@ class BuiltPlan:
 
 @dataclass(frozen=True)
 class BuiltPlans:
-    """All of them, by role, and what built them.
+    """All of them, by role, and the library that built them.
 
-    ``described`` are roles whose graphs the engine does not have: all is said of them already.
+    ``described`` are roles without graphs in the engine.
     """
 
     build: TensorRtBuild

@@ -1,4 +1,4 @@
-"""Writes an engine directory: streamed weights, hashed files, one rename at the end."""
+"""Writes an engine directory: streamed weights, hashed files, and one rename at the end."""
 
 from __future__ import annotations
 
@@ -44,31 +44,31 @@ SAFETENSORS_DTYPES = {
     "torch.bfloat16": "BF16",
     "torch.uint8": "U8",
 }
-# Capacity for graphs, tokenizer and manifest beside the weights, which are known exactly.
+# The space of graphs, tokenizer and manifest, in addition to the exact size of the weights.
 _OTHER_BYTES = 64 << 20
 
 
 class EngineFolder:
-    """A folder that becomes an engine; it remembers the checksum of every byte handed to it."""
+    """A folder that becomes an engine; it records the checksums of all bytes written through it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._written: dict[str, str] = {}
 
     def write(self, name: str, data: bytes) -> None:
-        """Writes one file."""
+        """Write one file."""
         write_bytes(self.path / name, data)
         self._written[name] = xxhash.xxh3_128_hexdigest(data)
 
     def write_weights(self, weights: Mapping[str, Recipe], progress: Progress) -> None:
-        """Writes ``weights`` as safetensors, one tensor in memory at a time, equal ones once.
+        """Write ``weights`` as safetensors, one tensor in memory at a time, equal ones once.
 
         Sharded ones go to a file for each rank.
         """
         progress.start("writing weights", weight_bytes(weights), "B")
         weights = stored_once(weights)
-        whole = {name: recipe for name, recipe in weights.items() if recipe.ranks == 1}
-        self._write_tensors((WEIGHTS_FILE,), whole, progress)
+        unsharded = {name: recipe for name, recipe in weights.items() if recipe.ranks == 1}
+        self._write_tensors((WEIGHTS_FILE,), unsharded, progress)
         sharded = {name: recipe for name, recipe in weights.items() if recipe.ranks > 1}
         if sharded:
             ranks = range(next(iter(sharded.values())).ranks)
@@ -77,7 +77,7 @@ class EngineFolder:
     def _write_tensors(
         self, names: Sequence[str], weights: Mapping[str, Recipe], progress: Progress
     ) -> None:
-        """Writes the same tensors to each file: part i of a sharded one to file i."""
+        """Write the same tensors to each file: part i of a sharded one to file i."""
         head, _ = _weights_header(weights)
         digests = [xxhash.xxh3_128(head) for _ in names]
         with ExitStack() as stack:
@@ -97,7 +97,7 @@ class EngineFolder:
             self._written[name] = digest.hexdigest()
 
     def adopt(self, name: str) -> None:
-        """Takes in a file that another process wrote into the folder."""
+        """Register a file that another process wrote into the folder."""
         path = self.path / name
         digest = xxhash.xxh3_128()
         with path.open("rb") as file:
@@ -107,9 +107,9 @@ class EngineFolder:
         self._written[name] = digest.hexdigest()
 
     def stored_files(self) -> dict[str, StoredFile]:
-        """Size and checksums of every file, read back from the disk.
+        """Return size and checksums of every file, read back from the disk.
 
-        Raises SpecbuildError where the disk holds other bytes than were written.
+        Raises SpecbuildError if the disk has other bytes than were written.
         """
         entries = {}
         for name, digest in sorted(self._written.items()):
@@ -121,7 +121,7 @@ class EngineFolder:
         return entries
 
     def seal(self, manifest: Manifest) -> None:
-        """Writes the manifest and its hash, then checks the whole directory as a reader would."""
+        """Write the manifest and its hash, then check the directory as a reader does."""
         data = json_bytes(stored_json(manifest))
         write_bytes(self.path / MANIFEST_FILE, data)
         write_bytes(self.path / MANIFEST_HASH_FILE, manifest_digest(data).encode())
@@ -129,16 +129,16 @@ class EngineFolder:
 
 
 def _chunked(name: str) -> bool:
-    """Large files are checked while they stream in."""
+    """Return whether a file is large, and checked in chunks while it is read."""
     return name.endswith((".safetensors", ".engine"))
 
 
 @contextmanager
 def staged_engine(output: Path, *, force: bool) -> Iterator[EngineFolder]:
-    """A temporary sibling of ``output`` that takes its place when the block ends well.
+    """Yield a temporary sibling of ``output`` that replaces it when the block succeeds.
 
-    Whatever goes wrong, ``output`` is what it was before. Raises SpecbuildError where it exists
-    and ``force`` is not given, or is anything but an engine or an empty folder.
+    After any failure, ``output`` is unchanged. Raises SpecbuildError if it exists and ``force`` is
+    not given, or is anything except an engine or an empty folder.
     """
     require_replaceable(output, force=force)
     output.parent.mkdir(parents=True, exist_ok=True)
@@ -153,7 +153,7 @@ def staged_engine(output: Path, *, force: bool) -> Iterator[EngineFolder]:
 
 
 def require_replaceable(output: Path, *, force: bool) -> None:
-    """SpecbuildError where writing an engine at ``output`` would destroy something."""
+    """Raise SpecbuildError if writing an engine at ``output`` would destroy something."""
     if not output.exists():
         return
     if not force:
@@ -171,17 +171,17 @@ def require_replaceable(output: Path, *, force: bool) -> None:
 
 
 def json_bytes(data: Any) -> bytes:
-    """JSON that is the same for the same data."""
+    """Return deterministic JSON."""
     return (json.dumps(to_json(data), indent=1, ensure_ascii=False) + "\n").encode()
 
 
 def weight_bytes(weights: Mapping[str, Recipe]) -> int:
-    """What the weights will take on disk, before anything is made."""
+    """Return the size of the weights on disk, before anything is created."""
     return sum(recipe.nbytes * recipe.ranks for recipe in stored_once(weights).values())
 
 
 def weight_places(weights: Mapping[str, Recipe]) -> dict[str, int]:
-    """Where every weight begins in the file that :meth:`EngineFolder.write_weights` writes."""
+    """Return the offset of every weight in the file of :meth:`EngineFolder.write_weights`."""
     names = stored_names(weights)
     head, _ = _weights_header(stored_once(weights))
     header = json.loads(head[8:])
@@ -189,7 +189,7 @@ def weight_places(weights: Mapping[str, Recipe]) -> dict[str, int]:
 
 
 def require_space(folder: Path, weights: int, *, option: str = "--output") -> None:
-    """SpecbuildError with the numbers where the disk cannot hold the weights."""
+    """Raise SpecbuildError with the sizes if the disk cannot hold the weights."""
     folder, free = free_space(folder)
     if free < weights + _OTHER_BYTES:
         raise SpecbuildError(
@@ -199,7 +199,7 @@ def require_space(folder: Path, weights: int, *, option: str = "--output") -> No
 
 
 def _weights_header(weights: Mapping[str, Recipe]) -> tuple[bytes, int]:
-    """The safetensors header, its length in front, and the bytes of data that follow it."""
+    """Return the safetensors header with its length, and the number of data bytes after it."""
     header: dict[str, Any] = {}
     offset = 0
     for name, recipe in weights.items():
@@ -210,6 +210,6 @@ def _weights_header(weights: Mapping[str, Recipe]) -> tuple[bytes, int]:
         }
         offset += recipe.nbytes
     head = json.dumps(header, separators=(",", ":")).encode()
-    # Data that starts at a multiple of 64 bytes can be mapped and used where it lies.
+    # Data aligned to 64 bytes can be mapped and used in place.
     head += b" " * (-(len(head) + 8) % 64)
     return len(head).to_bytes(8, "little") + head, offset

@@ -1,6 +1,6 @@
-"""From a module on the meta device to a portable ONNX graph with ``specbuild::`` nodes.
+"""Exports a module on the meta device as a portable ONNX graph with ``specbuild::`` nodes.
 
-The graph refers to weights by name; nothing of a checkpoint is read here.
+The graph refers to weights by name; no checkpoint is read here.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _DTYPES = {torch.int32: ir.DataType.INT32, torch.float32: ir.DataType.FLOAT,
 
 @dataclass(frozen=True)
 class GraphDeclaration:
-    """What a role's graph takes and gives: ports in the module's argument order."""
+    """The inputs and outputs of a role's graph: ports in the module's argument order."""
 
     role: str
     inputs: tuple[InputPort, ...]
@@ -46,19 +46,19 @@ class GraphDeclaration:
 
 
 class _TranslatedAsItIs(torch.export.ExportedProgram):
-    """A traced module whose operators the exporter has translations for.
+    """A traced module whose operators the exporter can translate.
 
-    It would trace it once more to decompose those that it has none for, in more time than all else
-    takes. A new operator that has none is an error that names it.
+    The exporter would otherwise trace it again to decompose unknown operators, which takes more
+    time than everything else. A new unknown operator is an error that names it.
     """
 
     def run_decompositions(self, *_: Any, **__: Any) -> torch.export.ExportedProgram:
-        """The program, without a second trace."""
+        """Return the program, without a second trace."""
         return self
 
 
 def _simplify(traced: torch.export.ExportedProgram) -> None:
-    """Operators that the exporter has no translation for, or a long one, in terms of others."""
+    """Decompose operators that the exporter translates badly or not at all."""
     aten = torch.ops.aten
     for node in list(traced.graph.nodes):
         if node.target is aten.to.dtype:
@@ -82,10 +82,10 @@ def export_module(
     pack: Callable[[Sequence[Any]], tuple[Any, ...]],
     functions: Sequence[ir.Function] = (),
 ) -> ir.Model:
-    """Exports ``module`` (meta device). ``pack`` arranges flat port values as its arguments.
+    """Export ``module`` (meta device). ``pack`` arranges flat port values as its arguments.
 
-    Outputs beyond the declared ones are stages: they keep their names in the graph but are
-    not outputs of it. ``functions`` are those of blocks that the module calls.
+    Outputs beyond the declared ones are stages: they keep their names in the graph but are not
+    outputs of it. ``functions`` are those of blocks that the module calls.
     """
     register_schemas()
     register_torch_ops()
@@ -136,9 +136,9 @@ def single_op_model(
     attributes: dict[str, Any],
     initializers: Sequence[ir.Value] = (),
 ) -> ir.Model:
-    """The graph of a role that is one op: its inputs are ports and initialisers, by name.
+    """Return the graph of a role with one op, whose inputs are ports and initializers by name.
 
-    Optional ones at the end of the declaration may be left out.
+    Optional ones at the end of the declaration may be omitted.
     """
     op = all_ops()[op_name]
     by_name = {value.name: value for value in initializers}
@@ -168,14 +168,14 @@ def single_op_model(
 
 
 def graph_value(port: InputPort) -> ir.Value:
-    """A value of a graph with the port's name, type and shape."""
+    """Return a value of a graph with the port's name, type and shape."""
     return ir.Value(
         name=port.name, shape=ir.Shape(port.shape), type=ir.TensorType(_DTYPES[port.dtype])
     )
 
 
 def _sample_sizes(ports: tuple[InputPort, ...]) -> dict[str, int]:
-    """A distinct size per dynamic axis, none of them 0 or 1 (torch.export specialises those)."""
+    """Return distinct sizes per dynamic axis, not 0 or 1 (torch.export specializes those)."""
     names = dict.fromkeys(s for port in ports for s in port.shape if isinstance(s, str))
     return {name: 5 + 2 * i for i, name in enumerate(names)}
 
@@ -194,7 +194,7 @@ def _translations() -> dict[Any, Callable[..., Any]]:
 
 
 def _name_axes(graph: ir.Graph, declaration: GraphDeclaration) -> None:
-    """Axes of all values get the names that the ports declare, in place of torch's symbols."""
+    """Rename the axes of all values from torch's symbols to the names of ports."""
     names = {
         str(size.value): axis
         for value, port in zip(graph.inputs, declaration.inputs, strict=True)
@@ -231,7 +231,7 @@ def _name_ports(graph: ir.Graph, declaration: GraphDeclaration) -> None:
 
 
 def _take_sizes_of_ports(graph: ir.Graph) -> None:
-    """A size is that of a port, so that layers share what they compute of it."""
+    """Replace computed sizes by those of a port, so that layers share their computations."""
     ports: dict[str, tuple[ir.Value, int]] = {}
     for port in graph.inputs:
         for axis, size in enumerate(port.shape or ()):
@@ -250,7 +250,7 @@ def _take_sizes_of_ports(graph: ir.Graph) -> None:
 
 @contextlib.contextmanager
 def _quiet() -> Any:
-    """The exporter prints its progress and warns of packages that specbuild never uses."""
+    """Suppress the exporter's progress, and its warnings about packages that are never used."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -264,9 +264,9 @@ def _quiet() -> Any:
 
 @contextlib.contextmanager
 def _without_collecting() -> Any:
-    """The exporter's graphs hold each other: a quarter of its time went into looking for garbage.
+    """Pause garbage collection: scans for the exporter's cycles took a quarter of its time.
 
-    What it leaves is collected when the collector runs next.
+    The next collection afterwards removes them.
     """
     enabled = gc.isenabled()
     gc.disable()

@@ -1,7 +1,7 @@
-"""Local functions for ``specbuild::`` nodes, so that a portable graph runs wherever ONNX does.
+"""Local functions for ``specbuild::`` nodes, so that a portable graph runs in any ONNX runtime.
 
-A body is made for the types and static sizes of its inputs. So an op has one function for each
-distinct kind of its nodes, told apart by ``overload``.
+A body depends on the types and static sizes of its inputs. An op therefore has one function for
+each distinct kind of its nodes, with different ``overload`` values.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ _HALF = (ir.DataType.BFLOAT16, ir.DataType.FLOAT16)
 
 
 def add_functions(model: ir.Model) -> None:
-    """Gives every ``specbuild::`` node of a portable graph the function that computes it."""
-    found: dict[tuple[Any, ...], ir.Function] = {}
+    """Add the functions that compute the ``specbuild::`` nodes of a portable graph."""
+    functions_by_key: dict[tuple[Any, ...], ir.Function] = {}
     for node in model.graph:
         if node.domain != DOMAIN:
             continue
         kind = _kind(node)
-        if kind not in found:
-            others = sum(function.name == node.op_type for function in found.values())
-            found[kind] = _function(node, str(others) if others else "")
-        node.overload = found[kind].overload
-    for function in found.values():
+        if kind not in functions_by_key:
+            others = sum(function.name == node.op_type for function in functions_by_key.values())
+            functions_by_key[kind] = _function(node, str(others) if others else "")
+        node.overload = functions_by_key[kind].overload
+    for function in functions_by_key.values():
         model.functions[function.identifier()] = function
         for domain, version in function.opset_imports.items():
             model.graph.opset_imports.setdefault(domain, version)
 
 
 def _kind(node: ir.Node) -> tuple[Any, ...]:
-    """What a node's function depends on."""
+    """Return the properties of a node on which its function depends."""
     attributes = tuple(sorted((name, a.value) for name, a in node.attributes.items()))
     return (node.op_type, attributes, *map(_described, (*node.inputs, *node.outputs)))
 
@@ -54,11 +54,11 @@ def _function(node: ir.Node, overload: str) -> ir.Function:
     given = op.complete({name: attribute.value for name, attribute in node.attributes.items()})
     absent = [None] * (len(op.inputs) - len(node.inputs))
     b = BodyBuilder()
-    ports, taken = [], []
+    ports, body_value = [], []
     for spec, value in zip(op.inputs, (*node.inputs, *absent), strict=True):
         ports.append(ir.Value(name=spec.name))
-        taken.append(None if value is None else _taken(b, ports[-1], spec, value))
-    results = op.body(b, taken, given)
+        body_value.append(None if value is None else _taken(b, ports[-1], spec, value))
+    results = op.body(b, body_value, given)
     outputs = [
         _given(b, result, spec, value)
         for result, spec, value in zip(results, op.outputs, node.outputs, strict=True)
@@ -71,7 +71,7 @@ def _function(node: ir.Node, overload: str) -> ir.Function:
 
 
 def _declared(op: OpSpec, node: ir.Node) -> Sequence[ir.Attr]:
-    """The attributes that the node has; the body holds their values already."""
+    """Remove attributes from the node, since the body has their values."""
     return [
         ir.Attr(spec.name, node.attributes[spec.name].type, None)
         for spec in op.attributes
@@ -80,22 +80,22 @@ def _declared(op: OpSpec, node: ir.Node) -> Sequence[ir.Attr]:
 
 
 def _taken(b: BodyBuilder, port: ir.Value, spec: TensorSpec, value: ir.Value) -> ir.Value:
-    """An input as bodies want it: fp32, and pools in their own order of axes."""
+    """Return an input in the form of bodies: fp32, and pools in their axis order."""
     assert value.shape is not None and value.dtype is not None
     port.shape, port.type = ir.Shape(value.shape.dims), ir.TensorType(value.dtype)
-    taken = port
+    body_value = port
     if value.dtype in _HALF:
-        taken = b.cast(taken, ir.DataType.FLOAT)
-        taken.shape, taken.type = port.shape, ir.TensorType(ir.DataType.FLOAT)
+        body_value = b.cast(body_value, ir.DataType.FLOAT)
+        body_value.shape, body_value.type = port.shape, ir.TensorType(ir.DataType.FLOAT)
     if spec.body_permutation is not None:
-        shape, kind = [value.shape[axis] for axis in spec.body_permutation], taken.type
-        taken = b.Transpose(taken, perm=list(spec.body_permutation))
-        taken.shape, taken.type = ir.Shape(shape), kind
-    return taken
+        shape, kind = [value.shape[axis] for axis in spec.body_permutation], body_value.type
+        body_value = b.Transpose(body_value, perm=list(spec.body_permutation))
+        body_value.shape, body_value.type = ir.Shape(shape), kind
+    return body_value
 
 
 def _given(b: BodyBuilder, result: ir.Value, spec: TensorSpec, value: ir.Value) -> ir.Value:
-    """A body's result as the graph has it."""
+    """Return a body's result in the form of the graph."""
     permutation = spec.body_permutation
     if permutation is not None:
         result = b.Transpose(result, perm=[permutation.index(i) for i in range(len(permutation))])

@@ -1,9 +1,9 @@
-"""A target's blocks are exported once for each kind, however many layers it has.
+"""Exports a target's blocks once for each kind, for any number of layers.
 
-The exporter's time grows with the operators that it traces, and the layers of a model are a few
-kinds of blocks. So while a target is exported each of its blocks is one node, which calls an ONNX
-function; every kind of block is exported alone and becomes such a function, with its weights as
-inputs; in the end all calls are inlined. The graph is that of an export of the whole module.
+The exporter's time grows with the traced operators, and the layers of a model are a few kinds of
+blocks. During the export of a target each block is therefore one node, which calls an ONNX
+function. Every kind of block is exported alone and becomes such a function, with its weights as
+inputs. Finally all calls are inlined. The graph equals that of an export of the complete module.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ _VERSION = 1
 def block_call(
     inputs: list[torch.Tensor], name: str, written: int, row_widths: list[int]
 ) -> list[torch.Tensor]:
-    """A call of the function of this name; its outputs are like the first ``written`` inputs.
+    """A call of the function with this name; its outputs are like the first ``written`` inputs.
 
-    Behind them come values of its rows, of these widths.
+    They are followed by values of its rows, of these widths.
     """
     del inputs, written, row_widths
     raise AssertionError(f"{name} is exported, never run")
@@ -61,7 +61,7 @@ def _(
 def block_translation(
     inputs: Sequence[Any], name: str, written: int, row_widths: Sequence[int]
 ) -> Any:
-    """The node of a :func:`block_call`, for torch's exporter."""
+    """Return the node of a :func:`block_call`, for torch's exporter."""
     anything = ["tensor(bfloat16)", "tensor(float16)", "tensor(float)", "tensor(int32)"]
     parameter, option = OpSchema.FormalParameter, OpSchema.FormalParameterOption
     schema = OpSchema(
@@ -75,19 +75,19 @@ def block_translation(
             *[(f"O{i}", anything, "") for i in range(written + len(row_widths))],
         ],
     )
-    made = Op(Opset(BLOCK_DOMAIN, _VERSION), name, schema)(*inputs)
-    # A block that writes no pools has one output, which the exporter wants as a list too.
-    return made if isinstance(made, Sequence) else (made,)
+    outputs = Op(Opset(BLOCK_DOMAIN, _VERSION), name, schema)(*inputs)
+    # A block that writes no pools has one output, which the exporter also requires as a list.
+    return outputs if isinstance(outputs, Sequence) else (outputs,)
 
 
 @dataclass(frozen=True)
 class BlockPorts:
-    """What a block takes beside the residual stream ``x``, in the order of its arguments.
+    """The inputs of a block besides the residual stream ``x``, in the order of its arguments.
 
-    ``tables`` are the cosines and sines of positions. Ports of what each layer has for itself have
-    names without the layer. ``row_outputs`` are values of its rows, which it returns behind the
-    pools. ``writes``: it returns the pools, written. ``layer_input`` is its part of a model's
-    ``layer_inputs``, if it has some.
+    ``tables`` are the cosines and sines of positions. Ports of a single layer have names without
+    the layer. ``row_outputs`` are values of its rows, which it returns after the pools. ``writes``:
+    it returns the written pools. ``layer_input`` is its part of a model's ``layer_inputs``, if
+    there are any.
     """
 
     x: InputPort
@@ -110,7 +110,7 @@ class BlockPorts:
         *,
         row_outputs: Sequence[InputPort] = (),
     ) -> BlockPorts:
-        """Those of a layer with these pools and this view, of any number of pages and positions."""
+        """Return the ports of a layer with these pools and this view, for any number of pages."""
 
         def short(port: InputPort, *shape: int | str) -> InputPort:
             return InputPort(port.name.rpartition(".")[2], port.dtype, shape)
@@ -129,7 +129,9 @@ class BlockPorts:
         )
 
     def sharing(self, *, writes: bool, input_width: int) -> BlockPorts:
-        """The same of a layer that may write no pools, with a ``layer_input`` of this width."""
+        """Return the ports of a layer that may write no pools, with a ``layer_input`` of this
+        width.
+        """
         given = (InputPort("layer_input", self.x.dtype, ("T", input_width)),) if input_width else ()
         return replace(self, writes=writes, layer_input=given)
 
@@ -147,11 +149,11 @@ class BlockPorts:
 
     @property
     def written(self) -> tuple[InputPort, ...]:
-        """What it returns first: the stream, and the pools that it writes."""
+        """The first outputs: the stream, and the written pools."""
         return (self.x, *(self.pools if self.writes else ()))
 
     def arguments(self, values: Sequence[Any]) -> tuple[Any, ...]:
-        """Values of ``flat`` as the arguments of a block."""
+        """Return values of ``flat`` as the arguments of a block."""
         rest = iter(values)
         parts = [
             [next(rest) for _ in ports]
@@ -174,8 +176,8 @@ class BlockPorts:
 class BlockFunction:
     """A kind of block as an ONNX function, whose last inputs are the weights of these names.
 
-    ``written`` counts its outputs that are its first inputs, written; ``row_widths`` are those of
-    the outputs behind them.
+    ``written`` is the number of its outputs that are written inputs; ``row_widths`` are those of
+    the outputs after them.
     """
 
     function: ir.Function
@@ -185,7 +187,7 @@ class BlockFunction:
 
 
 class BlockCall(nn.Module):
-    """Stands where a block does while its target is exported: one node that calls its function."""
+    """Replaces a block while its target is exported: one node that calls its function."""
 
     def __init__(self, block: nn.Module, called: BlockFunction) -> None:
         super().__init__()
@@ -204,12 +206,12 @@ class BlockCall(nn.Module):
         tables: tuple[torch.Tensor, ...],
         *beside: torch.Tensor | None,
     ) -> tuple[Any, ...]:
-        """As :class:`~specbuild.builder.families.parts.target.Block`, without SpecPV and DSA."""
+        """See :class:`~specbuild.builder.families.parts.target.Block`, without SpecPV and DSA."""
         blocks, index, layer_input = beside
         assert blocks is None and index is None
         weights = [self.get_parameter(name) for name in self.called.weights]
-        own = [] if layer_input is None else [layer_input]
-        given = [x, *pools, *[v for v in view if v is not None], *launch, *tables, *own, *weights]
+        extra = [] if layer_input is None else [layer_input]
+        given = [x, *pools, *[v for v in view if v is not None], *launch, *tables, *extra, *weights]
         widths = list(self.called.row_widths)
         new_x, *new = block_call(given, self.called.function.name, self.called.written, widths)
         kind = WrittenStates if isinstance(pools, StatePools) else type(pools)
@@ -221,9 +223,9 @@ def call_blocks(
     ports: Sequence[BlockPorts],
     exported: Callable[[nn.Module, BlockPorts], ir.Model],
 ) -> list[ir.Function]:
-    """Puts a :class:`BlockCall` in each block's place; the functions that they call.
+    """Replace each block by a :class:`BlockCall`, and return the functions that they call.
 
-    ``ports[i]`` are those of layer i. ``exported`` exports a block, outputs as in
+    ``ports[i]`` are those of layer i. ``exported`` exports a block, with outputs as in
     :func:`block_outputs`.
     """
     kinds: dict[str, BlockFunction] = {}
@@ -238,8 +240,7 @@ def call_blocks(
 
 
 def block_outputs(ports: BlockPorts) -> tuple[tuple[str, ...], tuple[tuple[int | str, ...], ...]]:
-    """The names and shapes of a block's outputs: the new residual stream, the new pools, and its
-    values of rows."""
+    """Return the names and shapes of a block's outputs: stream, pools, and values of its rows."""
     written = ports.written
     names = [output_name(port.name) for port in written]
     rows = ports.row_outputs
@@ -250,12 +251,12 @@ def block_outputs(ports: BlockPorts) -> tuple[tuple[str, ...], tuple[tuple[int |
 
 
 def kind_of(block: nn.Module, ports: BlockPorts) -> str:
-    """Equal for blocks that give the same graph: all that their modules are made of."""
+    """Return a key that is equal for blocks with the same graph: the contents of their modules."""
     return repr((_structure(block), ports))
 
 
 def inline_blocks(model: ir.Model, functions: Sequence[ir.Function]) -> None:
-    """Puts the functions' nodes in the place of their calls."""
+    """Inline the functions' nodes at their calls."""
     for function in functions:
         model.functions[function.identifier()] = function
     InlinePass()(model)
@@ -274,7 +275,7 @@ def _function(
 
 
 def _structure(module: nn.Module) -> tuple[Any, ...]:
-    """A module's class, plain attributes, tensors and children."""
+    """Return a module's class, plain attributes, tensors and children."""
     plain = {
         name: value
         for name, value in vars(module).items()

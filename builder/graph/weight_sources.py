@@ -1,4 +1,4 @@
-"""Gives every weight that a graph names its recipe: from the checkpoints, or computed."""
+"""Sets the recipes of all weights that a graph names: from the checkpoints, or computed."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from specbuild.runtime.engine_dir.geometry import TargetGeometry
 
 DRAFT_PREFIX = "draft."
 _DRAFT_ROPE = "draft_rope_"
-# What experts are chosen by besides their scores: a difference in its last bits is another choice.
-# What stays in fp32 whatever the activations are.
+# Weights that select experts, and others that stay in fp32 with any type of activations: a
+# difference in the last bits would select other experts.
 _EXACT = ("e_score_correction_bias", "linear_attn.decay_scale", "linear_attn.dt_bias")
 _WINDOW_ROPE = "window_rope_"
 _ROPES = tuple(
@@ -31,11 +31,11 @@ _ROPES = tuple(
 class WeightSources:
     """The tensors of a target and its drafts, under the names that the graphs use.
 
-    What belongs to the first draft has the names that modules give it; what belongs to another,
-    its cache group in front. ``draft…`` properties are of the first.
+    Tensors of the first draft have the names of modules; those of another draft are prefixed with
+    its cache group. ``draft…`` properties are of the first.
 
-    ``floats`` is the type of the graphs' activations and of every float tensor; None stands for the
-    type of the target's embedding, and every tensor's own.
+    ``floats`` is the type of the graphs' activations and of every float tensor; None means the type
+    of the target's embedding, and each tensor's own type.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class WeightSources:
         self._draft = next(iter(drafts), None)
 
     def bind(self, model: ir.Model, group: str = DRAFT_GROUP) -> None:
-        """Sets the recipe of every initialiser of an exported graph: the draft's of this group."""
+        """Set the recipe of every initializer of an exported graph: the draft's of this group."""
         for name, value in list(model.graph.initializers.items()):
             assert value.shape is not None
             shape = tuple(value.shape.numpy())
@@ -65,7 +65,7 @@ class WeightSources:
         self._share_tied_head(model.graph)
 
     def _share_tied_head(self, graph: ir.Graph) -> None:
-        """A head that is the embedding is one tensor under one name, and stored once."""
+        """Store a head that equals the embedding as one tensor under one name."""
         head = graph.initializers.get(HEAD)
         if head is None or self._tensors[HEAD].sources != self._tensors[EMBEDDING].sources:
             return
@@ -78,12 +78,12 @@ class WeightSources:
 
     @property
     def target_geometry(self) -> TargetGeometry:
-        """The target's."""
+        """The target's geometry."""
         return self._target.geometry
 
     @property
     def draft_geometry(self) -> DraftGeometry | None:
-        """The draft's, where there is one."""
+        """The draft's geometry, if there is a draft."""
         return None if self._draft is None else self._draft.geometry
 
     @property
@@ -93,15 +93,15 @@ class WeightSources:
 
     @property
     def converted(self) -> dict[str, tuple[str, ...]]:
-        """The tensors that graphs have in another type, by that of their checkpoint.
+        """The tensors with another type in graphs, by that of their checkpoint.
 
-        Those that differ in their layer only are one name.
+        Names that differ only in the layer are combined.
         """
-        found: dict[str, list[str]] = {}
+        by_types: dict[str, list[str]] = {}
         for name, tensor in self._tensors.items():
             if self._converts(tensor):
-                found.setdefault(tensor.dtype, []).append(name)
-        return {dtype: tuple(group_names(names)) for dtype, names in sorted(found.items())}
+                by_types.setdefault(tensor.dtype, []).append(name)
+        return {dtype: tuple(group_names(names)) for dtype, names in sorted(by_types.items())}
 
     @property
     def quantized(self) -> dict[str, SourceTensor]:
@@ -115,13 +115,15 @@ class WeightSources:
 
     @property
     def stored_bytes(self) -> int:
-        """Bytes of all tensors in the types that the graphs have them in; a tied head has none."""
+        """The bytes of all tensors in the graphs' types; a tied head has none."""
         tied = self._target.geometry.tied_head
         tensors = (t for name, t in self._tensors.items() if not (tied and name == HEAD))
         return sum(self._recipe(tensor).nbytes for tensor in tensors)
 
     def d2t(self, group: str = DRAFT_GROUP) -> Recipe:
-        """Offsets from draft ids to target ids, int32 [Vd]; zeros where the vocabularies agree."""
+        """Return the offsets from draft ids to target ids, int32 [Vd]; zeros for equal
+        vocabularies.
+        """
         draft = self.drafts[group]
         vocab = draft.geometry.vocab
         if draft.geometry.d2t_form == "identity":
@@ -130,13 +132,13 @@ class WeightSources:
         return Recipe((vocab,), torch.int32, source.sources, lambda: source.load().int())
 
     def mask_hidden(self, group: str = DRAFT_GROUP) -> Recipe | None:
-        """The states of a draft's mask rows, bf16 [aux_layers·Ht]; None without such rows."""
+        """Return the states of a draft's mask rows, bf16 [aux_layers·Ht]; None without rows."""
         source = self.drafts[group].tensors.get("mask_hidden")
         if source is None:
             return None
-        made = source.load
+        load = source.load
         return Recipe(
-            source.shape, torch.bfloat16, source.sources, lambda: made().to(torch.bfloat16)
+            source.shape, torch.bfloat16, source.sources, lambda: load().to(torch.bfloat16)
         )
 
     @cached_property

@@ -1,4 +1,4 @@
-"""Holding an engine against an independent reference."""
+"""Compares an engine with an independent reference."""
 
 from specbuild.builder.verify.report import LosslessRow, VerifyReport, VerifyRow
 from specbuild.builder.verify.verification import verify_engine

@@ -1,4 +1,4 @@
-"""A draft that drafts a block in one pass, held against its plain torch form."""
+"""Compares a draft of one pass per block with its plain torch form."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ def compare_block(
     aux_hidden: tuple[np.ndarray, np.ndarray],
     root: int,
 ) -> None:
-    """The logits of a block behind ``root``, over states that were written in two launches.
+    """Return the logits of a block after ``root``, over states from two launches.
 
-    ``aux_hidden`` [L, aux_layers·Ht] are the engine's, and those that are expected.
+    ``aux_hidden`` [L, aux_layers·Ht] are the engine's and the expected ones.
     """
     given, expected = aux_hidden
     cut = max(1, len(given) // 2 - 1)
@@ -30,14 +30,14 @@ def compare_block(
     count = draft.block_size
     tokens = np.full(count, draft.mask_token, np.int32)
     tokens[0] = root
-    seen = np.tri(count, dtype=bool) if draft.causal else np.ones((count, count), bool)
+    visible = np.tri(count, dtype=bool) if draft.causal else np.ones((count, count), bool)
     outputs = sequence.branch(
         "draft",
         {"token_ids": tokens},
         slots=range(count),
         positions=range(len(given), len(given) + count),
-        ancestors=seen,
+        ancestors=visible,
     )
     sequence.forget_tree("draft")
-    wanted = draft.logits(torch.from_numpy(expected), root)
-    comparison.logits("draft block", outputs["draft_logits"][1:], wanted.numpy())
+    expected_logits = draft.logits(torch.from_numpy(expected), root)
+    comparison.logits("draft block", outputs["draft_logits"][1:], expected_logits.numpy())

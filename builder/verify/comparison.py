@@ -1,4 +1,4 @@
-"""Measuring an engine's stages against the reference."""
+"""Measures an engine's stages against the reference."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import numpy as np
 from specbuild.builder.verify.report import VerifyRow
 from specbuild.runtime.measure.losslessness import NEAR_TIE
 
-# Two experts whose router logits are closer than this may change places. Another expert's output
-# is as far away as it likes, and every later row reads it: what follows may differ at will.
+# Two experts whose router logits are closer than this may be exchanged. Another expert's output has
+# any distance, and every later row reads it, so later values may differ arbitrarily.
 ROUTING_TIE = 1e-5
 
 LEAST_COSINE = 0.9999
 LARGEST_ERROR = 1e-3
 TOP_K = 5
-# What stands for values that are not finite, in a report that JSON can hold.
+# Replaces values that are not finite, in a report that must be valid JSON.
 WORST_COSINE, WORST_ERROR = -1.0, float(np.finfo(np.float32).max)
 
 
@@ -28,17 +28,17 @@ class Comparison:
         self._logits: set[str] = set()
 
     def states(self, got: Mapping[str, np.ndarray], expected: Mapping[str, np.ndarray]) -> None:
-        """Hidden states [n, H] of each stage in ``expected``."""
+        """Add hidden states [n, H] of each stage in ``expected``."""
         for stage, rows in expected.items():
             self._pairs.setdefault(stage, []).append((got[stage], rows))
 
     def logits(self, stage: str, got: np.ndarray, expected: np.ndarray) -> None:
-        """Logits [n, V] of a stage."""
+        """Add logits [n, V] of a stage."""
         self._logits.add(stage)
         self._pairs.setdefault(stage, []).append((got, expected))
 
     def rows(self) -> tuple[VerifyRow, ...]:
-        """One row per stage."""
+        """Return one row per stage."""
         return tuple(
             measure(
                 stage,
@@ -53,7 +53,7 @@ class Comparison:
 def measure(stage: str, got: np.ndarray, expected: np.ndarray, *, logits: bool) -> VerifyRow:
     """Rows ``got`` against ``expected``, both [n, width]; values that are not finite fail."""
     got, expected = got.astype(np.float64), expected.astype(np.float64)
-    with np.errstate(invalid="ignore"):  # what is not finite passes no threshold below
+    with np.errstate(invalid="ignore"):  # Values that are not finite fail every threshold below.
         cosine = float(_cosine(got, expected).min())
         difference = np.abs(got - expected).max(axis=1)
     if not logits:
@@ -86,13 +86,13 @@ def _cosine(got: np.ndarray, expected: np.ndarray) -> np.ndarray:
 
 
 def _margin(logits: np.ndarray) -> np.ndarray:
-    """Top-1 minus top-2 of each row."""
+    """Return top-1 minus top-2 of each row."""
     best = np.partition(logits, -2, axis=1)[:, -2:]
     return best[:, 1] - best[:, 0]
 
 
 def _top_k_agreement(got: np.ndarray, expected: np.ndarray) -> float:
-    """Share of the reference's best ids that are among the engine's."""
+    """Return the share of the reference's best ids that are among the engine's."""
     k = min(TOP_K, got.shape[1])
     best = [np.argpartition(-rows, k - 1, axis=1)[:, :k] for rows in (got, expected)]
     shared = (best[0][:, :, None] == best[1][:, None, :]).any(axis=1)

@@ -1,4 +1,4 @@
-"""An engine's graphs with their inner stages as outputs, run launch by launch."""
+"""Runs an engine's graphs launch by launch, with their inner stages as outputs."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ DRAFT_STAGES = ("stage.attention", "stage.ffn", "stage.pre_head")
 
 
 def target_stages(layers: int) -> tuple[str, ...]:
-    """Names of the values that a target graph keeps: each layer's output, the normed last one."""
+    """Return the names of values that a target graph keeps: layer outputs, and the last norm's."""
     return (*(f"stage.layer.{i}" for i in range(layers)), "stage.pre_head")
 
 
 class EngineProbe:
-    """A CPU engine whose target and draft graphs also give their stages.
+    """A CPU engine whose target and draft graphs also output their stages.
 
-    ``model`` is the draft model that is looked at, by its kind; None is the engine's first. Its
-    roles have the names of ``ROLES`` here.
+    ``model`` is the kind of the compared draft model; None is the engine's first. Its roles have
+    the names of ``ROLES`` here.
     """
 
     def __init__(self, directory: Path, model: str | None = None) -> None:
@@ -66,7 +66,7 @@ class EngineProbe:
 
     @contextmanager
     def sequence(self, tokens: int) -> Iterator[ProbedSequence]:
-        """An empty sequence with capacity for this many tokens and a tree."""
+        """Return an empty sequence with capacity for this many tokens and a tree."""
         pages = self._kv.admit(self._kv.pages_needed(tokens))
         try:
             yield ProbedSequence(self, pages)
@@ -74,16 +74,16 @@ class EngineProbe:
             self._kv.release(pages)
 
     def run(self, role: str, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Copies of a role's outputs."""
-        found = self.executor.run(self._names.get(role, role), feeds)
-        return {name: value.copy() for name, value in found.items()}
+        """Return copies of a role's outputs."""
+        outputs = self.executor.run(self._names.get(role, role), feeds)
+        return {name: value.copy() for name, value in outputs.items()}
 
     def groups(self, role: str) -> tuple[str, ...]:
-        """The cache groups that a role takes."""
+        """Return the cache groups of a role."""
         return groups_of(self.manifest.roles[self._names.get(role, role)])
 
     def aux_hidden(self, outputs: Mapping[str, np.ndarray]) -> np.ndarray | None:
-        """What the draft reads of the target's ``outputs`` [T, aux_layers·H]; None without one."""
+        """Return the draft's input in ``outputs`` [T, aux_layers·H] of the target, or None."""
         if self.model is None:
             return None
         columns = columns_of(self.manifest, self.model.geometry.aux_layers)
@@ -98,7 +98,7 @@ class ProbedSequence:
         self._pages = pages
 
     def extend(self, role: str, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Run committed tokens: ``token_ids`` [n] in ``feeds`` follow those already there."""
+        """Run committed tokens: ``token_ids`` [n] in ``feeds`` follow those already present."""
         count = len(feeds["token_ids"])
         first = self._length(role)
         plan = RowLayout([first], [count], [first + count])
@@ -136,7 +136,7 @@ class ProbedSequence:
         return self._launch(role, plan, {**feeds, **placed, **states}, capacity=slots[-1] + 1)
 
     def write_states(self, aux_hidden: np.ndarray) -> None:
-        """Enter states [n, aux_layers·Ht] of committed tokens into caches that ``draft`` reads."""
+        """Write states [n, aux_layers·Ht] of committed tokens to caches that ``draft`` reads."""
         role, count, first = "draft", len(aux_hidden), self._length("draft")
         plan = RowLayout([first], [count], [first + count])
         feeds = {"captured": aux_hidden, "positions": self._probe.counter.range(first, count)}
@@ -150,14 +150,14 @@ class ProbedSequence:
             self._pages[group].commit(first + count)
 
     def forget_tree(self, role: str) -> None:
-        """Drop what :meth:`branch` wrote."""
+        """Drop the rows of :meth:`branch`."""
         for group in self._probe.groups(role):
             self._pages[group].rewind(self._pages[group].length)
 
     def _states(
         self, role: str, paths: Sequence[Sequence[int]], *, stores: bool
     ) -> dict[str, np.ndarray]:
-        """The paths of rows through the target's recurrent states."""
+        """Return the paths of rows through the target's recurrent states."""
         feeds: dict[str, np.ndarray] = {}
         for group in self._probe.manifest.state_groups if role == "target" else ():
             through = [(0, path) for path in paths]
@@ -181,12 +181,12 @@ class ProbedSequence:
 
 
 def _with_outputs(graph: bytes, names: Sequence[str], where: str) -> bytes:
-    """The model with the named values as further fp32 outputs."""
+    """Return the model with the named values as additional fp32 outputs."""
     import onnx
 
     model = onnx.load_model_from_string(graph)
-    known = {name for node in model.graph.node for name in node.output}
-    missing = [name for name in names if name not in known]
+    existing = {name for node in model.graph.node for name in node.output}
+    missing = [name for name in names if name not in existing]
     if missing:
         raise EngineFileError(
             f"{where}: has no value named {missing[0]} to look at; rebuild the engine"

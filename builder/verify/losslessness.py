@@ -1,4 +1,4 @@
-"""Decoding with and without the draft: the same tokens, greedy and sampled."""
+"""Compares decoding with and without the draft, greedy and sampled: tokens must be equal."""
 
 from __future__ import annotations
 
@@ -34,16 +34,17 @@ NEW_TOKENS = 48
 
 @dataclass(frozen=True)
 class Choice:
-    """How the tokens of a run were chosen."""
+    """The sampling of a run."""
 
     name: str
     sampling: SamplingParams
 
     def gap(self, reference: ReferenceTarget, prefix: Ids) -> float:
-        """Distance of the two best scores of the token after ``prefix``, by the reference.
+        """Return the distance of the two best scores of the token after ``prefix``.
 
-        A score is the logit, or when sampling logit / temperature + gumbel(seed, position). 0
-        where two experts were as good for a row of the prefix: its logits are not settled.
+        A score is the reference's logit, or when sampling logit / temperature + gumbel(seed,
+        position). It is 0 if two experts were equally good for a row of the prefix: its logits are
+        then ambiguous.
         """
         states = reference.run(np.array(prefix))
         if states.routing_margin < ROUTING_TIE:
@@ -70,7 +71,7 @@ CHOICES = (
 def check_losslessness(
     engine: Engine, reference: ReferenceTarget, prompts: Sequence[Ids], progress: Progress
 ) -> tuple[LosslessRow, ...]:
-    """The plain greedy run against transformers, every way of drafting against the plain run."""
+    """Compare the plain greedy run with transformers, and every draft with the plain run."""
     ways = draft_settings(engine)
     progress.start("losslessness", len(CHOICES) * (1 + len(ways)) + 1, "runs")
     rows = []
@@ -113,10 +114,10 @@ def _decode(
     engine: Engine, prompts: Sequence[Ids], sampling: SamplingParams, setting: DraftSetting
 ) -> list[Ids]:
     params = exact_params(engine, sampling, NEW_TOKENS)
-    asked = [Prompt(id=str(i), prompt_ids=ids) for i, ids in enumerate(prompts)]
+    requests = [Prompt(id=str(i), prompt_ids=ids) for i, ids in enumerate(prompts)]
     outputs: dict[int, Ids] = {}
     for event in engine.generate(
-        asked, params, speculation=setting.speculation, drafter=setting.drafter
+        requests, params, speculation=setting.speculation, drafter=setting.drafter
     ):
         if isinstance(event, FinishEvent):
             outputs[event.request] = event.record.output_ids

@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TargetStates:
-    """What the target computes at each row of a path, fp32.
+    """The target's values at each row of a path, fp32.
 
     ``layers[i]`` [T, H] after layer i; ``pre_head`` [T, H] after the final norm; ``logits`` [T, V];
-    ``routing_margin``: the smallest distance between a chosen and an unchosen expert anywhere.
+    ``routing_margin``: the smallest distance between a selected and another expert in any layer.
     """
 
     layers: tuple[np.ndarray, ...]
@@ -41,12 +41,12 @@ class TargetStates:
     routing_margin: float
 
     def aux_hidden(self, aux_layers: tuple[int, ...]) -> np.ndarray:
-        """The aux layers side by side, [T, aux_layers·H]."""
+        """The concatenated aux layers, [T, aux_layers·H]."""
         return np.concatenate([self.layers[aux_layer] for aux_layer in aux_layers], axis=1)
 
 
 def _fix_frequencies(model: PreTrainedModel, longest: int) -> None:
-    """Rotary embeddings that depend on a length are those of sequences of this one."""
+    """Rotary embeddings that depend on a length use this one."""
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
     rotary: Any = getattr(model.model, "rotary_emb", None)
@@ -57,13 +57,13 @@ def _fix_frequencies(model: PreTrainedModel, longest: int) -> None:
 
 
 class ReferenceTarget:
-    """Runs a literal path of tokens from its start; no cache."""
+    """Runs a path of tokens from its start, without a cache."""
 
     def __init__(self, path: Path, longest: int = 0) -> None:
-        """``longest`` is the longest sequence of the engine, whose frequencies all positions have.
+        """``longest`` is the engine's longest sequence, whose frequencies apply to all positions.
 
-        Transformers changes some kinds of frequencies where a sequence outgrows the original
-        context; an engine has one kind.
+        Transformers changes some kinds of frequencies when a sequence exceeds the original context;
+        an engine has one kind.
         """
         self.model: PreTrainedModel = load_target(path, teacher=False)
         if longest:
@@ -81,7 +81,7 @@ class ReferenceTarget:
 
     @torch.no_grad()
     def use_latents(self, dims: Sequence[int], tensors: Mapping[str, SourceTensor]) -> None:
-        """Makes K and V of the layers with a latent what they are rebuilt of: ``W_c W_lat``.
+        """Replace K and V of layers with a latent by those rebuilt from it: ``W_c W_lat``.
 
         Their output projections may be adapted to it.
         """
@@ -103,7 +103,7 @@ class ReferenceTarget:
 
     @torch.no_grad()
     def run(self, ids: np.ndarray) -> TargetStates:
-        """The states at every row of ``ids`` [T]."""
+        """Return the states at every row of ``ids`` [T]."""
         self._seen.clear()
         logits = self.model(torch.from_numpy(ids.astype(np.int64))[None], use_cache=False).logits
         depth = len(self.model.model.layers)

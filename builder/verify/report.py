@@ -1,4 +1,4 @@
-"""What ``verify`` found, as frozen dataclasses."""
+"""The report of ``verify``, as frozen dataclasses."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from dataclasses import dataclass
 class VerifyRow:
     """One stage of the engine against the reference, over all rows of all launches.
 
-    ``cosine`` is the worst row's; ``max_error`` the largest difference, of hidden states relative
-    to the largest magnitude in the row, of logits absolute. ``argmax_agreement`` and
+    ``cosine`` is the worst row's. ``max_error`` is the largest difference: for hidden states
+    relative to the largest magnitude in the row, for logits absolute. ``argmax_agreement`` and
     ``topk_agreement`` are shares, for logits only.
     """
 
@@ -28,8 +28,8 @@ class VerifyRow:
 class LosslessRow:
     """Two ways of decoding the same prompts, token for token.
 
-    ``differences`` counts prompts that part at a clear choice, ``near_ties`` those that part where
-    the two best choices are closer than the engine's arithmetic can tell.
+    ``differences`` counts prompts that differ at a clear choice, ``near_ties`` those that differ
+    where the two best choices are closer than the engine's precision.
     """
 
     name: str
@@ -42,7 +42,7 @@ class LosslessRow:
 
 @dataclass(frozen=True)
 class VerifyReport:
-    """All rows, and whether every threshold holds."""
+    """All rows, and whether every threshold is met."""
 
     rows: tuple[VerifyRow, ...]
     losslessness: tuple[LosslessRow, ...]

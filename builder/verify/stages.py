@@ -1,7 +1,7 @@
-"""Running the engine and the reference over the same tokens: prefill, then a tree.
+"""Runs the engine and the reference on the same tokens: prefill, then a tree.
 
-Tree nodes are compared with the replay of each node's own path from the start, which shares no
-masks, slots or positions with the tree.
+Tree nodes are compared with a replay of each node's path from the start, which shares no masks,
+slots or positions with the tree.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from specbuild.builder.verify.engine_probe import (
 )
 from specbuild.builder.verify.reference_target import ReferenceTarget, TargetStates
 
-# Parents of the tree that is verified: siblings, cousins, and a node three levels down.
+# Parents of the verified tree: siblings, cousins, and a node three levels down.
 TREE_PARENTS = (-1, 0, 0, 1, 1, 2, 3)
-# Draft levels: tokens per level, and the parent (in the level before) of each.
+# Draft levels: tokens per level, and the parent (in the previous level) of each.
 DRAFT_LEVEL_PARENTS = ((0, 0), (0, 1), (1, 0))
 # Rows of a draft that drafts several positions in one pass.
 MASK_ROWS = 3
@@ -39,7 +39,7 @@ class Sample:
     tree: np.ndarray
 
     def path(self, node: int) -> list[int]:
-        """Tree nodes from the root to ``node``."""
+        """Return the tree nodes from the root to ``node``."""
         path = []
         while node >= 0:
             path.append(node)
@@ -47,20 +47,20 @@ class Sample:
         return path[::-1]
 
     def path_ids(self, node: int) -> np.ndarray:
-        """The literal tokens up to and with ``node``."""
+        """Return the tokens up to and including ``node``."""
         return np.concatenate([self.ids, self.tree[self.path(node)]])
 
 
 @dataclass(frozen=True)
 class SampleReference:
-    """The reference's states over a sample: the committed rows, and each node's last row."""
+    """The reference's states of a sample: the committed rows, and each node's last row."""
 
     prefill: TargetStates
     nodes: tuple[TargetStates, ...]
 
     @property
     def routing_margin(self) -> float:
-        """The smallest in any of its runs."""
+        """The minimum of all its runs."""
         return min(states.routing_margin for states in (self.prefill, *self.nodes))
 
 
@@ -71,7 +71,7 @@ def run_reference(reference: ReferenceTarget, sample: Sample) -> SampleReference
 
 
 class StageCheck:
-    """Compares an engine's stages over samples."""
+    """Compares an engine's stages on samples."""
 
     def __init__(self, probe: EngineProbe, draft: PathDraft | BlockDraft | None) -> None:
         self.probe = probe
@@ -80,7 +80,7 @@ class StageCheck:
         self._stages = target_stages(probe.manifest.target.layers)
 
     def check(self, sample: Sample, reference: SampleReference) -> None:
-        """One prefill in two chunks, one tree, and the draft over the same tokens."""
+        """Run one prefill in two chunks, one tree, and the draft on the same tokens."""
         with self.probe.sequence(len(sample.ids) + 1) as sequence:
             aux_hidden = [
                 self._prefill(sequence, sample, reference, rows)
@@ -90,10 +90,14 @@ class StageCheck:
             given = np.concatenate(aux_hidden)
             if isinstance(self.draft, BlockDraft):
                 assert self.probe.model is not None
-                wanted = reference.prefill.aux_hidden(self.probe.model.geometry.aux_layers)
+                expected_rows = reference.prefill.aux_hidden(self.probe.model.geometry.aux_layers)
                 root = int(sample.tree[0])
                 compare_block(
-                    sequence, self.draft, self.comparison, aux_hidden=(given, wanted), root=root
+                    sequence,
+                    self.draft,
+                    self.comparison,
+                    aux_hidden=(given, expected_rows),
+                    root=root,
                 )
             elif self.draft is not None:
                 self._draft(sequence, sample, given, reference, self.draft)
@@ -141,10 +145,10 @@ class StageCheck:
         if self.draft is not None:
             given = self.probe.aux_hidden(outputs)
             assert self.probe.model is not None and given is not None
-            wanted = states.aux_hidden(self.probe.model.geometry.aux_layers)
+            expected_rows = states.aux_hidden(self.probe.model.geometry.aux_layers)
             self.comparison.states(
                 {"aux hidden states": given[got]},
-                {"aux hidden states": wanted[expected]},
+                {"aux hidden states": expected_rows[expected]},
             )
         self.comparison.logits("target logits", outputs["logits"][got], states.logits[expected])
 
@@ -200,7 +204,7 @@ class StageCheck:
         fused: torch.Tensor,
         draft: PathDraft,
     ) -> None:
-        """Rows without a token or a state behind the committed ones, which a pass drafts at."""
+        """Return the rows after the committed ones, without a token or a state, of one pass."""
         assert draft.mask is not None
         token, states = draft.mask
         stored = self.probe.run("draft_fuse", {"captured": states.numpy()})["mask_hidden"]
@@ -246,7 +250,7 @@ class StageCheck:
 
 @dataclass(frozen=True)
 class _DraftLevel:
-    """One launch of a draft level: K rows, each with its path of tokens below the root."""
+    """Run one launch of a draft level: K rows, each with its path of tokens below the root."""
 
     level: int
     tokens: np.ndarray
@@ -257,7 +261,7 @@ class _DraftLevel:
 
 
 def _draft_levels(sample: Sample) -> Iterator[_DraftLevel]:
-    """Levels of two nodes each, their tokens taken from the sample."""
+    """Return levels of two nodes each, with tokens from the sample."""
     pool = np.concatenate([sample.tree, sample.ids]).astype(np.int64)
     width, total = 2, 2 * len(DRAFT_LEVEL_PARENTS)
     ancestors, paths = np.zeros((1, total), bool), [np.empty(0, np.int64)]
@@ -271,6 +275,6 @@ def _draft_levels(sample: Sample) -> Iterator[_DraftLevel]:
 
 
 def _two_chunks(count: int) -> tuple[slice, slice]:
-    """Uneven chunks, so that the second begins inside a page."""
+    """Return uneven chunks, so that the second begins inside a page."""
     cut = max(1, count * 2 // 3 - 1)
     return slice(0, cut), slice(cut, count)

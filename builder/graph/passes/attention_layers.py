@@ -1,4 +1,4 @@
-"""The projections, rotations and cache writes around an attention, as the export leaves them."""
+"""Finds the projections, RoPE and cache writes of an attention in exported graphs."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import onnx_ir as ir
 
 from specbuild.builder.graph.passes.rewriting import producer
 
-# The value before what a lowering does not count as a step of its own (reshapes, casts).
+# Return the value before nodes that do not count as steps (reshapes, casts).
 Through: TypeAlias = Callable[[ir.Value | None], ir.Value | None]
 
 
 @dataclass(frozen=True)
 class Rotated:
-    """A projection and its rotation, and the norm of its heads that may stand between them."""
+    """A projection and its RoPE, and the optional norm of heads between them."""
 
     gemm: ir.Node
     rotary: ir.Node
@@ -43,9 +43,9 @@ class AttentionLayer:
 def attention_layer(
     attention: ir.Node, through: Through, *, head_norms: bool = False
 ) -> AttentionLayer | None:
-    """What stands in front of an attention; None where it is not Gemms, rotations and writes.
+    """Return the nodes before an attention; None if they are not Gemms, RoPE and writes.
 
-    With ``head_norms`` a norm may stand between a projection and its rotation.
+    With ``head_norms`` a norm may be between a projection and its RoPE.
     """
     k_write = producer(attention.inputs[1], "KvWrite")
     v_write = producer(attention.inputs[2], "KvWrite")
@@ -62,7 +62,7 @@ def attention_layer(
 def rotated_projection(
     value: ir.Value | None, through: Through, *, head_norms: bool = False
 ) -> Rotated | None:
-    """The projection and the rotation that make ``value``; None where it is none."""
+    """Return the projection and RoPE that compute ``value``, or None."""
     rotary = producer(through(value), "RotaryEmbedding")
     if rotary is None:
         return None

@@ -1,4 +1,4 @@
-"""Merges equal sub-expressions and removes what nothing uses."""
+"""Merges equal subexpressions and removes unused nodes."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from onnx_ir.passes.common import (
     TopologicalSortPass,
 )
 
-# Elements of a constant that is compared by value; a bit table of 64 is the largest in a body.
+# The maximum size of constants that are compared by value; the largest table in a body has 64.
 _LARGEST_CONSTANT = 64
 
 
 def merge_equal(model: ir.Model) -> int:
-    """One node for equal computations (the masks and slot indices that layers share)."""
+    """Keep one node for equal computations (masks and slot indices that layers share)."""
     before = len(model.graph)
     CommonSubexpressionEliminationPass(size_limit=_LARGEST_CONSTANT)(model)
     return before - len(model.graph)
 
 
 def remove_unused(model: ir.Model) -> int:
-    """Removes nodes and initialisers without users, and restores topological order."""
+    """Remove nodes and initializers without users, and restore topological order."""
     before = len(model.graph) + len(model.graph.initializers)
     RemoveUnusedNodesPass()(model)
     TopologicalSortPass()(model)

@@ -1,4 +1,4 @@
-"""Clears what the exporter leaves behind: stack traces with absolute paths, producer versions."""
+"""Removes the exporter's metadata: stack traces with absolute paths, producer versions."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from onnx_ir.passes.common import ClearMetadataAndDocStringPass
 
 
 def clear_metadata(model: ir.Model) -> int:
-    """Removes metadata and documentation of the model, its graph, nodes and values."""
+    """Remove metadata and documentation of the model, its graph, nodes and values."""
     ClearMetadataAndDocStringPass()(model)
     model.producer_name = "specbuild"
     model.producer_version = None

@@ -1,4 +1,4 @@
-"""A lowering is a list of passes; each is a function of the graph that says what it changed."""
+"""A lowering is a list of passes: functions that change a graph and count the changes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class GraphPass:
 
 @dataclass(frozen=True)
 class PassResult:
-    """What one pass did to one role's graph."""
+    """The number of changes of one pass in one role's graph."""
 
     role: str
     name: str
@@ -32,7 +32,7 @@ class PassResult:
 def run_passes(
     role: str, model: ir.Model, passes: Sequence[GraphPass], dump: Path | None
 ) -> list[PassResult]:
-    """Runs the passes in order; with ``dump`` the graph after each is written there."""
+    """Run the passes in order; with ``dump`` the graph after each is written there."""
     results = []
     if dump is not None:
         save_portable(model, dump / f"{role}.00-exported.onnx")

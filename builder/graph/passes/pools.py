@@ -1,4 +1,4 @@
-"""The order of a pool's axes: that of the portable graphs, or what the ops' bodies want."""
+"""Changes the axis order of pools from that of portable graphs to that of the ops' bodies."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from specbuild.plugins_cuda.registry import op_named
 
 
 def reorder_pools(model: ir.Model) -> int:
-    """Pools take the axis order that the bodies want, from graph input to graph output."""
+    """Change the axis order of all pools, from graph input to graph output."""
     changed = 0
     for node in model.graph:
         if node.domain != DOMAIN:

@@ -1,4 +1,4 @@
-"""Small moves on a graph that several passes make."""
+"""Small graph operations that several passes use."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ import onnx_ir as ir
 
 from specbuild.plugins_cuda.body import BodyBuilder
 
-# Values of this prefix keep their names through every pass: ``verify`` compares them.
+# Values with this prefix keep their names through every pass: ``verify`` compares them.
 STAGE_PREFIX = "stage."
 
 
 def producer(value: ir.Value | None, op_type: str) -> ir.Node | None:
-    """The node that makes ``value`` if it is of this type."""
+    """Return the node that computes ``value`` if it has this type."""
     node = None if value is None else value.producer()
     return node if node is not None and node.op_type == op_type else None
 
 
 def constant_array(value: ir.Value | None) -> np.ndarray | None:
-    """The numbers of a constant or of an inline initialiser, or None."""
+    """Return the numbers of a constant or of an inline initializer, or None."""
     node = producer(value, "Constant")
     if node is None:
         return None
@@ -36,15 +36,15 @@ def constant_array(value: ir.Value | None) -> np.ndarray | None:
 
 
 def attribute(node: ir.Node, name: str, default: Any) -> Any:
-    """The plain value of an attribute."""
-    found = node.attributes.get(name)
-    return default if found is None else found.value
+    """Return the plain value of an attribute."""
+    attribute_value = node.attributes.get(name)
+    return default if attribute_value is None else attribute_value.value
 
 
 def replace(
     node: ir.Node, builder: BodyBuilder, new_values: Sequence[ir.Value], graph: ir.Graph
 ) -> None:
-    """Puts the recorded nodes in a node's place; its outputs hand over users, name and shape."""
+    """Replace a node by the recorded nodes; outputs keep users, names and shapes."""
     for old, new in zip(node.outputs, new_values, strict=True):
         take_place(old, new, graph)
     graph.insert_before(node, list(builder.nodes))
@@ -52,7 +52,7 @@ def replace(
 
 
 def take_place(old: ir.Value, new: ir.Value, graph: ir.Graph) -> None:
-    """``new`` gets all uses of ``old``; a port's or stage's name and place go with them."""
+    """Replace all uses of ``old`` by ``new``; also the name and place of a port or stage."""
     name = old.name
     if new.shape is None:
         new.shape = old.shape

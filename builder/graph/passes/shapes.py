@@ -1,4 +1,4 @@
-"""Reshapes to computed shapes become reshapes to constant ones."""
+"""Replaces reshapes to computed shapes by reshapes to constant ones."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from specbuild.plugins_cuda.body import BodyBuilder
 
 
 def constant_reshapes(model: ir.Model) -> int:
-    """``Reshape(x, Concat(size of x, 4, 16))`` becomes ``Reshape(x, [-1, 4, 16])``.
+    """Replace ``Reshape(x, Concat(size of x, 4, 16))`` by ``Reshape(x, [-1, 4, 16])``.
 
     A reshape keeps the number of elements, so one computed size may always be inferred.
     """
@@ -34,7 +34,7 @@ def constant_reshapes(model: ir.Model) -> int:
 
 
 def chained_reshapes(model: ir.Model) -> int:
-    """A reshape of a reshape reads the first one's input."""
+    """Let a reshape of a reshape read the input of the first one."""
     changed = 0
     for node in list(model.graph):
         if node.op_type != "Reshape":
@@ -49,7 +49,7 @@ def chained_reshapes(model: ir.Model) -> int:
 
 
 def cancelled_transposes(model: ir.Model) -> int:
-    """Two transpositions that undo each other are none."""
+    """Remove two transpositions that cancel each other."""
     changed = 0
     for node in list(model.graph):
         inner = producer(node.inputs[0], "Transpose") if node.op_type == "Transpose" else None
@@ -63,7 +63,7 @@ def cancelled_transposes(model: ir.Model) -> int:
 
 
 def _holds_several(part: ir.Value | None) -> bool:
-    """Whether a part of a computed shape is known to be more than a single size."""
+    """Return whether a part of a computed shape has more than one size."""
     return part is not None and part.shape is not None and part.shape.dims != (1,)
 
 

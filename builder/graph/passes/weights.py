@@ -1,7 +1,7 @@
-"""Weights of a graph as recipes: a shape, a type, where it comes from, and how to make it.
+"""Weights of a graph as recipes: a shape, a type, the source, and the computation.
 
-No weight is held in memory: an initialiser carries a function that loads it, and a pass that
-wants it in another form replaces it by one that carries the composed function (law 4).
+No weight is held in memory: an initializer has a function that loads it, and a pass that needs
+another form replaces it by one with the composed function (law 4).
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ ONNX_DTYPES = {
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a stored tensor is made: ``load`` gives it, from the checkpoint tensors ``sources``.
+    """The computation of a stored tensor: ``load`` returns it, from checkpoint tensors ``sources``.
 
-    ``quantized`` has the codes of a weight that the checkpoint stores quantized. ``stacked`` are
-    the recipes whose rows, one after the other, are those of the weight; none for other weights.
-    With ``ranks`` > 1 the weight is sharded: ``shape`` is that of a rank's part, and ``load`` gives
-    the parts of all ranks [ranks, *shape]. ``less_1``: a norm's weight, 1 more than the checkpoint
-    stores; kernels read it less 1, in bf16, and add 1 in fp32.
+    ``quantized`` has the quantized values of a weight that the checkpoint stores quantized.
+    ``stacked`` are the recipes whose concatenated rows are the weight; none for other weights. With
+    ``ranks`` > 1 the weight is sharded: ``shape`` is that of a rank's part, and ``load`` returns
+    the parts of all ranks [ranks, *shape]. ``less_1``: a norm's weight that the checkpoint stores
+    minus 1; kernels read it in this form in bf16, and add 1 in fp32.
     """
 
     shape: tuple[int, ...]
@@ -49,18 +49,18 @@ class Recipe:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the tensor, of one rank's part where it is sharded."""
+        """The bytes of the tensor, or of one rank's part if it is sharded."""
         return math.prod(self.shape) * self.dtype.itemsize
 
     def describes(self, other: Recipe) -> bool:
-        """Whether another graph's recipe of the same name means the same tensor."""
+        """Return whether another graph's recipe of the same name is the same tensor."""
         mine = (self.shape, self.dtype, self.sources, self.ranks)
         return mine == (other.shape, other.dtype, other.sources, other.ranks)
 
     def checked(self) -> torch.Tensor:
-        """The tensor, or the parts of all ranks.
+        """Return the tensor, or the parts of all ranks.
 
-        AssertionError where the recipe made another shape or type than it said.
+        Raises AssertionError if the recipe computes another shape or type than stated.
         """
         tensor = self.load()
         shape = self.shape if self.ranks == 1 else (self.ranks, *self.shape)
@@ -70,14 +70,14 @@ class Recipe:
 
 
 def weight_value(name: str, recipe: Recipe) -> ir.Value:
-    """An initialiser that carries a recipe."""
+    """Return an initializer with a recipe."""
     value = ir.Value(name=name)
     set_recipe(value, recipe)
     return value
 
 
 def set_recipe(value: ir.Value, recipe: Recipe) -> None:
-    """Makes an exported initialiser carry a recipe, its type and shape included."""
+    """Set the recipe of an exported initializer, including its type and shape."""
     assert value.name is not None
     value.const_value = _lazy(value.name, recipe)
     value.type = ir.TensorType(ONNX_DTYPES[recipe.dtype])
@@ -86,7 +86,7 @@ def set_recipe(value: ir.Value, recipe: Recipe) -> None:
 
 
 def rename_weight(graph: ir.Graph, value: ir.Value, name: str) -> None:
-    """Gives an initialiser another name."""
+    """Rename an initializer."""
     assert value.name is not None
     del graph.initializers[value.name]
     value.name = name
@@ -97,10 +97,10 @@ def rename_weight(graph: ir.Graph, value: ir.Value, name: str) -> None:
 
 
 def bind_weight(graph: ir.Graph, value: ir.Value, recipe: Recipe) -> None:
-    """Gives an exported initialiser its recipe; its users still get the type they were traced for.
+    """Set the recipe of an exported initializer; its users still get the traced type.
 
-    A checkpoint may hold a tensor in another float type than the graph's activations: a Cast then
-    stands between the two, except before a node that is a Cast itself.
+    A checkpoint may store a tensor in another float type than the graph's activations. A Cast is
+    then inserted between the two, except before a node that is a Cast itself.
     """
     traced = value.dtype
     assert traced is not None
@@ -117,7 +117,7 @@ def bind_weight(graph: ir.Graph, value: ir.Value, recipe: Recipe) -> None:
 
 
 def recipe_of(value: ir.Value | None) -> Recipe | None:
-    """The recipe of an initialiser, or None where the value is not a weight."""
+    """Return the recipe of an initializer, or None if the value is not a weight."""
     return None if value is None else value.meta.get(_RECIPE)
 
 
@@ -127,10 +127,10 @@ def derive(
     parents: Sequence[ir.Value | None],
     make: Callable[..., torch.Tensor],
 ) -> ir.Value:
-    """A new weight ``make(*parents)``; an absent parent is passed as None.
+    """Return a new weight ``make(*parents)``; an absent parent is passed as None.
 
-    The shape is found on the meta device, so ``make`` must be plain torch. The same name
-    gives the weight that is there already.
+    The shape is computed on the meta device, so ``make`` must be plain torch. If the name exists,
+    its weight is returned.
     """
     if name in graph.initializers:
         return graph.initializers[name]
@@ -140,9 +140,9 @@ def derive(
 
 
 def derived(recipes: Sequence[Recipe | None], make: Callable[..., torch.Tensor]) -> Recipe:
-    """The recipe of ``make`` of what other recipes give, as :func:`derive` says.
+    """Return the recipe of ``make`` applied to other recipes, as :func:`derive`.
 
-    Of a sharded recipe it is the recipe of ``make`` of each rank's part.
+    For a sharded recipe, ``make`` applies to each rank's part.
     """
     ranks = max((recipe.ranks for recipe in recipes if recipe is not None), default=1)
 
@@ -179,9 +179,9 @@ def derive_shards(
     ranks: int,
     split: Callable[[torch.Tensor], torch.Tensor],
 ) -> ir.Value:
-    """A new weight of which each rank has a part: ``split`` of a tensor gives [ranks, *part].
+    """Return a new sharded weight: ``split`` of a tensor returns [ranks, *part].
 
-    The shape is found on the meta device.
+    The shape is computed on the meta device.
     """
     name, recipe = f"{value.name}.sharded", recipe_of(value)
     assert recipe is not None, value.name
@@ -195,7 +195,7 @@ def derive_shards(
 def sharded_recipe(
     recipe: Recipe, ranks: int, split: Callable[[torch.Tensor], torch.Tensor]
 ) -> Recipe:
-    """The recipe of the parts of all ranks, which ``split`` of the tensor gives."""
+    """Return the recipe of the parts of all ranks, which ``split`` of the tensor returns."""
     parts = split(torch.empty(recipe.shape, dtype=recipe.dtype, device="meta"))
     assert recipe.ranks == 1 and parts.shape[0] == ranks, (recipe.sources, parts.shape)
     load = recipe.load
@@ -209,11 +209,11 @@ def sharded_recipe(
 
 
 def derive_stacked(graph: ir.Graph, name: str, parents: Sequence[ir.Value | None]) -> ir.Value:
-    """A new weight of the rows of all parents, one after the other."""
-    known = name in graph.initializers
+    """Return a new weight with the concatenated rows of all parents."""
+    exists = name in graph.initializers
     value = derive(graph, name, parents, lambda *weights: torch.cat(weights))
     recipes = [recipe_of(parent) for parent in parents]
-    if not known and all(recipe is not None for recipe in recipes):
+    if not exists and all(recipe is not None for recipe in recipes):
         stacked = tuple(recipe for recipe in recipes if recipe is not None)
         recipe = recipe_of(value)
         assert recipe is not None
