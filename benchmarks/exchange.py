@@ -29,7 +29,7 @@ import numpy as np
 from specbuild.builder.backends.cuda.compile.nvrtc import Compiler, required
 from specbuild.plugins_cuda.launches import Kernel
 from specbuild.plugins_cuda.rank_sum.rounds import (
-    MOST_CTAS,
+    MAX_CTAS,
     ROUND_ROWS,
     Cut,
     cut_of,
@@ -40,7 +40,7 @@ from specbuild.runtime.executors.cuda.gpu import Handle, LaunchConfig
 
 WIDTH, IN_GRAPH, LIMIT_MS = 2880, 64, 2000
 ROWS = (1, 4, 8, 16, 64, 256)
-WORDS, MOST_ROWS = ROUND_ROWS * WIDTH, 700
+WORDS, MAX_ROWS = ROUND_ROWS * WIDTH, 700
 PEERS = 7
 ADVANCE = Kernel("rank_advance", "advance_rounds")
 SHARES = [(threads, pairs) for threads in (64, 128, 256, 512, 1024) for pairs in (1, 2, 4)]
@@ -65,7 +65,7 @@ class Rank:
         self.wrong = self.gpu.allocate(512)
         self.fault = self.gpu.allocate_host(512)
         self.fault.view[:] = 0
-        self._staging = self.gpu.allocate_host(MOST_ROWS * WIDTH * 4)
+        self._staging = self.gpu.allocate_host(MAX_ROWS * WIDTH * 4)
         self._alive: list[Any] = []
         self._functions: dict[Kernel, Handle] = {}
         self.reset(0)
@@ -250,7 +250,7 @@ def cuts(rows: int, ranks: int) -> Iterator[Cut]:
     pairs = rows * WIDTH // 2
     for threads, each in SHARES:
         ctas = -(-pairs // (threads * each))
-        if each * ranks <= 8 and ctas <= MOST_CTAS and threads * (ctas - 1) < pairs:
+        if each * ranks <= 8 and ctas <= MAX_CTAS and threads * (ctas - 1) < pairs:
             yield Cut(ctas, threads, each)
 
 
@@ -339,7 +339,7 @@ def main() -> int:
         rank.load(compiled)
     print(record["gpus"], flush=True)
     rng = np.random.default_rng(7)
-    for rows in (*ROWS, 3, 255, 257, MOST_ROWS):
+    for rows in (*ROWS, 3, 255, 257, MAX_ROWS):
         compared(world, rows, rng)
     print("bits equal torch's on every rank", flush=True)
     record["rank_sum_us"] = times = {}

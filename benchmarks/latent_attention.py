@@ -50,7 +50,7 @@ from specbuild.runtime.errors import SpecbuildError
 
 LAUNCHES = 24
 ROTATED_BYTES = 800 << 20
-MOST_BYTES = 48 << 30
+MAX_BYTES = 48 << 30
 MATMUL_SIZE, MATMULS = 8192, 20
 RANK, ROPE = 512, 64
 CHAIN = 8  # nodes of a tree, after committed rows
@@ -250,7 +250,7 @@ class Bench:
         pools = {name for name in tensors if name.endswith("_pool")}
         size = sum(tensors[name].nbytes for name in pools)
         scratch = sum(workspace.nbytes for workspace in lowering.workspaces)
-        if 2 * size + scratch > MOST_BYTES:
+        if 2 * size + scratch > MAX_BYTES:
             raise SpecbuildError(
                 f"{2 * size + scratch >> 30} GiB are more than the benchmark takes"
             )

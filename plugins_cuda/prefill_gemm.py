@@ -23,11 +23,11 @@ ROWS_PER_BLOCK = ROWS_THREADS // 32
 TILE_ROWS = 128
 PACKED_ROWS = 16
 PANEL_COLUMNS, PANEL_ROW_BYTES = 64, 128
-COLUMN_STEP, MOST_COLUMNS = 16, 256
+COLUMN_STEP, MAX_COLUMNS = 16, 256
 # 16-bit values of a token in a warpgroup's staging: 64 weight rows, 32 results of pairs of them, or
 # none where sums are stored from registers.
 ROWS_STAGING, PAIRS_STAGING, UNSTAGED = 72, 40, 0
-_MOST_STAGES = 8
+_MAX_STAGES = 8
 _SHARED_BYTES = 227 * 1024
 _STATIC_SHARED_BYTES = 2048
 # Cycles of a panel: tensor cores take 4 a column, and L2 gives about 34 bytes a cycle.
@@ -112,7 +112,7 @@ def ring_bytes(columns: int, staging: int, stages: int) -> int:
 def stages_for(columns: int, staging: int) -> int:
     """How many panels of ``columns`` tokens a ring can hold."""
     free = _SHARED_BYTES - _STATIC_SHARED_BYTES - ring_bytes(columns, staging, 0)
-    return min(_MOST_STAGES, free // (columns * PANEL_ROW_BYTES))
+    return min(_MAX_STAGES, free // (columns * PANEL_ROW_BYTES))
 
 
 def dense_gemm(request: LoweringRequest, weight: str, staging: int) -> Gemm:
@@ -125,10 +125,10 @@ def dense_gemm(request: LoweringRequest, weight: str, staging: int) -> Gemm:
     columns = request.tactic.get("columns") or likeliest_columns(
         rows, row_tiles, request.target.multiprocessors
     )
-    if columns % COLUMN_STEP or not COLUMN_STEP <= columns <= MOST_COLUMNS:
+    if columns % COLUMN_STEP or not COLUMN_STEP <= columns <= MAX_COLUMNS:
         raise SpecbuildError(
             f"the tactic's tile has {columns} tokens, expected a multiple of {COLUMN_STEP} up to "
-            f"{MOST_COLUMNS}: tune again"
+            f"{MAX_COLUMNS}: tune again"
         )
     wgmma = request.tactic.get("wgmma", 1)
     return Gemm(rows, blocks, row_tiles, columns, staging, wgmma, storage)
@@ -197,5 +197,5 @@ def _ranked_columns(rows: int, row_tiles: int, multiprocessors: int) -> list[int
 
 
 def _candidates(rows: int) -> Iterator[int]:
-    widest = min(MOST_COLUMNS, ceil_div(rows, COLUMN_STEP) * COLUMN_STEP)
+    widest = min(MAX_COLUMNS, ceil_div(rows, COLUMN_STEP) * COLUMN_STEP)
     yield from range(COLUMN_STEP, widest + 1, COLUMN_STEP)

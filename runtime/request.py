@@ -157,7 +157,7 @@ Event = TokenEvent | FinishEvent
 
 
 # Before every priority that a request may have, which are those of 32 bits.
-MOST_URGENT = -(2**31) - 1
+MAX_URGENT = -(2**31) - 1
 
 
 def _no_ids() -> np.ndarray:

@@ -38,7 +38,7 @@ from specbuild.runtime.lossy.specpv.state import ViewGeometry
 
 DEFAULT_MAX_SEQ_LEN: int = LimitOptions.usual()["max_seq_len"]
 # A prompt of one token, and one more.
-LEAST_SEQ_LEN = 2
+MIN_SEQ_LEN = 2
 DEFAULT_MAX_BATCH_SIZE: int = LimitOptions.usual()["max_batch_size"]
 
 
@@ -207,10 +207,10 @@ def longest_sequence(asked: int | None, target: TargetGeometry) -> int:
 
 def require_seq_len(max_seq_len: int, target: TargetGeometry) -> None:
     """Raise SpecbuildError if a sequence cannot have this length, or the model is too short."""
-    if max_seq_len < LEAST_SEQ_LEN:
+    if max_seq_len < MIN_SEQ_LEN:
         raise SpecbuildError(
             f"--max-seq-len {max_seq_len} has no capacity for a prompt and an output of one token "
-            f"each; ask for {LEAST_SEQ_LEN} to {target.max_positions}"
+            f"each; ask for {MIN_SEQ_LEN} to {target.max_positions}"
         )
     if max_seq_len > target.max_positions:
         raise SpecbuildError(

@@ -19,7 +19,7 @@ from specbuild.runtime.errors import SpecbuildError
 MARGIN = 32.0
 _PAIRS = 16
 _SHARE_RATIO = 0.8  # of a pair's share and the next slower one's
-_LEAST_GAP = 0.02
+_MIN_GAP = 0.02
 _DISTANCES = 8192  # at once
 
 
@@ -34,10 +34,10 @@ def self_amplitudes(d: DraftGeometry, positions: int) -> torch.Tensor:
     shares[:pairs] = _SHARE_RATIO ** torch.arange(pairs, dtype=torch.float64)
     shares /= shares.sum()
     gap = _least_gap(shares, inverse_frequencies(d.rope, d.head_dim), positions)
-    if gap < _LEAST_GAP:
+    if gap < _MIN_GAP:
         raise SpecbuildError(
             f"a draft with heads of {d.head_dim} cannot attend to itself alone over {positions} "
-            f"positions: some distance looks like none to {gap:.3f}, {_LEAST_GAP} is needed"
+            f"positions: some distance looks like none to {gap:.3f}, {_MIN_GAP} is needed"
         )
     scale = d.rope.attention_factor**2 / math.sqrt(d.head_dim)
     return (shares * MARGIN / (gap * scale)).sqrt()

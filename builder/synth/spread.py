@@ -26,7 +26,7 @@ from specbuild.runtime.errors import SpecbuildError
 GROUP, NUMBER = math.sqrt(1 / 3), math.sqrt(2 / 3)
 # How far the logits of a group are above the logarithm of the summed weights of all other tokens.
 MARGIN = 10.0
-_MOST_TOKENS = 64  # of a group
+_MAX_TOKENS = 64  # of a group
 _SLACK = 0.7  # nats by which the entropy of a group's equal tokens exceeds the requested one
 _SAMPLES = 4096
 _STEPS = 40  # of a bisection
@@ -102,12 +102,12 @@ def token_spread(
     Raises SpecbuildError if no group size or no draft has these values.
     """
     text = len(rules.cycle)
-    sizes = [k for k in (2, 4, 8, 16, 32, _MOST_TOKENS) if math.log(k) >= entropy + _SLACK]
+    sizes = [k for k in (2, 4, 8, 16, 32, _MAX_TOKENS) if math.log(k) >= entropy + _SLACK]
     size = next((k for k in sizes if text % k == 0), None)
     if entropy <= 0 or size is None:
         raise SpecbuildError(
             f"--target-entropy {entropy:g}: choose a value above 0 and below "
-            f"{math.log(_MOST_TOKENS) - _SLACK:.1f} nats; the {text} tokens of text form groups"
+            f"{math.log(_MAX_TOKENS) - _SLACK:.1f} nats; the {text} tokens of text form groups"
         )
     target = _offsets_of(size, entropy)
     draft = target if draft_space is None else _draft_offsets(target, tv, draft_space)

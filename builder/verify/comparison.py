@@ -13,7 +13,7 @@ from specbuild.runtime.measure.losslessness import NEAR_TIE
 # any distance, and every later row reads it, so later values may differ arbitrarily.
 ROUTING_TIE = 1e-5
 
-LEAST_COSINE = 0.9999
+MIN_COSINE = 0.9999
 LARGEST_ERROR = 1e-3
 TOP_K = 5
 # Replaces values that are not finite, in a report that must be valid JSON.
@@ -61,9 +61,9 @@ def measure(stage: str, got: np.ndarray, expected: np.ndarray, *, logits: bool) 
     error = float(difference.max())
     if not (np.isfinite(cosine) and np.isfinite(error)):
         cosine, error = WORST_COSINE, WORST_ERROR
-    close = cosine >= LEAST_COSINE and error <= LARGEST_ERROR
+    close = cosine >= MIN_COSINE and error <= LARGEST_ERROR
     kind = "error" if logits else "relative error"
-    threshold = f"cosine ≥ {LEAST_COSINE}, {kind} ≤ {LARGEST_ERROR:g}"
+    threshold = f"cosine ≥ {MIN_COSINE}, {kind} ≤ {LARGEST_ERROR:g}"
     if not logits:
         return VerifyRow(stage, len(got), cosine, error, None, None, threshold, close)
     agree = got.argmax(axis=1) == expected.argmax(axis=1)

@@ -12,7 +12,7 @@ from specbuild.runtime.errors import SpecbuildError
 from specbuild.runtime.measure.serving.costs import ServingCosts
 from specbuild.runtime.measure.serving.simulation import Simulated, Traffic, simulate
 
-_MOST_REPLICAS = 1 << 20
+_MAX_REPLICAS = 1 << 20
 
 
 def predict(
@@ -76,8 +76,8 @@ def _replicas(
     upper = 1
     while not holds(upper):
         upper *= 2
-        if upper > _MOST_REPLICAS:
-            alone = tried[_MOST_REPLICAS][0]
+        if upper > _MAX_REPLICAS:
+            alone = tried[_MAX_REPLICAS][0]
             raise SpecbuildError(
                 f"no number of replicas meets the targets: a single request has a TTFT of "
                 f"{1e3 * alone.ttft_p90_s:.1f} ms"

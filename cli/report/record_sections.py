@@ -33,7 +33,7 @@ from specbuild.runtime.measure.anatomy import StepAnatomy
 from specbuild.runtime.records import RunRecord
 
 # The number of steps in the chart; the table has all of them.
-_MOST_BARS = 12
+_MAX_BARS = 12
 
 
 def roofline_section(records: Sequence[Record]) -> Section:
@@ -203,7 +203,7 @@ def _roofline(record: Record, sweep: SweepReport) -> str:
                 f"{1e6 * p.time_s:.0f} µs",
                 floor=p.bytes_total / ceiling,
             )
-            for p in phases[:_MOST_BARS]
+            for p in phases[:_MAX_BARS]
         ]
         omitted = len(phases) - len(drawn)
         more = f" {omitted} more are in the table of phases." if omitted else ""

@@ -39,7 +39,7 @@ KINDS: dict[type[Any], str] = {
     CostTable: "a table of step times",
 }
 VERIFY, _VERIFY_KEYS = "verify", {"rows", "losslessness", "passed"}
-_MOST_BYTES = 64 << 20
+_MAX_BYTES = 64 << 20
 
 
 @dataclass(frozen=True)
@@ -72,8 +72,8 @@ def verifications(records: Sequence[Record]) -> list[tuple[Record, VerifyReport]
 
 def _read(file: Path) -> list[Record]:
     try:
-        if file.stat().st_size > _MOST_BYTES:
-            raise ValueError(f"it has more than {_MOST_BYTES} bytes")
+        if file.stat().st_size > _MAX_BYTES:
+            raise ValueError(f"it has more than {_MAX_BYTES} bytes")
         data = file.read_bytes()
         decoded = _decoded(data.decode())
     except (OSError, ValueError) as error:

@@ -17,7 +17,7 @@ from specbuild.runtime.records import RunRecord
 
 # A ratio of medians within this distance of 1 is no difference.
 _SAME_SPEED = 0.03
-_MOST_BARS = 8
+_MAX_BARS = 8
 
 
 def result_section(records: Sequence[Record], *, has_draft: bool) -> Section:
@@ -102,10 +102,10 @@ def _speed_bars(records: Sequence[Record]) -> Iterator[str]:
             if phase.tokens_per_s and phase.sweep != "prefill"
         ]
         if drawn:
-            num_omitted = len(drawn) - _MOST_BARS
+            num_omitted = len(drawn) - _MAX_BARS
             more = f" {num_omitted} more are in the table of phases." if num_omitted > 0 else ""
             caption = f"Tokens/s of {sweep.engine} on {sweep.gpu}.{more}"
-            yield figure(bars(drawn[:_MOST_BARS]), caption, source=record.file)
+            yield figure(bars(drawn[:_MAX_BARS]), caption, source=record.file)
 
 
 def _of_set(entry: SetReport, report: BenchReport) -> Iterator[Bar]:

@@ -12,7 +12,7 @@ from specbuild.runtime.errors import SpecbuildError
 _FEW_WARPS, _MANY_WARPS = 2, 8
 _FEW_ROWS, _MANY_ROWS = 64, 128
 # Weights of 32 columns that a lane has registers for.
-MOST_NOPE = 192
+MAX_NOPE = 192
 # Rows of heads are read by 16 bytes.
 ROPE_STEP = 8
 
@@ -49,10 +49,10 @@ def lower(request: LoweringRequest) -> Lowering:
 
 
 def _require(nope: int, rope: int, rank: int, dtype: str) -> None:
-    if nope % BLOCK or not 0 < nope <= MOST_NOPE or rope % ROPE_STEP or rank % COLUMNS:
+    if nope % BLOCK or not 0 < nope <= MAX_NOPE or rope % ROPE_STEP or rank % COLUMNS:
         raise SpecbuildError(
             f"AbsorbQuery: heads of {nope} values without rotation and {rope} with it, latents of "
-            f"{rank}; its kernel takes multiples of {BLOCK} up to {MOST_NOPE}, of {ROPE_STEP}, and "
+            f"{rank}; its kernel takes multiples of {BLOCK} up to {MAX_NOPE}, of {ROPE_STEP}, and "
             f"of {COLUMNS}: build for the cpu target."
         )
     if dtype != "bfloat16":

@@ -8,7 +8,7 @@ from specbuild.plugins_cuda.linear.streaming import normed_bytes
 from specbuild.plugins_cuda.rms_norms import rounding_code, rounding_of
 from specbuild.runtime.errors import SpecbuildError
 
-_MOST_WARPS = 16
+_MAX_WARPS = 16
 _PIECE = 256
 
 
@@ -25,7 +25,7 @@ def lower(request: LoweringRequest) -> Lowering:
             "DraftInput: a residual or a factor beside an embedding, its kernel takes them without "
             "one; build for the cpu backend"
         )
-    warps = min(_MOST_WARPS, -(-width // _PIECE))
+    warps = min(_MAX_WARPS, -(-width // _PIECE))
     shared = normed_bytes(width, 1)
     if shared > request.target.shared_bytes_per_block:
         raise SpecbuildError(

@@ -12,7 +12,7 @@ from specbuild.runtime.engine_dir.plan import ITEM_BYTES
 
 # Entries of a list that a lane checks at once, and the warps of a CTA.
 OF_A_LANE = 10
-FEWEST_WARPS, MOST_WARPS = 4, 32
+FEWEST_WARPS, MAX_WARPS = 4, 32
 _ARGUMENTS = (
     "selected",
     "row_start",
@@ -36,7 +36,7 @@ def lower(request: LoweringRequest) -> Lowering:
     batch = request.tensors["budget"].shape[0]
     rows_of_a_sequence = max(1, rows // batch)
     pieces = rows_of_a_sequence * views * -(-held // (32 * OF_A_LANE))
-    threads = 32 * max(FEWEST_WARPS, min(1 << (pieces - 1).bit_length(), MOST_WARPS))
+    threads = 32 * max(FEWEST_WARPS, min(1 << (pieces - 1).bit_length(), MAX_WARPS))
     constants = (("WORDS", words), ("THREADS", threads), ("OF_A_LANE", OF_A_LANE))
     launch = OpLaunch(
         Kernel("dsa_check", "check_lists", constants),

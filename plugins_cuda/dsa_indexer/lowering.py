@@ -18,13 +18,13 @@ KEYS_OF_A_CTA = 16 * SCORE_THREADS // 32
 # Counts of a row's scores, by digit (digits.cuh).
 DIGITS = 2048
 SELECT_THREADS = 512
-MOST_WIDTH = 256
-MOST_HEADS = 64
+MAX_WIDTH = 256
+MAX_HEADS = 64
 # Rows whose queries a CTA holds at once.
-MOST_ROWS, QUERY_BYTES = 8, 48 * 1024
+MAX_ROWS, QUERY_BYTES = 8, 48 * 1024
 # Slots of one digit that are ordered by themselves, and the share of all beyond which it is slower
 # than to read all again.
-MOST_LISTED, LISTED_SHARE = 8192, 8
+MAX_LISTED, LISTED_SHARE = 8192, 8
 
 _SCORE_ARGUMENTS = (
     "q",
@@ -94,10 +94,10 @@ def refusal(request: LoweringRequest) -> Unsupported | None:
         return Unsupported(
             "DsaIndexer: no kernel takes the chunks of a prompt: build for the cpu target."
         )
-    if tensors["q"].dtype != "bfloat16" or width % 8 or width > MOST_WIDTH or heads > MOST_HEADS:
+    if tensors["q"].dtype != "bfloat16" or width % 8 or width > MAX_WIDTH or heads > MAX_HEADS:
         return Unsupported(
             f"DsaIndexer: {heads} heads of {width} {tensors['q'].dtype} values; its kernels take "
-            f"up to {MOST_HEADS} of up to {MOST_WIDTH} bfloat16 values, in multiples of 8: build "
+            f"up to {MAX_HEADS} of up to {MAX_WIDTH} bfloat16 values, in multiples of 8: build "
             "for the cpu target."
         )
     capacity = tensors["page_table"].shape[2] * tensors["key_pool"].shape[2]
@@ -116,7 +116,7 @@ def _scoring(request: LoweringRequest) -> OpLaunch:
     batch, views, table = tensors["page_table"].shape
     page_size = tensors["key_pool"].shape[2]
     row_bytes = 2 * (-(-heads // 8) * 8) * (-(-width // 32) * 32 + 32)
-    most = max(1, min(MOST_ROWS, QUERY_BYTES // row_bytes))
+    most = max(1, min(MAX_ROWS, QUERY_BYTES // row_bytes))
     of_a_sequence = -(-rows // batch)
     rows_at_once = min(1 << (of_a_sequence - 1).bit_length(), 1 << (most.bit_length() - 1))
     shared_bytes = rows_at_once * (4 * DIGITS + row_bytes)
@@ -148,7 +148,7 @@ def _selecting(request: LoweringRequest, capacity: int) -> OpLaunch:
     # A CTA has four slots of a thread.
     threads = SELECT_THREADS if capacity > 4 * SELECT_THREADS else SELECT_THREADS // 2
     marks = _mark_words(capacity)
-    listed = min(MOST_LISTED, capacity // LISTED_SHARE, _select_bytes(request) // 4 - 2 * marks)
+    listed = min(MAX_LISTED, capacity // LISTED_SHARE, _select_bytes(request) // 4 - 2 * marks)
     constants = (("WORDS", words), ("THREADS", threads))
     return OpLaunch(
         Kernel("dsa_indexer", "select_slots", constants, "select.cu"),

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 from specbuild.plugins_cuda.head_choose.lowering import lower_folds
 from specbuild.plugins_cuda.launches import Lowering, LoweringRequest
-from specbuild.plugins_cuda.linear.many_tokens import MOST_PANEL_ROWS
+from specbuild.plugins_cuda.linear.many_tokens import MAX_PANEL_ROWS
 
 # Whether each row is cut, where rows are panels.
-_CUT_BYTES = 4 * MOST_PANEL_ROWS
+_CUT_BYTES = 4 * MAX_PANEL_ROWS
 _CUTS = ("top_k", "top_p", "floor", "logits")
 
 

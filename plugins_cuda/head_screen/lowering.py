@@ -17,17 +17,17 @@ from specbuild.plugins_cuda.rms_head.lowering import Head, head_streaming
 from specbuild.runtime.errors import SpecbuildError
 
 # Rows that one reading of the codes serves: of more, HeadChoose reads as much.
-MOST_ROWS = 32
+MAX_ROWS = 32
 _UPPERS, _BEST, _KEYS = "workspace_uppers", "workspace_best", "workspace_keys"
 _ARRIVED = "workspace_arrived"
 
 
 def lower(request: LoweringRequest) -> Lowering:
-    """The two launches; SpecbuildError for more than ``MOST_ROWS`` rows."""
+    """The two launches; SpecbuildError for more than ``MAX_ROWS`` rows."""
     rows = request.tensors["logit_rows"].shape[0]
-    if rows > MOST_ROWS:
+    if rows > MAX_ROWS:
         raise SpecbuildError(
-            f"HeadScreen: {rows} rows, at most {MOST_ROWS} share a reading of the codes; "
+            f"HeadScreen: {rows} rows, at most {MAX_ROWS} share a reading of the codes; "
             "HeadChoose takes more"
         )
     screen, exact = _screen(request), _exact(request)

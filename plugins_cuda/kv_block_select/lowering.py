@@ -16,8 +16,8 @@ SELECT_THREADS = 512
 # Queries of all heads of a group that stand in shared memory: rows of so many heads, or fewer.
 QUERIES = 64
 CTAS_OF_AN_SM = 16
-MOST_GROUP = 16
-MOST_WIDTH = 128
+MAX_GROUP = 16
+MAX_WIDTH = 128
 
 _SCORE_ARGUMENTS = (
     "q",
@@ -44,13 +44,13 @@ def lower(request: LoweringRequest) -> Lowering:
     group = q_heads // kv_heads
     if (
         tensors["q"].dtype != "bfloat16"
-        or width > MOST_WIDTH
+        or width > MAX_WIDTH
         or width % (16 if width > 64 else 8)
-        or group > MOST_GROUP
+        or group > MAX_GROUP
     ):
         raise SpecbuildError(
             f"KvBlockSelect: {group} query heads a KV head, of {width} {tensors['q'].dtype} "
-            f"values; its kernels take up to {MOST_GROUP} of up to {MOST_WIDTH} bfloat16 values, "
+            f"values; its kernels take up to {MAX_GROUP} of up to {MAX_WIDTH} bfloat16 values, "
             "in multiples of 8: build for the cpu target."
         )
     query_tile = QUERIES // (8 if group <= 8 else 16)

@@ -15,7 +15,7 @@ from specbuild.runtime.errors import SpecbuildError
 # Columns of a state that a warp holds.
 WARP_COLUMNS = 8
 # Registers hold no wider keys.
-MOST_WARPS, MOST_KEYS = 16, 128
+MAX_WARPS, MAX_KEYS = 16, 128
 # Rows of a prompt that are convolved at once.
 PROMPT_ROWS = 16
 _ARRIVED = "workspace_arrived"
@@ -41,10 +41,10 @@ _POINTERS = (
 
 def refused_widths(key_width: int, value_width: int) -> str | None:
     """Why no kernel holds states of these widths, None where one does."""
-    if key_width % 16 or key_width > MOST_KEYS:
-        return f"keys of {key_width}, CUDA kernels take multiples of 16 up to {MOST_KEYS}"
-    if value_width % WARP_COLUMNS or value_width > WARP_COLUMNS * MOST_WARPS:
-        most = WARP_COLUMNS * MOST_WARPS
+    if key_width % 16 or key_width > MAX_KEYS:
+        return f"keys of {key_width}, CUDA kernels take multiples of 16 up to {MAX_KEYS}"
+    if value_width % WARP_COLUMNS or value_width > WARP_COLUMNS * MAX_WARPS:
+        most = WARP_COLUMNS * MAX_WARPS
         return (
             f"values of {value_width}, CUDA kernels take multiples of {WARP_COLUMNS} up to {most}"
         )

@@ -60,7 +60,7 @@ _INT8_WORDS = PlacedWords(
         (24, 25, 26, 27, 28, 29, 30, 23),
     )
 )
-_MOST_INT8 = 127
+_MAX_INT8 = 127
 
 
 @dataclass(frozen=True)
@@ -221,7 +221,7 @@ def _e4m3_codes(values: torch.Tensor) -> torch.Tensor:
 def _int8_codes(values: torch.Tensor) -> torch.Tensor:
     import torch
 
-    magnitudes = values.abs().round().clamp_max(_MOST_INT8).to(torch.uint8)
+    magnitudes = values.abs().round().clamp_max(_MAX_INT8).to(torch.uint8)
     return magnitudes | (values < 0).to(torch.uint8) << 7
 
 
@@ -232,7 +232,7 @@ _ELEMENTS = {
     MXFP4: _Element(2, 7 / 4, 1, 128, _e2m1_codes),
     FP8: _Element(8, 464 / 256, 7, 134, _e4m3_codes),
     # The largest magnitude that rounds to 127 or less; 2^-133 and 2^-6.
-    INT8: _Element(6, _MOST_INT8 / 64, 127, 254, _int8_codes, bias=260, saturates=True),
+    INT8: _Element(6, _MAX_INT8 / 64, 127, 254, _int8_codes, bias=260, saturates=True),
 }
 
 
@@ -287,7 +287,7 @@ def _read_int8(words: torch.Tensor) -> torch.Tensor:
 
 
 def _int8_values(codes: torch.Tensor) -> torch.Tensor:
-    return (codes & _MOST_INT8).float() * (1 - 2 * (codes >> 7).float())
+    return (codes & _MAX_INT8).float() * (1 - 2 * (codes >> 7).float())
 
 
 def _read_bytes(words: torch.Tensor, placed: PlacedWords) -> torch.Tensor:

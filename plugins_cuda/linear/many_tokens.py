@@ -32,9 +32,9 @@ _FEWEST_ROWS_BY_CODES = 9
 FEWEST_PANEL_ROWS = 33
 # Below this the whole of K is little for a warp, and there is nothing to share out.
 _FEWEST_BLOCKS = 32
-_MOST_WARPS = 16
+_MAX_WARPS = 16
 # Decoding for 64 tokens takes more registers than 16 warps leave each.
-_MOST_WARPS_OF_CODES = {1: 16, 2: 16, 4: 16, 8: 12}
+_MAX_WARPS_OF_CODES = {1: 16, 2: 16, 4: 16, 8: 12}
 _HALF_TILE_BYTES = _FRAGMENT_BYTES = 512
 # What a kernel's static variables take, aligned.
 _STATIC_BYTES = 1024
@@ -46,7 +46,7 @@ _LOADS_OF_CODES = {1: 12, 2: 12, 4: 12, 8: 9}
 _FEW_STEPS = 2
 # Two warpgroups multiply by panels: with 224 to 255 registers a lane they keep as much in flight as
 # four would. Three decode codes, where their sums leave space and none beside them brings rows.
-PANEL_WARPS, _PANEL_WARPS_OF_CODES, _MOST_COLUMNS_OF_CODES = 8, 12, 96
+PANEL_WARPS, _PANEL_WARPS_OF_CODES, _MAX_COLUMNS_OF_CODES = 8, 12, 96
 # Of the warpgroup that brings tokens beside them where no launch in front does (row_panels.cuh).
 _ROW_WARPS = 4
 # 16-byte loads of weights that a lane keeps in flight beside the sums of up to 64 tokens: of one
@@ -60,7 +60,7 @@ _FEW_PANEL_LOADS = 12
 _PANEL_LOADS_OF_CODES, _PANEL_LOADS_OF_SOME_CODES, _PANEL_LOADS_OF_MOST_CODES = 18, 15, 5
 _FEW_PANEL_ROWS_OF_CODES = 48
 _LONG_SLICE_BLOCKS = 8
-FEW_PANEL_ROWS, MOST_PANEL_ROWS = 64, 128
+FEW_PANEL_ROWS, MAX_PANEL_ROWS = 64, 128
 # wgmma takes multiples of 16 tokens; what a token of a panel takes, and a panel's two barriers.
 _COLUMNS_STEP, PANEL_ROW_BYTES, _BARRIER_BYTES = 16, 128, 16
 # Of the launch that brings tokens into panels as they are, and tokens that a CTA norms.
@@ -107,7 +107,7 @@ def many_tokens(request: LoweringRequest, dense: Dense) -> ManyTokens | None:
     token_tiles = 1
     while token_tiles < 8 and token_tiles * TOKENS_PER_TILE < dense.rows:
         token_tiles *= 2
-    most_warps = _MOST_WARPS_OF_CODES[token_tiles] if storage.scaled else _MOST_WARPS
+    most_warps = _MAX_WARPS_OF_CODES[token_tiles] if storage.scaled else _MAX_WARPS
     warps = most_warps // group_slices * group_slices
     token_bytes = group_slices * dense.slice_blocks * token_tiles * _FRAGMENT_BYTES
     shared = token_bytes + warps * token_tiles * _HALF_TILE_BYTES
@@ -152,7 +152,7 @@ def _by_panels(request: LoweringRequest, dense: Dense) -> ManyTokens | None:
     storage = dense.storage
     if slice_blocks % _PANEL_BLOCKS:
         return None
-    passes = -(-dense.rows // MOST_PANEL_ROWS)
+    passes = -(-dense.rows // MAX_PANEL_ROWS)
     columns = panel_columns(dense.rows, passes)
     panels = group_slices * slice_blocks // _PANEL_BLOCKS
     stage_bytes = columns * PANEL_ROW_BYTES + _BARRIER_BYTES
@@ -161,7 +161,7 @@ def _by_panels(request: LoweringRequest, dense: Dense) -> ManyTokens | None:
     ready = dense.normed or stages < panels
     groups, shares = _groups_and_shares(request, dense)
     token_tiles = columns // TOKENS_PER_TILE
-    by_three = storage.scaled and ready and columns <= _MOST_COLUMNS_OF_CODES
+    by_three = storage.scaled and ready and columns <= _MAX_COLUMNS_OF_CODES
     multiplying = _PANEL_WARPS_OF_CODES if by_three else PANEL_WARPS
     usual_loads = storage.held_loads(_panel_loads(dense, columns, ready=ready))
     constants = (

@@ -20,22 +20,22 @@ from specbuild.plugins_cuda.linear.storage import BF16, Storage
 from specbuild.runtime.engine_dir.plan import ITEM_BYTES
 from specbuild.runtime.errors import SpecbuildError
 
-MOST_ROWS = 256
+MAX_ROWS = 256
 STREAMING_KEYS = ("ctas", "unit", "loads", "ring", "rows", "held", "many", "panels")
 TOKENS_PER_TILE = 8
 PAIRS_PER_TILE = 8
-_MOST_WARPS = 16
+_MAX_WARPS = 16
 _HALF_TILE_BYTES, _LOAD_BYTES, _FRAGMENT_BYTES = 512, 512, 512
 _ROW_BYTES = 64
 # Tokens that need no norm are held as fragments up to here; beyond, each warp streams its slice.
-_MOST_FRAGMENT_BYTES = 140 << 10
-_MOST_TOKEN_TILES = 4
+_MAX_FRAGMENT_BYTES = 140 << 10
+_MAX_TOKEN_TILES = 4
 # Weight tiles that a warp may work on at once, by groups of 8 tokens: 128 registers hold them.
-_MOST_TILES = {1: 4, 2: 3, 4: 2}
+_MAX_TILES = {1: 4, 2: 3, 4: 2}
 # The same where a CTA walks through several chunks: fewer tiles leave more steps in flight.
-_MOST_TILES_OF_CHUNKS = 2
+_MAX_TILES_OF_CHUNKS = 2
 # A slice of codes of four bits has few steps: tiles are what is in flight.
-_MOST_TILES_OF_CODE_CHUNKS, _MOST_SCALE_WORDS_OF_TILES = 3, 3
+_MAX_TILES_OF_CODE_CHUNKS, _MAX_SCALE_WORDS_OF_TILES = 3, 3
 # 16-byte loads that a lane keeps in registers, by groups of 8 tokens: of weights where tokens
 # stand in shared memory, else of weights and tokens.
 _LOADS_OF_WEIGHTS = {1: 18, 2: 12, 4: 8}
@@ -44,13 +44,13 @@ _LOADS_OF_BOTH = {1: 20, 2: 16, 4: 16}
 _LOADS_OF_CODES = {1: 18, 2: 12, 4: 6}
 _LOADS_OF_CODES_AND_TOKENS = {1: 15, 2: 14, 4: 14}
 # The same beside a ring of which places are filled again: addresses take registers too.
-_MOST_LOADS_REFILLED = 12
+_MAX_LOADS_REFILLED = 12
 # A candidate of fewer, since long slices of some widths leave no registers for as many.
 _FEW_LOADS_REFILLED = 10
 # Blocks of K of which 64 tokens are 144 KB.
-_MOST_GROUP_BLOCKS = 36
+_MAX_GROUP_BLOCKS = 36
 # The switch in small_linear.cuh tells so many steps in shared memory apart.
-_MOST_RING = 5
+_MAX_RING = 5
 # O and QKV of few rows leave multiprocessors to the small launches beside them, as long as no CTA
 # gets more to do, and at most one in 16: 4 of 132 for QKV, 8 for O. Their CTAs fill one each: where
 # the experts' sum still has one, QKV's would begin late, and so would O's where attention still
@@ -147,26 +147,26 @@ def norm_bytes(blocks: int, token_tiles: int) -> int:
 
 def slices_of(blocks: int) -> int:
     """Warps among which ``blocks`` of K are split: as many as are evenly busy, at most 16."""
-    if blocks <= _MOST_WARPS:
+    if blocks <= _MAX_WARPS:
         return blocks
 
     def busy(warps: int) -> float:
         return blocks / (warps * -(-blocks // warps))
 
-    return max(range(_MOST_WARPS // 2, _MOST_WARPS + 1), key=lambda warps: (busy(warps), warps))
+    return max(range(_MAX_WARPS // 2, _MAX_WARPS + 1), key=lambda warps: (busy(warps), warps))
 
 
 def group_slices_of(slices: int, slice_blocks: int) -> int:
     """Slices of K that are added up before groups of them are: what 64 tokens fit memory with."""
-    most = max(1, _MOST_GROUP_BLOCKS // slice_blocks)
+    most = max(1, _MAX_GROUP_BLOCKS // slice_blocks)
     return max(size for size in range(1, min(most, slices) + 1) if slices % size == 0)
 
 
 def require_decode_rows(op: str, rows: int) -> None:
     """SpecbuildError for more rows than a decode launch may have."""
-    if rows > MOST_ROWS:
+    if rows > MAX_ROWS:
         raise SpecbuildError(
-            f"{op}: {rows} rows in a decode launch, at most {MOST_ROWS} fit; use smaller buckets "
+            f"{op}: {rows} rows in a decode launch, at most {MAX_ROWS} fit; use smaller buckets "
             "or the prefill phase"
         )
 
@@ -228,7 +228,7 @@ def streaming_tactics(request: LoweringRequest, dense: Dense) -> tuple[Tactic, .
 def token_tiles_for(rows: int) -> Iterator[int]:
     """Groups of 8 tokens that a launch may take at once, the most first."""
     tiles = 1
-    while tiles < _MOST_TOKEN_TILES and tiles * TOKENS_PER_TILE < rows:
+    while tiles < _MAX_TOKEN_TILES and tiles * TOKENS_PER_TILE < rows:
         tiles *= 2
     while tiles:
         yield tiles
@@ -243,7 +243,7 @@ def _cut(dense: Dense, token_tiles: int, target: Target, tactic: Tactic) -> Stre
     usual_ctas = _usual_ctas(dense, target, units, unit)
     ctas = min(units, max(1, tactic.get("ctas", usual_ctas) // passes))
     span = _most_tiles_touched(units, ctas, unit)
-    fragments = dense.normed or dense.fragment_bytes(token_tiles) <= _MOST_FRAGMENT_BYTES
+    fragments = dense.normed or dense.fragment_bytes(token_tiles) <= _MAX_FRAGMENT_BYTES
     held_rows = TOKENS_PER_TILE
     if not fragments and tactic.get("rows", int(storage.scaled)):
         held_rows = _rows_held(dense, token_tiles)
@@ -256,11 +256,11 @@ def _cut(dense: Dense, token_tiles: int, target: Target, tactic: Tactic) -> Stre
         usual = _LOADS_OF_CODES if fragments else _LOADS_OF_CODES_AND_TOKENS
     loads = tactic.get("loads", storage.held_loads(usual[token_tiles]))
     # The fewest chunks whose partial sums fit.
-    most_tiles = _MOST_TILES[token_tiles]
+    most_tiles = _MAX_TILES[token_tiles]
     if span > most_tiles:
-        few = storage.loads == 1 and storage.scale_words <= _MOST_SCALE_WORDS_OF_TILES
+        few = storage.loads == 1 and storage.scale_words <= _MAX_SCALE_WORDS_OF_TILES
         few = few and (token_tiles == 1 or not storage.heavy)
-        most_tiles = _MOST_TILES_OF_CODE_CHUNKS if few else _MOST_TILES_OF_CHUNKS
+        most_tiles = _MAX_TILES_OF_CODE_CHUNKS if few else _MAX_TILES_OF_CHUNKS
     for most in range(most_tiles, 0, -1):
         chunks = -(-span // most)
         tiles = -(-span // chunks)
@@ -280,9 +280,9 @@ def _cut(dense: Dense, token_tiles: int, target: Target, tactic: Tactic) -> Stre
         # All of one chunk in flight pays; the steps of several follow one another, and the loop
         # around them takes the registers that a ring's addresses would.
         if fragments and chunks == 1 and not storage.scaled and tactic.get("ring", 1):
-            ring = min(_MOST_RING, left // ring_step)
+            ring = min(_MAX_RING, left // ring_step)
             if in_registers + ring < steps:
-                in_registers = max(1, min(loads, _MOST_LOADS_REFILLED) // a_step)
+                in_registers = max(1, min(loads, _MAX_LOADS_REFILLED) // a_step)
         holds = dense.op in _HOLDING and tactic.get("held", int(storage.scaled))
         held = chunks if holds and (chunks - 1) * partials <= left else 1
         depth = deep_enough(steps, in_registers + ring)
@@ -316,9 +316,7 @@ def _rows_held(dense: Dense, token_tiles: int) -> int:
     """Rows that stand in shared memory where fragments do not fit; 8 where they do not either."""
     rows = dense.rows
     few = token_tiles == 1 and rows < TOKENS_PER_TILE
-    return (
-        rows if few and dense.fragment_bytes(1, rows) <= _MOST_FRAGMENT_BYTES else TOKENS_PER_TILE
-    )
+    return rows if few and dense.fragment_bytes(1, rows) <= _MAX_FRAGMENT_BYTES else TOKENS_PER_TILE
 
 
 def _usual_unit(dense: Dense, target: Target) -> int:

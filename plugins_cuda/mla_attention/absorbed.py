@@ -23,21 +23,21 @@ PROJECT_SCRATCH_BYTES = 36 << 10
 # Splits that a thread of it asks for at once, by CTAs that the registers of a multiprocessor hold:
 # one where each has a multiprocessor to itself, two to keep it busy where they take turns. Two have
 # 32 registers a thread, which spill with four splits.
-MOST_AHEAD = {1: 9, 2: 3}
+MAX_AHEAD = {1: 9, 2: 3}
 # Columns of a value that a CTA has the weights of. Over a prompt's chunk a warp holds 16, for so
 # many rows.
-MOST_COLUMNS, PROMPT_THREADS, PROMPT_ROWS = 128, 256, 256
+MAX_COLUMNS, PROMPT_THREADS, PROMPT_ROWS = 128, 256, 256
 _VALUE_ARGUMENTS = (
     *("w_v", "b_v", "row_start", "sinks", "attended"),
     *("workspace_sums", "workspace_values"),
 )
 # A chunk of a prompt is refused that would leave more than so much behind for its second launch.
-MOST_PROMPT_STATE_BYTES = 512 << 20
+MAX_PROMPT_STATE_BYTES = 512 << 20
 
 # Tiles of a split, by the tiles that a row sees: constants, as a row's sums go split by split. A
 # split leaves a state of 2 · value bytes a head, as much as a tile of it: a long context has no
 # more splits than one row needs to fill the GPU, a short one splits that are worth their state.
-SHORT_CONTEXT, SHORT_SPLIT, LONG_SPLIT, MOST_SPLITS = 160, 4, 8, 132
+SHORT_CONTEXT, SHORT_SPLIT, LONG_SPLIT, MAX_SPLITS = 160, 4, 8, 132
 # States of a launch that stay in L2 until its second kernel reads them, if caches make space, which
 # they do where no other row or CTA reads them again.
 BYTES_TO_KEEP = 16 << 20
@@ -59,7 +59,7 @@ def absorbed_cut(shape: LatentGeometry, *, prompt: bool) -> AbsorbedCut:
     if prompt:
         return AbsorbedCut(0, 1, 1, 1, 1)
     places = absorbed_places(shape)
-    return AbsorbedCut(SHORT_CONTEXT, SHORT_SPLIT, LONG_SPLIT, MOST_SPLITS, places)
+    return AbsorbedCut(SHORT_CONTEXT, SHORT_SPLIT, LONG_SPLIT, MAX_SPLITS, places)
 
 
 def absorbed_places(shape: LatentGeometry) -> int:
@@ -68,7 +68,7 @@ def absorbed_places(shape: LatentGeometry) -> int:
     if shape.window:
         tiles = min(tiles, -(-(shape.window - 1) // shape.tile) + 1)
     short = -(-min(tiles, SHORT_CONTEXT) // SHORT_SPLIT)
-    return max(short, min(MOST_SPLITS, -(-tiles // LONG_SPLIT) if tiles > SHORT_CONTEXT else 0))
+    return max(short, min(MAX_SPLITS, -(-tiles // LONG_SPLIT) if tiles > SHORT_CONTEXT else 0))
 
 
 def lower_absorbed(
@@ -92,11 +92,11 @@ def lower_absorbed(
 def absorbed_refusal(shape: LatentGeometry) -> Unsupported | None:
     """Why a prompt's chunk has too many rows, if it does."""
     needed = _state_bytes(shape, absorbed_cut(shape, prompt=True).places)
-    if needed <= MOST_PROMPT_STATE_BYTES:
+    if needed <= MAX_PROMPT_STATE_BYTES:
         return None
     return Unsupported(
         f"MlaAttention: a prompt's chunk of {shape.rows} rows and {shape.q_heads} heads leaves "
-        f"{needed >> 20} MiB of sums, at most {MOST_PROMPT_STATE_BYTES >> 20} are for that: take "
+        f"{needed >> 20} MiB of sums, at most {MAX_PROMPT_STATE_BYTES >> 20} are for that: take "
         "fewer rows at a time."
     )
 
@@ -123,7 +123,7 @@ def _project(shape: LatentGeometry, places: int, target: Target) -> OpLaunch:
     constants = (
         *_value_constants(shape, places),
         ("CTAS_OF_AN_SM", ctas),
-        ("AHEAD", MOST_AHEAD[ctas]),
+        ("AHEAD", MAX_AHEAD[ctas]),
         ("SHARED_BYTES", _weight_bytes(shape)),
     )
     return OpLaunch(
@@ -149,7 +149,7 @@ def _project_prompt(shape: LatentGeometry) -> OpLaunch:
 
 def _columns(shape: LatentGeometry) -> int:
     """Of a value, that a CTA has the weights of."""
-    return min(shape.v_width, MOST_COLUMNS)
+    return min(shape.v_width, MAX_COLUMNS)
 
 
 def _state_bytes(shape: LatentGeometry, places: int) -> int:
@@ -163,7 +163,7 @@ def _keeps_states(shape: LatentGeometry, places: int) -> bool:
 
 
 def _weight_bytes(shape: LatentGeometry) -> int:
-    """Of a head's weights, or those of ``MOST_COLUMNS`` of its columns: 16 bytes for each thread of
+    """Of a head's weights, or those of ``MAX_COLUMNS`` of its columns: 16 bytes for each thread of
     as many rows as it takes at once."""
     rows = PROJECT_THREADS // (_columns(shape) // 8)
     return -(-shape.value // rows) * PROJECT_THREADS * 16

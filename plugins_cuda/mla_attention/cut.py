@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from specbuild.plugins_cuda.launches import LoweringRequest
 from specbuild.plugins_cuda.mla_attention.geometry import (
     CTA_FEATURES,
-    MOST_HELD,
-    MOST_SUMS,
+    MAX_HELD,
+    MAX_SUMS,
     WIDTHS,
     LatentGeometry,
 )
@@ -17,17 +17,17 @@ from specbuild.runtime.errors import SpecbuildError
 
 # Heads of a KV head that a row of weights has capacity for.
 HEADS = 8
-MOST_STAGES, FEWEST_STAGES = 5, 2
+MAX_STAGES, FEWEST_STAGES = 5, 2
 # Warpgroups of a CTA that attend, each for two rows of its own, where keys are stored; and of a
 # thread the registers for sums beside which narrow heads, of which there are more, find space.
 CONSUMER_WARPGROUPS = 2
-MOST_SUMS_OF_NARROW_HEADS = 96
+MAX_SUMS_OF_NARROW_HEADS = 96
 
 # Splits of the context, and groups of them that join first: constants of the layer, as a row's sums
 # are taken split by split. The CTAs of one row are to fill the GPU; those of many rows take whole
 # groups and leave fewer states. A window spans few tiles, each of which is a CTA's.
 CTAS_WANTED = 128
-MOST_SPLITS, FEWEST_SPLITS, WINDOW_SPLITS = 128, 16, 4
+MAX_SPLITS, FEWEST_SPLITS, WINDOW_SPLITS = 128, 16, 4
 SPLITS_OF_A_GROUP, FEWEST_GROUPS = 8, 8
 WIDEST_WINDOW_OF_FEW_SPLITS = 256
 
@@ -85,7 +85,7 @@ def latent_cut(request: LoweringRequest, shape: LatentGeometry) -> LatentCut:
     split, split_groups = _split(shape)
     in_use = max(1, min(split, -(-shape.capacity // shape.tile)))
     sequence_rows = -(-shape.rows // shape.batch)
-    several = sequence_rows > 1 and shape.entry <= MOST_HELD and shape.sums_held(2) <= MOST_SUMS
+    several = sequence_rows > 1 and shape.entry <= MAX_HELD and shape.sums_held(2) <= MAX_SUMS
     most_rows = 2 if several else 1
     rows = request.tactic.get("rows", most_rows)
     consumer_warpgroups = request.tactic.get("mixers", CONSUMER_WARPGROUPS)
@@ -112,7 +112,7 @@ def latent_cut(request: LoweringRequest, shape: LatentGeometry) -> LatentCut:
 
 def _fits_registers(shape: LatentGeometry) -> bool:
     """Whether registers hold what warpgroups need that attend to stored keys."""
-    most = MOST_SUMS if shape.width == max(WIDTHS) else MOST_SUMS_OF_NARROW_HEADS
+    most = MAX_SUMS if shape.width == max(WIDTHS) else MAX_SUMS_OF_NARROW_HEADS
     return shape.sums_held(2) <= most
 
 
@@ -124,7 +124,7 @@ def stages_of(
     SpecbuildError where the fewest do not.
     """
     limit = request.target.shared_bytes_per_block
-    stages = request.tactic.get("stages", MOST_STAGES)
+    stages = request.tactic.get("stages", MAX_STAGES)
     while stages > FEWEST_STAGES and bytes_of(stages) > limit:
         stages -= 1
     require_shared(shape, bytes_of(stages), limit)
@@ -145,7 +145,7 @@ def _split(shape: LatentGeometry) -> tuple[int, int]:
     if 0 < shape.window <= WIDEST_WINDOW_OF_FEW_SPLITS:
         return WINDOW_SPLITS, WINDOW_SPLITS
     splits = 1 << (CTAS_WANTED // shape.head_groups).bit_length() - 1
-    splits = max(FEWEST_SPLITS, min(splits, MOST_SPLITS))
+    splits = max(FEWEST_SPLITS, min(splits, MAX_SPLITS))
     return splits, max(FEWEST_GROUPS, splits // SPLITS_OF_A_GROUP)
 
 

@@ -13,22 +13,22 @@ WIDTHS = (16, 32, 64)
 VALUE_WIDTHS = (16, 32, 64, 128)
 # Of absorbed queries: weights of 128 columns at a time.
 ABSORBED_VALUE_WIDTHS = (*VALUE_WIDTHS, 256)
-MOST_GROUP = 8
-MOST_REBUILT = 768
-MOST_ABSORBED = 576
-MOST_ABSORBED_VALUE = 512
+MAX_GROUP = 8
+MAX_REBUILT = 768
+MAX_ABSORBED = 576
+MAX_ABSORBED_VALUE = 512
 CTA_FEATURES = 128
 ABSORBED_HEADS = 64
 # Widest latent whose part of w_k fits the registers of a CTA; the rest waits in shared memory.
-MOST_HELD = 512
-MOST_HELD_STEPS = MOST_HELD // ENTRY_STEP
+MAX_HELD = 512
+MAX_HELD_STEPS = MAX_HELD // ENTRY_STEP
 # Constants of a kernel that rebuilds for all rows at once: it has neither splits nor rows.
 UNCUT = (("SPLIT", 1), ("GROUPS", 1), ("CONTEXT_CTAS", 1), ("ROWS", 1))
 KEY_THREADS = 256
 PANEL = 64
 ABSORBED_TILE, REBUILT_TILE = 64, 32
 # Of a thread, for sums of latents.
-MOST_SUMS = 128
+MAX_SUMS = 128
 
 
 @dataclass(frozen=True)
@@ -102,8 +102,8 @@ class LatentGeometry:
         Those that attend need more of them where rows have lists, and for a part of a panel.
         """
         if rows == 1:
-            return 24 if self.has_lists or self.entry != MOST_HELD else 32
-        return 18 if MOST_HELD - PANEL < self.entry < MOST_HELD else 20
+            return 24 if self.has_lists or self.entry != MAX_HELD else 32
+        return 18 if MAX_HELD - PANEL < self.entry < MAX_HELD else 20
 
     def waiting_bytes(self, held_steps: int) -> int:
         """Of the weights that wait in shared memory."""
@@ -186,7 +186,7 @@ def _refuse_inputs(tensors: Mapping[str, TensorInfo]) -> None:
 
 
 def _refuse_sizes(shape: LatentGeometry) -> None:
-    most = MOST_REBUILT if shape.rebuilt else MOST_ABSORBED
+    most = MAX_REBUILT if shape.rebuilt else MAX_ABSORBED
     steps = (shape.entry, shape.value)
     if shape.entry > most or any(size % ENTRY_STEP for size in steps):
         raise SpecbuildError(
@@ -194,17 +194,17 @@ def _refuse_sizes(shape: LatentGeometry) -> None:
             f"the CUDA kernels take multiples of {ENTRY_STEP} up to {most}: build for the cpu "
             "target."
         )
-    if not shape.rebuilt and shape.value > MOST_ABSORBED_VALUE:
+    if not shape.rebuilt and shape.value > MAX_ABSORBED_VALUE:
         raise SpecbuildError(
             f"MlaAttention: {shape.value} values of a cache entry are summed; with absorbed "
-            f"queries the CUDA kernels take up to {MOST_ABSORBED_VALUE}: build for the cpu target."
+            f"queries the CUDA kernels take up to {MAX_ABSORBED_VALUE}: build for the cpu target."
         )
-    if shape.rebuilt and (shape.width not in WIDTHS or shape.group > MOST_GROUP):
+    if shape.rebuilt and (shape.width not in WIDTHS or shape.group > MAX_GROUP):
         raise SpecbuildError(
             f"MlaAttention: heads of {shape.width}, {shape.group} of them on a KV head; the CUDA "
-            f"kernels take widths of {WIDTHS} and up to {MOST_GROUP}: build for the cpu target."
+            f"kernels take widths of {WIDTHS} and up to {MAX_GROUP}: build for the cpu target."
         )
-    if shape.rebuilt and shape.sums_held(1) > MOST_SUMS:
+    if shape.rebuilt and shape.sums_held(1) > MAX_SUMS:
         raise SpecbuildError(
             f"MlaAttention: sums of {shape.value} values for heads of {shape.width} find no place "
             "in registers: build for the cpu target."

@@ -13,8 +13,8 @@ from specbuild.plugins_cuda.launches import (
 )
 from specbuild.plugins_cuda.mla_attention.geometry import (
     KEY_THREADS,
-    MOST_HELD,
-    MOST_HELD_STEPS,
+    MAX_HELD,
+    MAX_HELD_STEPS,
     UNCUT,
     LatentGeometry,
 )
@@ -27,12 +27,12 @@ def lower_prefill(request: LoweringRequest, shape: LatentGeometry) -> Lowering:
 
     The workspaces take one layer's keys and values of the group's pages.
     """
-    shape = replace(shape, tile=64 if shape.entry <= MOST_HELD else 32)
+    shape = replace(shape, tile=64 if shape.entry <= MAX_HELD else 32)
     stage = shape.stage_bytes + shape.table_bytes
-    shared_bytes = 2 * stage + shape.waiting_bytes(MOST_HELD_STEPS)
+    shared_bytes = 2 * stage + shape.waiting_bytes(MAX_HELD_STEPS)
     constants = (
         *shape.walk_constants(),
-        *shape.key_constants(MOST_HELD_STEPS),
+        *shape.key_constants(MAX_HELD_STEPS),
         ("BATCH", shape.batch),
         *UNCUT,
         ("LISTED", 0),

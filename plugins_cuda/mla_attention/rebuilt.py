@@ -9,7 +9,7 @@ from specbuild.plugins_cuda.mla_attention.cut import HEADS, LatentCut, stages_of
 from specbuild.plugins_cuda.mla_attention.geometry import (
     CTA_FEATURES,
     ENTRY_STEP,
-    MOST_HELD_STEPS,
+    MAX_HELD_STEPS,
     LatentGeometry,
 )
 
@@ -88,7 +88,7 @@ def _of_lists(launch: OpLaunch, request: LoweringRequest, entry: str, file: str)
 def _registers(shape: LatentGeometry, rows: int) -> tuple[int, int, int]:
     """Of a thread that copies, that rebuilds keys, that attends."""
     steps = min(shape.held_steps(rows), shape.entry // ENTRY_STEP)
-    if steps == MOST_HELD_STEPS:
+    if steps == MAX_HELD_STEPS:
         return 40, 176, 120
     keys = -(-(64 + 4 * steps) // 8) * 8
     copy = 32

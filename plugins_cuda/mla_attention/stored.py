@@ -7,7 +7,7 @@ from specbuild.plugins_cuda.mla_attention.cut import HEADS, LatentCut, stages_of
 from specbuild.plugins_cuda.mla_attention.geometry import (
     CTA_FEATURES,
     KEY_THREADS,
-    MOST_HELD_STEPS,
+    MAX_HELD_STEPS,
     UNCUT,
     LatentGeometry,
 )
@@ -53,7 +53,7 @@ def _held(request: LoweringRequest) -> int:
 def _sizes(shape: LatentGeometry, stages: int) -> tuple[tuple[str, int | float], ...]:
     """Constants that both launches have."""
     return (
-        *shape.key_constants(MOST_HELD_STEPS),
+        *shape.key_constants(MAX_HELD_STEPS),
         ("BATCH", shape.batch),
         ("TILES", _tiles(shape)),
         ("OWN_TILES", _own_tiles(shape)),

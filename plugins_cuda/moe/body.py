@@ -17,7 +17,7 @@ ACTIVATIONS = ("swiglu_clamped", "swiglu", "geglu_tanh")
 # How many of a group's best scores are summed to its own.
 GROUP_SCORES = {"sum_of_two": 2, "max": 1}
 # Keeps a sum of vanishing sigmoids from dividing by zero.
-LEAST_SUM = 1e-20
+MIN_SUM = 1e-20
 UNCHOSEN = -1e30
 
 
@@ -65,7 +65,7 @@ def routing(
     elif gating == "sigmoid_norm":
         gate = b.Sigmoid(picked)
         total = b.ReduceSum(gate, b.i64(1), keepdims=1)
-        weights = b.Div(gate, b.Add(total, b.scalar(LEAST_SUM)))
+        weights = b.Div(gate, b.Add(total, b.scalar(MIN_SUM)))
     elif gating == "sigmoid":
         weights = b.Sigmoid(picked)
     else:

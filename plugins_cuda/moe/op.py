@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from specbuild.plugins_cuda.moe.body import ACTIVATIONS, GROUP_SCORES, LEAST_SUM, body
+from specbuild.plugins_cuda.moe.body import ACTIVATIONS, GROUP_SCORES, MIN_SUM, body
 from specbuild.plugins_cuda.moe.expert_weight import expert_weight
 from specbuild.plugins_cuda.moe.weighted_body import weighted_body
 from specbuild.plugins_cuda.opspec import AttributeSpec, OpSpec, TensorSpec
@@ -70,7 +70,7 @@ def route(
     elif gating == "softmax_topk":
         weights = logits.softmax(dim=-1).gather(1, chosen)
     elif gating == "sigmoid_norm":
-        weights = picked.sigmoid() / (picked.sigmoid().sum(dim=-1, keepdim=True) + LEAST_SUM)
+        weights = picked.sigmoid() / (picked.sigmoid().sum(dim=-1, keepdim=True) + MIN_SUM)
     elif gating == "sigmoid":
         weights = picked.sigmoid()
     else:

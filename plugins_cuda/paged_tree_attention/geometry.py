@@ -12,7 +12,7 @@ WIDEST_OF_MANY = 128  # wider heads have one kernel (wide_heads.cu)
 CODED_WIDTHS = (32, 64, 96, 128)  # of keys that are codes: two steps of 16 columns at once
 WGMMA_WIDTHS = (64, 128)  # of a head, for the kernels that multiply by wgmma
 WIDE = 64  # of wider heads registers hold half as many rows, and shared memory half as many tiles
-MOST_GROUP = 16
+MAX_GROUP = 16
 # Of the decode kernels: keys of a tile, heads that stand in half an mma, a flag in shared memory.
 TILE_KEYS, HEADS, FLAG_BYTES = 32, 8, 16
 
@@ -152,10 +152,10 @@ def geometry_of(request: LoweringRequest) -> Geometry:
             f"take equal widths of {widths}{' from a cache in fp8' * codes}: build for the cpu "
             "target."
         )
-    if q_heads % kv_heads or q_heads // kv_heads > MOST_GROUP:
+    if q_heads % kv_heads or q_heads // kv_heads > MAX_GROUP:
         raise SpecbuildError(
             f"PagedTreeAttention: {q_heads} query heads on {kv_heads} KV heads, the CUDA kernels "
-            f"take up to {MOST_GROUP} query heads per KV head: build for the cpu target."
+            f"take up to {MAX_GROUP} query heads per KV head: build for the cpu target."
         )
     if scale <= 0:
         raise SpecbuildError(

@@ -57,9 +57,9 @@ USUAL_ROWS = 4  # of sequences beside those with many
 CTAS_OF_AN_SM = 2  # of one warp a team; registers allow no more
 # Of m16 tiles: of a warp that shares its keys with none, and of two that share theirs. Registers
 # bound both, and lanes the rows of the latter; wide heads leave space for one.
-MOST_ALONE, MOST_OF_A_WARP, MOST_ROWS_OF_A_WARP = 2, 3, 8
+MAX_ALONE, MAX_OF_A_WARP, MAX_ROWS_OF_A_WARP = 2, 3, 8
 # Where a split is shared: more CTAs than fit level what contexts of different lengths cost.
-MOST_CTAS, MOST_CTAS_IN_CODES = 1024, 2048
+MAX_CTAS, MAX_CTAS_IN_CODES = 1024, 2048
 
 
 @dataclass(frozen=True)
@@ -258,7 +258,7 @@ def _cut(request: LoweringRequest, shape: Geometry) -> Cut:
         groups = shape.batch * shape.kv_heads * row_ctas
         # Where one sequence has most rows its CTAs alone have work.
         spread = row_ctas > 1 or shape.uneven
-        most = MOST_CTAS_IN_CODES if shape.codes else MOST_CTAS
+        most = MAX_CTAS_IN_CODES if shape.codes else MAX_CTAS
         usual = splits if spread else max(1, most // groups)
         context_ctas = power_of_two(min(request.tactic.get("context_ctas", usual), splits))
         crowded = groups * context_ctas > request.target.multiprocessors
@@ -280,9 +280,9 @@ def _rows_of_a_cta(shape: Geometry, rows: int) -> tuple[int, int]:
     if rows <= 2:
         return rows, 1
     mma, wide = shape.mma_rows, shape.width > WIDE
-    if rows <= mma * (1 if wide else MOST_ALONE):
+    if rows <= mma * (1 if wide else MAX_ALONE):
         return mma * shape.mmas(rows), 1
-    most = mma if wide else min(mma * MOST_OF_A_WARP, MOST_ROWS_OF_A_WARP)
+    most = mma if wide else min(mma * MAX_OF_A_WARP, MAX_ROWS_OF_A_WARP)
     ctas = -(-rows // (2 * most))
     return min(most, mma * -(-rows // (2 * mma * ctas))), 2
 
@@ -292,6 +292,6 @@ def _rows_of_a_window(target: Target, shape: Geometry, rows: int) -> int:
     rows, as long as all CTAs run at once."""
     if rows == 1:
         return 1
-    most = shape.mma_rows * (MOST_ALONE if shape.width <= WIDE else 1)
+    most = shape.mma_rows * (MAX_ALONE if shape.width <= WIDE else 1)
     ctas = max(1, CTAS_OF_AN_SM * target.multiprocessors // (shape.batch * shape.kv_heads))
     return min(most, max(2, -(-rows // ctas)))

@@ -10,11 +10,11 @@ from specbuild.plugins_cuda.paged_tree_attention.geometry import ARGUMENTS, Geom
 
 # Sequences with so few rows go to the plain kernel, where others share their launch.
 FEW_ROWS = 8
-MOST_USUAL_ROWS = 16  # of a sequence, up to which all are taken alike
+MAX_USUAL_ROWS = 16  # of a sequence, up to which all are taken alike
 # Of a warpgroup. Of those of a CTA one, two or four have rows of their own; the rest take other
 # tile runs.
 GROUP_WARPS, GROUP_THREADS = 4, 128
-MOST_ROWS = 32  # of a CTA: a lane opens a row
+MAX_ROWS = 32  # of a CTA: a lane opens a row
 STAGE_KEYS = 32
 STAGE_BYTES = 128 << 10  # of all stages
 
@@ -27,7 +27,7 @@ def warpgroups(shape: Geometry) -> int:
 def row_groups(shape: Geometry) -> int:
     """Warpgroups of a CTA with rows of their own: 1, 2 or 4."""
     rows = GROUP_WARPS * shape.mma_rows
-    most = min(warpgroups(shape), MOST_ROWS // rows)
+    most = min(warpgroups(shape), MAX_ROWS // rows)
     return next((n for n in (1, 2) if n < most and shape.most_rows <= n * rows), most)
 
 
@@ -45,7 +45,7 @@ def with_many(
     is one sequence, or where few rows are usual: there sequences do not differ.
     """
     groups, all_groups = row_groups(shape), warpgroups(shape)
-    few = 0 if shape.batch == 1 or shape.most_rows <= MOST_USUAL_ROWS else FEW_ROWS
+    few = 0 if shape.batch == 1 or shape.most_rows <= MAX_USUAL_ROWS else FEW_ROWS
     shared = (*shape.constants(), ("BATCH", shape.batch), ("SLOTS", splits), ("FEW_ROWS", few))
     # What stands behind the stages: the total of a split's tile runs.
     held = GROUP_THREADS * (shape.width // 8 + 1) * 16

@@ -14,10 +14,10 @@ from specbuild.plugins_cuda.paged_tree_attention.geometry import (
     tile_bytes,
 )
 
-MOST_TEAMS = 8
+MAX_TEAMS = 8
 WIDTHS = (16, 32, 64, 128)
-MOST_WARPS = 8  # so that a thread may have 255 registers
-MOST_MMAS_OF_A_WARP, MOST_ROW_WARPS = 2, 2
+MAX_WARPS = 8  # so that a thread may have 255 registers
+MAX_MMAS_OF_A_WARP, MAX_ROW_WARPS = 2, 2
 SHARE_BYTES = 32  # of a Share (device/attention_shares.cuh)
 
 
@@ -43,12 +43,12 @@ class SplitPerWarp:
     def ctas_of_an_sm(self, shape: Geometry, target: Target) -> int:
         """One or two, as shared memory and registers allow."""
         fits = target.two_fit(self.shared_bytes(shape))
-        return 2 if fits and 2 * self.teams * self.row_warps <= MOST_WARPS else 1
+        return 2 if fits and 2 * self.teams * self.row_warps <= MAX_WARPS else 1
 
 
 def most_teams(shape: Geometry) -> int:
     """Teams of a CTA: rings of more do not fit shared memory."""
-    return MOST_TEAMS if shape.width <= WIDE else MOST_TEAMS // 2
+    return MAX_TEAMS if shape.width <= WIDE else MAX_TEAMS // 2
 
 
 def split_per_warp(
@@ -57,12 +57,12 @@ def split_per_warp(
     """The cut into up to ``teams`` with ``stages`` tiles each; None where that does not fit."""
     if shape.width not in WIDTHS:
         return None
-    most_rows = shape.mma_rows * (MOST_MMAS_OF_A_WARP if shape.width <= WIDE else 1)
+    most_rows = shape.mma_rows * (MAX_MMAS_OF_A_WARP if shape.width <= WIDE else 1)
     each = -(-shape.rows // shape.batch)
-    row_ctas = -(-each // (most_rows * MOST_ROW_WARPS))
+    row_ctas = -(-each // (most_rows * MAX_ROW_WARPS))
     rows = -(-each // row_ctas)
     row_warps = -(-rows // most_rows)
-    teams = min(teams, MOST_WARPS // row_warps)
+    teams = min(teams, MAX_WARPS // row_warps)
     cut = SplitPerWarp(teams, -(-rows // row_warps), row_warps, row_ctas, stages)
     return cut if cut.shared_bytes(shape) <= request.target.shared_bytes_per_block else None
 

@@ -8,7 +8,7 @@ TILE_RUNS = 4  # of a split, each a team's
 CHUNK_KEYS = TILE_RUNS * TILE_KEYS
 # A CTA per split and KV head is to fill the GPU. A short window spans few chunks, which one CTA
 # takes.
-MOST_SPLITS, FEWEST_SPLITS = 32, 16
+MAX_SPLITS, FEWEST_SPLITS = 32, 16
 CTAS_WANTED = 128
 WIDEST_UNSPLIT_WINDOW = 1024
 
@@ -18,7 +18,7 @@ def splits_of(shape: Geometry) -> tuple[int, int]:
     split = 1
     if not 0 < shape.window <= WIDEST_UNSPLIT_WINDOW:
         wanted = power_of_two(CTAS_WANTED // shape.kv_heads)
-        split = max(FEWEST_SPLITS, min(wanted, MOST_SPLITS))
+        split = max(FEWEST_SPLITS, min(wanted, MAX_SPLITS))
     return split, min(split, -(-shape.capacity // CHUNK_KEYS))
 
 

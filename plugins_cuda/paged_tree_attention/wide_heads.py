@@ -17,9 +17,9 @@ THREADS, ROWS = 256, 2
 # Keys of a tile, of which two are under way: half as many of heads wider than this.
 _TILE_KEYS, _HALVED_FROM = 64, 256
 # Positions of a split, of which the longest contexts have so many at most.
-SPLIT_KEYS, MOST_SLOTS = 256, 128
+SPLIT_KEYS, MAX_SLOTS = 256, 128
 # CTAs that share the rows of a sequence.
-MOST_ROW_CTAS = 1024
+MAX_ROW_CTAS = 1024
 _ARRIVALS, _SUMS, _VALUES = "workspace_arrivals", "workspace_sums", "workspace_values"
 
 
@@ -31,10 +31,10 @@ def lower_wide(request: LoweringRequest, shape: Geometry) -> Lowering:
             "take them with heads of up to 128: build for the cpu target."
         )
     split = SPLIT_KEYS
-    while split * MOST_SLOTS < shape.capacity:
+    while split * MAX_SLOTS < shape.capacity:
         split *= 2
     slots = -(-shape.capacity // split)
-    row_ctas = min(MOST_ROW_CTAS, -(-shape.most_rows // ROWS))
+    row_ctas = min(MAX_ROW_CTAS, -(-shape.most_rows // ROWS))
     groups = row_ctas * shape.batch * shape.kv_heads
     free = request.target.multiprocessors // groups
     context_ctas = 1 if request.phase == "prefill" else min(power_of_two(max(1, free)), slots)

@@ -14,12 +14,12 @@ from specbuild.plugins_cuda.launches import (
 from specbuild.plugins_cuda.rank_sum.rounds import ROUND_ROWS, cut_of
 from specbuild.runtime.errors import SpecbuildError
 
-MOST_RANKS = 8
+MAX_RANKS = 8
 
 
 def inboxes(ranks: int) -> tuple[Argument, ...]:
     """A rank's own inbox, and those of the others by distance."""
-    peers = [PeerPointer(k, "inbox") if k < ranks else None for k in range(1, MOST_RANKS)]
+    peers = [PeerPointer(k, "inbox") if k < ranks else None for k in range(1, MAX_RANKS)]
     return ("inbox", *peers)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 # Rows of a round: what an inbox has capacity for.
 ROUND_ROWS = 256
 # All of them must be resident on any GPU that is built for, beside other launches.
-MOST_CTAS = 120
+MAX_CTAS = 120
 # Threads of a CTA, and pairs of columns of each.
 _SHARES = ((128, 1), (256, 1), (512, 1), (512, 2), (512, 4))
 
@@ -34,5 +34,5 @@ def cut_of(rows: int, width: int, ranks: int) -> Cut:
     """
     pairs = min(rows, ROUND_ROWS) * width // 2
     cuts = [Cut(-(-pairs // (t * each)), t, each) for t, each in _SHARES if each * ranks <= 8]
-    fitting = [cut for cut in cuts if cut.ctas <= MOST_CTAS]
-    return fitting[0] if fitting else replace(cuts[-1], ctas=MOST_CTAS)
+    fitting = [cut for cut in cuts if cut.ctas <= MAX_CTAS]
+    return fitting[0] if fitting else replace(cuts[-1], ctas=MAX_CTAS)

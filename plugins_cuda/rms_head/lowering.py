@@ -16,7 +16,7 @@ from specbuild.plugins_cuda.launches import (
 from specbuild.plugins_cuda.linear.many_tokens import (
     FEW_PANEL_ROWS,
     FEWEST_PANEL_ROWS,
-    MOST_PANEL_ROWS,
+    MAX_PANEL_ROWS,
     PANEL_ROW_BYTES,
     PANEL_WARPS,
     TOKENS,
@@ -56,7 +56,7 @@ _STATIC_BYTES = 12 << 10
 # the panels' places.
 _PANEL_TILES = 2
 _PANEL_LOADS, _PANEL_LOADS_OF_MOST, _PANEL_LOADS_OF_MOST_CODES = 24, 16, 12
-_MOST_PANEL_STAGES = 12
+_MAX_PANEL_STAGES = 12
 # Static variables of HeadChoose, aligned: for each row folds of 16 segments and how it chooses, and
 # two barriers for each place.
 _STATIC_BYTES_OF_ROW, _STATIC_BYTES_OF_PLACE, _STATIC_ALIGNMENT = 16 * 20 + 12, 16, 1024
@@ -146,15 +146,15 @@ def head_streaming(
 def _by_panels(request: LoweringRequest, rows: int, fold_bytes: int) -> Head:
     """The cut where rows are panels."""
     weight = _weight(request)
-    columns = panel_columns(rows, -(-rows // MOST_PANEL_ROWS))
+    columns = panel_columns(rows, -(-rows // MAX_PANEL_ROWS))
     most = _PANEL_LOADS_OF_MOST_CODES if weight.storage.scaled else _PANEL_LOADS_OF_MOST
     usual = _PANEL_LOADS if columns <= FEW_PANEL_ROWS else most
     panels = -(-weight.blocks // 2)
     depth = panel_depth(panels, request.tactic.get("loads", usual) // _PANEL_TILES, weight.storage)
-    static = columns * _STATIC_BYTES_OF_ROW + _MOST_PANEL_STAGES * _STATIC_BYTES_OF_PLACE
+    static = columns * _STATIC_BYTES_OF_ROW + _MAX_PANEL_STAGES * _STATIC_BYTES_OF_PLACE
     static += -static % _STATIC_ALIGNMENT
     left = request.target.shared_bytes_per_block - static - fold_bytes
-    stages = min(panels, _MOST_PANEL_STAGES, left // (columns * PANEL_ROW_BYTES))
+    stages = min(panels, _MAX_PANEL_STAGES, left // (columns * PANEL_ROW_BYTES))
     shared = stages * columns * PANEL_ROW_BYTES + fold_bytes
     constants, grid = _segments(request, weight, columns)
     cut = Streaming(

@@ -10,7 +10,7 @@ from specbuild.plugins_cuda.linear.streaming import normed_bytes
 from specbuild.runtime.errors import SpecbuildError
 
 PROJECTED = "workspace_projected"
-_MOST_WARPS, _PIECE = 16, 256
+_MAX_WARPS, _PIECE = 16, 256
 _VECTOR = 8
 
 
@@ -56,7 +56,7 @@ def entry_constants(request: LoweringRequest) -> tuple[tuple[str, int | float], 
         ("ENTRY", parts.entry),
         ("QUERY_NORM", int(parts.query_norm)),
         ("LATENT_EPS", float(request.attributes["latent_eps"])),
-        ("ENTRY_WARPS", min(_MOST_WARPS, -(-parts.normed // _PIECE))),
+        ("ENTRY_WARPS", min(_MAX_WARPS, -(-parts.normed // _PIECE))),
         ("ENTRY_SHARED_BYTES", normed_bytes(parts.normed, 1)),
     )
 

@@ -15,7 +15,7 @@ from specbuild.runtime.errors import SpecbuildError
 GATINGS = ("softmax_selected", "softmax_topk", "sigmoid", "sigmoid_norm")
 # A bias that experts are chosen by is added to sigmoids.
 BIASED_GATINGS = ("sigmoid", "sigmoid_norm")
-MOST_EXPERTS, MOST_TOP_K, MOST_SHARED, MOST_GROUPS = 512, 10, 2, 32
+MAX_EXPERTS, MAX_TOP_K, MAX_SHARED, MAX_GROUPS = 512, 10, 2, 32
 
 
 @dataclass(frozen=True)
@@ -116,14 +116,14 @@ def unknown_choice(choice: Choice) -> str | None:
     if choice.gating not in known:
         bias = " with a choice bias" if choice.biased else ""
         return f"gating {choice.gating!r}{bias}, its CUDA kernels know {', '.join(known)}"
-    most = min(MOST_TOP_K, choice.routed)
-    if not 1 <= choice.top_k <= most or not choice.routed <= MOST_EXPERTS:
+    most = min(MAX_TOP_K, choice.routed)
+    if not 1 <= choice.top_k <= most or not choice.routed <= MAX_EXPERTS:
         return (
             f"top {choice.top_k} of {choice.routed} experts, its CUDA kernels know 1 to "
-            f"{MOST_TOP_K} of up to {MOST_EXPERTS}"
+            f"{MAX_TOP_K} of up to {MAX_EXPERTS}"
         )
-    if not 0 <= choice.shared <= MOST_SHARED:
-        return f"{choice.shared} shared experts, its CUDA kernels know up to {MOST_SHARED}"
+    if not 0 <= choice.shared <= MAX_SHARED:
+        return f"{choice.shared} shared experts, its CUDA kernels know up to {MAX_SHARED}"
     return _unknown_groups(choice)
 
 
@@ -137,10 +137,10 @@ def _unknown_groups(choice: Choice) -> str | None:
             f"group_score {choice.group_score!r}, its CUDA kernels know {', '.join(GROUP_SCORES)}"
         )
     scores = best if chosen < groups else 1
-    if not scores <= size or groups > MOST_GROUPS or not 1 <= chosen <= groups:
+    if not scores <= size or groups > MAX_GROUPS or not 1 <= chosen <= groups:
         return (
             f"{chosen} of {groups} groups of {choice.routed} experts, its CUDA kernels know up to "
-            f"{MOST_GROUPS} groups of equal size, of {scores} experts or more"
+            f"{MAX_GROUPS} groups of equal size, of {scores} experts or more"
         )
     if choice.top_k > chosen * size:
         return f"top {choice.top_k} of {chosen} groups of {size} experts, which are fewer"

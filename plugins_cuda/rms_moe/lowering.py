@@ -36,16 +36,16 @@ from specbuild.runtime.errors import SpecbuildError
 
 FOLDER = "rms_moe"
 ACTIVATIONS = ("swiglu_clamped", "swiglu")
-MOST_DECODE_ROWS = 256
+MAX_DECODE_ROWS = 256
 ROUTER_WARPS = 15
 # Multiprocessors that the dense layer in front leaves to the router: its CTAs have one each, and a
 # CTA that found none would ask for its weights only when that layer ends. So it takes 16 experts
 # where 8 make more CTAs, and a warp's registers hold the weights of its blocks.
 ROUTER_CTAS = 8
-MOST_ROUTER_BLOCKS = {8: 9, 16: 6}
+MAX_ROUTER_BLOCKS = {8: 9, 16: 6}
 # Of wider layers 8 experts' weights wait in shared memory, and registers hold a row's values alone.
-MOST_STAGED_BLOCKS = 15
-MOST_HIDDEN = BLOCK * ROUTER_WARPS * MOST_STAGED_BLOCKS
+MAX_STAGED_BLOCKS = 15
+MAX_HIDDEN = BLOCK * ROUTER_WARPS * MAX_STAGED_BLOCKS
 # Threads of a CTA that adds the experts up, and columns of each.
 ADD_THREADS, ADD_COLUMNS = 256, 4
 
@@ -72,7 +72,7 @@ _CANDIDATES = {
         (12, 2, 1, 16, 1, 8, 2, 1, 16, 2),
         (16, 2, 1, 8, 1, 12, 1, 3, 16, 2),
     ),
-    MOST_DECODE_ROWS: (
+    MAX_DECODE_ROWS: (
         (20, 1, 3, 16, 1, 12, 1, 3, 16, 2),
         (12, 2, 1, 16, 1, 12, 1, 3, 16, 2),
         (16, 1, 3, 16, 1, 14, 1, 3, 16, 2),
@@ -107,7 +107,7 @@ _CANDIDATES_OF_BF16 = {
         (12, 2, 1, 8, 1, 8, 2, 1, 16, 2),
         (12, 2, 1, 16, 1, 8, 2, 1, 16, 2),
     ),
-    MOST_DECODE_ROWS: (
+    MAX_DECODE_ROWS: (
         (12, 2, 1, 16, 1, 8, 2, 1, 16, 2),
         (16, 2, 1, 16, 1, 12, 1, 2, 16, 2),
         (12, 1, 2, 16, 1, 8, 1, 2, 16, 2),
@@ -193,10 +193,10 @@ def _sizes(request: LoweringRequest, slices: int) -> Sizes:
 
 def _checked(request: LoweringRequest, slices: int) -> Sizes:
     sizes, attributes = _sizes(request, slices), request.attributes
-    if sizes.rows > MOST_DECODE_ROWS:
+    if sizes.rows > MAX_DECODE_ROWS:
         raise SpecbuildError(
             f"RmsMoe's decoding kernels got {sizes.rows} rows, expected at most "
-            f"{MOST_DECODE_ROWS}: use a smaller bucket, or the prefill phase."
+            f"{MAX_DECODE_ROWS}: use a smaller bucket, or the prefill phase."
         )
     choice_of(request)
     if attributes["activation"] not in ACTIVATIONS:
@@ -209,9 +209,9 @@ def _checked(request: LoweringRequest, slices: int) -> Sizes:
             f"RmsMoe got hidden {sizes.hidden} and inner {sizes.inner}, expected multiples of "
             f"{BLOCK}: build this model for the CPU."
         )
-    if sizes.hidden > MOST_HIDDEN:
+    if sizes.hidden > MAX_HIDDEN:
         raise SpecbuildError(
-            f"RmsMoe got hidden {sizes.hidden}, the router's registers hold {MOST_HIDDEN}: build "
+            f"RmsMoe got hidden {sizes.hidden}, the router's registers hold {MAX_HIDDEN}: build "
             "this model for the CPU."
         )
     return sizes
@@ -272,8 +272,8 @@ def _expert_constants(
 def _route(request: LoweringRequest, sizes: Sizes) -> OpLaunch:
     choice, blocks = choice_of(request), sizes.hidden // BLOCK
     of_a_warp = -(-blocks // ROUTER_WARPS)
-    many = choice.routed > 8 * ROUTER_CTAS and of_a_warp <= MOST_ROUTER_BLOCKS[16]
-    experts, staged = 16 if many else 8, of_a_warp > MOST_ROUTER_BLOCKS[8]
+    many = choice.routed > 8 * ROUTER_CTAS and of_a_warp <= MAX_ROUTER_BLOCKS[16]
+    experts, staged = 16 if many else 8, of_a_warp > MAX_ROUTER_BLOCKS[8]
     # A thread finishes a logit of 8 rows and the CTA's experts.
     warps = max(experts // 4, -(-blocks // of_a_warp))
     constants = (

@@ -15,7 +15,7 @@ DYNAMIC_ALIGNMENT = 1024
 STAGE_BYTES = STEP_BYTES * (STAGE_STEPS + 1)
 STATIC_BYTES = 48 * 1024
 # More h than this is gathered item by item, where a CTA's units are of few items.
-MOST_RESIDENT_H = 48 * 1024
+MAX_RESIDENT_H = 48 * 1024
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ def plan_gate_up(sizes: Sizes, tactic: ExpertTactic, target: Target) -> SharedLa
 def plan_down(sizes: Sizes, tactic: ExpertTactic, target: Target) -> SharedLayout | None:
     """None where the tactic does not fit."""
     static, row = _static(sizes, tactic, floats=sizes.entries), _row_bytes(sizes.inner)
-    return _plan(target, static, tactic, row, sizes.entries, sizes.rows, MOST_RESIDENT_H)
+    return _plan(target, static, tactic, row, sizes.entries, sizes.rows, MAX_RESIDENT_H)
 
 
 def _plan(

@@ -14,7 +14,7 @@ from specbuild.plugins_cuda.launches import (
 )
 from specbuild.plugins_cuda.prefill_gemm import (
     COLUMN_STEP,
-    MOST_COLUMNS,
+    MAX_COLUMNS,
     PACKED_ROWS,
     PAIRS_STAGING,
     ROWS_PER_BLOCK,
@@ -41,7 +41,7 @@ from specbuild.plugins_cuda.rms_moe.prefill_few import (
     FEWEST_ROWS,
     plan_rings,
 )
-from specbuild.plugins_cuda.rms_moe.prefill_few import MOST_COLUMNS as FEW_COLUMNS
+from specbuild.plugins_cuda.rms_moe.prefill_few import MAX_COLUMNS as FEW_COLUMNS
 from specbuild.plugins_cuda.rms_moe.prefill_few import WARPS as FEW_WARPS
 from specbuild.plugins_cuda.rms_norms import rounding_code, rounding_of
 from specbuild.runtime.errors import SpecbuildError
@@ -50,8 +50,8 @@ _SORT_THREADS = 1024
 _ROUTER_WARPS = 8
 # Rows of a CTA that routes; the first whose shared memory fits.
 _ROUTER_ROWS = (16, 8)
-_MOST_ROUTER_BYTES = 227 * 1024
-_MOST_ROWS = 1 << 16
+_MAX_ROUTER_BYTES = 227 * 1024
+_MAX_ROWS = 1 << 16
 _TILES_HEADER_INTS, _TILE_INTS = 4, 4
 _MEMBERS_OF_8 = 8
 
@@ -157,7 +157,7 @@ def _default_tactic(request: LoweringRequest) -> dict[str, int]:
 
 
 def _widest_columns(rows: int) -> int:
-    return min(MOST_COLUMNS, ceil_div(rows, COLUMN_STEP) * COLUMN_STEP)
+    return min(MAX_COLUMNS, ceil_div(rows, COLUMN_STEP) * COLUMN_STEP)
 
 
 def _layer(request: LoweringRequest) -> Layer:
@@ -178,10 +178,10 @@ def _layer(request: LoweringRequest) -> Layer:
         bf16=in_bf16(tensors["gate_up"].dtype),
         few=tactic.get("few", 0),
     )
-    if hidden % BLOCK or layer.inner % BLOCK or layer.rows >= _MOST_ROWS:
+    if hidden % BLOCK or layer.inner % BLOCK or layer.rows >= _MAX_ROWS:
         raise SpecbuildError(
             f"RmsMoe got hidden {hidden}, inner {layer.inner} and {layer.rows} rows, expected "
-            f"widths that are multiples of {BLOCK} and fewer than {_MOST_ROWS} rows: build this "
+            f"widths that are multiples of {BLOCK} and fewer than {_MAX_ROWS} rows: build this "
             "model for the CPU, or with smaller chunks."
         )
     _check_tiles(layer)
@@ -189,7 +189,7 @@ def _layer(request: LoweringRequest) -> Layer:
 
 
 def _check_tiles(layer: Layer) -> None:
-    most = FEW_COLUMNS if layer.few else MOST_COLUMNS
+    most = FEW_COLUMNS if layer.few else MAX_COLUMNS
     if layer.columns % COLUMN_STEP or not COLUMN_STEP <= layer.columns <= most:
         raise SpecbuildError(
             f"RmsMoe's tactic has tiles of {layer.columns} tokens, expected a multiple of "
@@ -227,7 +227,7 @@ def _row_constants(request: LoweringRequest, layer: Layer) -> tuple[tuple[str, i
 def _router_rows(layer: Layer, routed: int) -> int:
     """SpecbuildError where no number of rows fits."""
     for rows in _ROUTER_ROWS:
-        if _router_bytes(layer, routed, rows) <= _MOST_ROUTER_BYTES:
+        if _router_bytes(layer, routed, rows) <= _MAX_ROUTER_BYTES:
             return rows
     raise SpecbuildError(
         f"RmsMoe got hidden {layer.hidden}, of which {_ROUTER_ROWS[-1]} rows do not fit shared "

@@ -12,13 +12,13 @@ from specbuild.runtime.errors import SpecbuildError
 WARPS = (12, 16)
 # Of a packed tile's steps, what one copy brings: a divisor of a stage's.
 CHUNK_STEPS = 5
-MOST_COLUMNS = 96
+MAX_COLUMNS = 96
 # By the most rows of an expert on average: tokens of the widest tile, and warps of a CTA. Launches
 # with fewer rows than the first stands for, down to FEWEST_ROWS, take its tiles.
 FEW_TILES = {16: (48, 16), 32: (64, 12), 64: (96, 12)}
 FEWEST_ROWS = 9
 _SHARED_BYTES, _STATIC_BYTES = 227 * 1024, 2048
-_MOST_STAGES, _FEWEST_STAGES, _MOST_CHUNKS = 8, 3, 8
+_MAX_STAGES, _FEWEST_STAGES, _MAX_CHUNKS = 8, 3, 8
 # Weights that must be under way for memory's rate: 35 bytes a nanosecond and multiprocessor, a
 # microsecond of latency, and as much again while the slot in front is emptied.
 _WEIGHTS_UNDER_WAY = 72 * 1024
@@ -41,10 +41,10 @@ def plan_rings(columns: int, staging: int, warps: int, warp_tiles: int) -> Rings
     """
     slot = warps * warp_tiles * STEP_BYTES * (CHUNK_STEPS + 1)
     outputs = columns * warps // 4 * staging * 2
-    for stages in range(_MOST_STAGES, _FEWEST_STAGES - 1, -1):
+    for stages in range(_MAX_STAGES, _FEWEST_STAGES - 1, -1):
         tokens = columns * PANEL_ROW_BYTES * stages
         free = _SHARED_BYTES - _STATIC_BYTES - outputs - tokens
-        chunks = min(_MOST_CHUNKS, free // slot)
+        chunks = min(_MAX_CHUNKS, free // slot)
         if chunks >= 2 and chunks * slot >= _WEIGHTS_UNDER_WAY:
             return Rings(stages, chunks, tokens + chunks * slot + outputs)
     raise SpecbuildError(

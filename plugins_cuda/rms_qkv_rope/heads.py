@@ -14,9 +14,9 @@ from specbuild.plugins_cuda.rms_norms import rounding_code
 from specbuild.runtime.errors import SpecbuildError
 
 # Values of a head that a lane has, and how many lanes may share one (device/normed_heads.cuh).
-_LANE_VALUES, _MOST_LANES = 16, 16
+_LANE_VALUES, _MAX_LANES = 16, 16
 # Of a CTA that norms all heads of a row together.
-_MOST_THREADS = 1024
+_MAX_THREADS = 1024
 _CODED_THREADS = 128
 # Of projected keys, where a pool of codes has no place for what is yet to be normed.
 _KEYS = "workspace_keys"
@@ -59,10 +59,10 @@ def heads_threads(request: LoweringRequest, usual: int) -> int:
         return usual
     heads, kv_heads, width = (size for _, size in head_sizes(request)[:3])
     threads = -(-max(heads, kv_heads) * _lanes(width) // 32) * 32
-    if threads > _MOST_THREADS:
+    if threads > _MAX_THREADS:
         raise SpecbuildError(
             f"RmsQkvRope: {max(heads, kv_heads)} heads of {width} values normed together, its "
-            f"kernel takes up to {_MOST_THREADS * _LANE_VALUES} values; build for the cpu backend"
+            f"kernel takes up to {_MAX_THREADS * _LANE_VALUES} values; build for the cpu backend"
         )
     return threads
 
@@ -110,10 +110,10 @@ def _heads_launch(
     rows = request.tensors["x"].shape[0]
     heads, kv_heads, width = (size for _, size in head_sizes(request)[:3])
     lanes = _lanes(width)
-    if lanes > _MOST_LANES:
+    if lanes > _MAX_LANES:
         raise SpecbuildError(
             f"RmsQkvRope: normed heads of {width} values, its kernel takes up to "
-            f"{_MOST_LANES * _LANE_VALUES}; build for the cpu backend"
+            f"{_MAX_LANES * _LANE_VALUES}; build for the cpu backend"
         )
     parts = -(-rows * (heads + kv_heads) * lanes // threads)
     return OpLaunch(

@@ -7,7 +7,7 @@ from specbuild.runtime.errors import SpecbuildError
 
 _BLOCK = 128
 # Whose first rows a CTA holds.
-MOST_SEQUENCES = 256
+MAX_SEQUENCES = 256
 _POINTERS = (
     "tree_tokens",
     "depths",
@@ -58,9 +58,9 @@ def lower(request: LoweringRequest) -> Lowering:
     rows, words = shapes["ancestor_bits"]
     (batch,) = shapes["length"]
     nodes = shapes["tree_tokens"][1] if "tree_tokens" in shapes else 1
-    if batch > MOST_SEQUENCES:
+    if batch > MAX_SEQUENCES:
         raise SpecbuildError(
-            f"VerifyInputs got {batch} sequences, CUDA kernels take {MOST_SEQUENCES}; build the "
+            f"VerifyInputs got {batch} sequences, CUDA kernels take {MAX_SEQUENCES}; build the "
             "engine for fewer"
         )
     pages = [

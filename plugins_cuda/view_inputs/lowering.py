@@ -6,7 +6,7 @@ from specbuild.plugins_cuda.launches import Kernel, Lowering, LoweringRequest, O
 from specbuild.runtime.errors import SpecbuildError
 
 _BLOCK = 128
-MOST_SEQUENCES = 256
+MAX_SEQUENCES = 256
 _POINTERS = (
     "token_ids",
     "positions",
@@ -41,9 +41,9 @@ _POINTERS = (
 
 def require_sequences(op: str, batch: int) -> None:
     """Raises SpecbuildError for more sequences than a kernel counts the rows of."""
-    if batch > MOST_SEQUENCES:
+    if batch > MAX_SEQUENCES:
         raise SpecbuildError(
-            f"{op}: {batch} sequences, its kernel takes up to {MOST_SEQUENCES}; build with "
+            f"{op}: {batch} sequences, its kernel takes up to {MAX_SEQUENCES}; build with "
             "a smaller --max-batch-size"
         )
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from specbuild.runtime.cache.prefix import MatchResult, SequencePrefix
-from specbuild.runtime.request import MOST_URGENT, Request, SequenceState
+from specbuild.runtime.request import MAX_URGENT, Request, SequenceState
 
 # Number of later requests that may be admitted before an earlier one.
 MAX_OVERTAKES = 100
@@ -96,5 +96,5 @@ def _overtake(entry: QueuedRequest, admitted: QueuedRequest) -> QueuedRequest:
     if count < MAX_OVERTAKES:
         return replace(entry, times_overtaken=count)
     return replace(
-        entry, times_overtaken=count, request=replace(entry.request, priority=MOST_URGENT)
+        entry, times_overtaken=count, request=replace(entry.request, priority=MAX_URGENT)
     )

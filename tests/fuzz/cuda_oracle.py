@@ -6,14 +6,14 @@ import json
 from pathlib import Path
 from typing import Any
 
-_MOST_BYTES = 1 << 30  # of all buffers: the original has a few MiB
+_MAX_BYTES = 1 << 30  # of all buffers: the original has a few MiB
 
 
 def memory_problem(directory: Path) -> str | None:
     """What leaves a buffer, None where nothing does; shares no code with the checks."""
     plan = json.loads((directory / "plan.json").read_bytes())
     sizes = [buffer["bytes"] for buffer in plan["buffers"]]
-    if min(sizes, default=0) < 0 or sum(sizes) > _MOST_BYTES:
+    if min(sizes, default=0) < 0 or sum(sizes) > _MAX_BYTES:
         return f"buffers of {sum(sizes)} bytes"
     for port in plan["ports"]:
         if not _inside(port["buffer"], port["offset"], sizes):

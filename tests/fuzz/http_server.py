@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 # How long a server may say nothing. Where more of a request may come it waits: then its client
 # says after the shorter time that there is no more.
-MOST_SILENT_S = 10.0
+MAX_SILENT_S = 10.0
 WAITS_S = 0.3
 _STARTS_S = 120.0
-_MOST_ANSWER = 64 << 20
+_MAX_ANSWER = 64 << 20
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class FuzzedServer:
 
     def send(self, sent: Sent) -> Exchange:
         """Sends a request, whose answer may be read later."""
-        client = socket.create_connection(self._place, timeout=MOST_SILENT_S)
+        client = socket.create_connection(self._place, timeout=MAX_SILENT_S)
         with suppress(ConnectionError):  # refused before all of it was sent
             client.sendall(sent.data)
         return Exchange(client, sent)
@@ -98,12 +98,12 @@ class Exchange:
                 if self._sent.open and not self._speaks(WAITS_S):
                     with suppress(OSError):
                         self._client.shutdown(socket.SHUT_WR)
-                self._client.settimeout(MOST_SILENT_S)
+                self._client.settimeout(MAX_SILENT_S)
                 response = http.client.HTTPResponse(self._client, method=self._sent.method)
                 response.begin()
-                body = response.read(_MOST_ANSWER)
+                body = response.read(_MAX_ANSWER)
             except TimeoutError:
-                raise ContradictionError(f"silent for {MOST_SILENT_S:g} s") from None
+                raise ContradictionError(f"silent for {MAX_SILENT_S:g} s") from None
             except (http.client.RemoteDisconnected, http.client.IncompleteRead, ConnectionError):
                 return Answer(0)
             except http.client.HTTPException as error:

@@ -14,9 +14,9 @@ from typing import Any
 from fuzz.verdicts import FINDING
 
 # Of the processor; a worker that waits, but not for a processor, may take as many times longer.
-MOST_SECONDS = 10.0
+MAX_SECONDS = 10.0
 _WALL_FACTOR = 4
-_MOST_BYTES = 3 << 30
+_MAX_BYTES = 3 << 30
 _LOOK_EVERY_S = 0.2
 _TICK = os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -51,11 +51,11 @@ class _Worker:
         queued = self._queued_seconds() - self.queued_before
         wall = time.monotonic() - self.started - queued
         # Until the mutant is named, modules load and originals run.
-        most = MOST_SECONDS * (1 if "kind" in self.row else 6)
+        most = MAX_SECONDS * (1 if "kind" in self.row else 6)
         if cpu > most or wall > most * _WALL_FACTOR:
             return f"hangs: {cpu:.0f} s of the processor, {wall:.0f} s without {queued:.0f} in line"
         pages = int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1])
-        if pages * _PAGE > _MOST_BYTES:
+        if pages * _PAGE > _MAX_BYTES:
             return f"{pages * _PAGE >> 20} MiB of memory"
         return None
 

@@ -27,7 +27,7 @@ def test_no_token_depends_on_joins_and_aborts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rounds are numbered from 0 again every few steps, with sequences in between."""
-    monkeypatch.setattr(ranked, "MOST_ROUNDS", 2000)
+    monkeypatch.setattr(ranked, "MAX_ROUNDS", 2000)
     restarts: list[int] = []
     restart = ranked.RankedExecutor._restart_rounds
     with on_ranks(build_example(tmp_path / "engine", tensor_parallel=2)) as engine:

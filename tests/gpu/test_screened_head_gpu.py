@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from example_engine import CHAIN, TREE, build_example, on_gpu, records
 
-from specbuild.plugins_cuda.head_screen.lowering import MOST_ROWS
+from specbuild.plugins_cuda.head_screen.lowering import MAX_ROWS
 from specbuild.runtime.engine import Engine
 from specbuild.runtime.engine_dir.manifest import DraftShape
 from specbuild.runtime.request import GenerateParams, Prompt
@@ -49,7 +49,7 @@ def test_tokens_are_those_of_the_whole_head(
         found = records(screened, prompts[some], asked, shape)
         assert [r.output_ids for r in found] == [r.output_ids for r in whole]
         # Launches of more rows read the whole head.
-        if len(asked) * (1 + (shape.draft_tokens if shape else 0)) <= MOST_ROWS:
+        if len(asked) * (1 + (shape.draft_tokens if shape else 0)) <= MAX_ROWS:
             assert all(r.logprobs is not None and set(r.logprobs[1:]) == {None} for r in found)
         told = records(screened, prompts[some], [replace(p, logprobs=True) for p in asked], shape)
         assert [r.output_ids for r in told] == [r.output_ids for r in whole]

@@ -20,7 +20,7 @@ from specbuild.builder.backends.cuda.tuning.kernel_case import bits
 from specbuild.plugins_cuda.launches import LoweringRequest, Phase, Tactic, Target, TensorInfo
 from specbuild.plugins_cuda.linear.block_scaled import quantised
 from specbuild.plugins_cuda.linear.storage import BF16, FP8, MXFP4, Storage
-from specbuild.plugins_cuda.linear.streaming import MOST_ROWS, slices_of
+from specbuild.plugins_cuda.linear.streaming import MAX_ROWS, slices_of
 from specbuild.plugins_cuda.registry import op_named
 from specbuild.runtime.errors import SpecbuildError
 
@@ -374,7 +374,7 @@ def test_slices_follow_from_the_width_alone() -> None:
 
 
 def test_a_launch_of_too_many_rows_is_refused() -> None:
-    rows = MOST_ROWS + 1
+    rows = MAX_ROWS + 1
     inputs = {"x": normal(rows, 32), "weight": normal(1, 1, 512)}
     with pytest.raises(SpecbuildError, match=f"Linear: {rows} rows"):
         run("Linear", inputs, {"y": normal(rows, 16)})

@@ -25,7 +25,7 @@ from specbuild.plugins_cuda.launches import Lowering, LoweringRequest, TensorInf
 from specbuild.plugins_cuda.linear.cases import linear
 from specbuild.plugins_cuda.opspec import OpSpec
 from specbuild.plugins_cuda.prefill_gemm import (
-    MOST_COLUMNS,
+    MAX_COLUMNS,
     Gemm,
     likeliest_columns,
     ring_bytes,
@@ -232,7 +232,7 @@ def test_parameters_follow_the_declaration(name: str) -> None:
     assert seen == set(order) - {output for output, _ in op.aliases}
 
 
-@pytest.mark.parametrize("columns", range(16, MOST_COLUMNS + 1, 16))
+@pytest.mark.parametrize("columns", range(16, MAX_COLUMNS + 1, 16))
 def test_rings_fill_shared_memory_and_no_more(columns: int) -> None:
     for staging in (40, 72):
         stages = stages_for(columns, staging)

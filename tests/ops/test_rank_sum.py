@@ -15,7 +15,7 @@ from rank_emulation import DONE, GAVE_UP, RankEmulator, placed
 from specbuild.plugins_cuda.launches import LoweringRequest, OpLaunch
 from specbuild.plugins_cuda.rank_advance.op import OP as ADVANCE
 from specbuild.plugins_cuda.rank_sum.op import OP
-from specbuild.plugins_cuda.rank_sum.rounds import MOST_CTAS, ROUND_ROWS, cut_of, exchange_rounds
+from specbuild.plugins_cuda.rank_sum.rounds import MAX_CTAS, ROUND_ROWS, cut_of, exchange_rounds
 
 emulated = pytest.mark.skipif(not has_compiler(), reason="g++ is not installed")
 LIMIT_MS = 50
@@ -125,5 +125,5 @@ def test_a_wait_without_end_is_told(missing: int) -> None:
 def test_all_ctas_are_resident(ranks: int, width: int) -> None:
     for rows in (1, 2, 8, 64, 200, 256, 8192):
         cut = cut_of(rows, width, ranks)
-        assert 1 <= cut.ctas <= MOST_CTAS and cut.threads <= 1024
+        assert 1 <= cut.ctas <= MAX_CTAS and cut.threads <= 1024
         assert cut.pairs * (ranks - 1) <= 8

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(not has_compiler(), reason="g++ is not installed
 
 LLAMA = Geometry(group=4, width=128, page_size=64)
 QWEN = replace(LLAMA, group=8)
-MOST_HEADS = replace(LLAMA, group=16)
+MAX_HEADS = replace(LLAMA, group=16)
 SMALL_GROUP = replace(LLAMA, width=64, group=3)
 WIDEST = replace(LLAMA, width=256, group=6, page_size=16)  # wide_heads.cu
 GLOBAL = replace(WIDEST, width=512, group=8)  # Gemma 4's without a window
@@ -36,7 +36,7 @@ def close(found: np.ndarray, shape: Geometry, text: Text, position: int) -> None
     "shape",
     [
         LLAMA, replace(LLAMA, group=11),
-        *slow(QWEN, MOST_HEADS, replace(LLAMA, window=40), replace(LLAMA, group=2, width=80)),
+        *slow(QWEN, MAX_HEADS, replace(LLAMA, window=40), replace(LLAMA, group=2, width=80)),
         replace(LLAMA, group=5, width=96, page_size=16), WIDEST, GLOBAL,
     ],
     ids=["4", "11", "8", "16", "window", "80", "96", "256", "512"],
@@ -66,7 +66,7 @@ def test_few_rows_have_the_bits_of_one(shape: Geometry, position: int) -> None:
 
 @pytest.mark.parametrize(
     "shape",
-    [LLAMA, *slow(QWEN, MOST_HEADS), SMALL_GROUP],
+    [LLAMA, *slow(QWEN, MAX_HEADS), SMALL_GROUP],
     ids=["4", "8", "16", "3 of width 64"],
 )
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_rows_that_two_warps_hold_stay_with_the_plain_kernel(
 
 @pytest.mark.parametrize(
     "shape",
-    [LLAMA, *slow(QWEN, MOST_HEADS), SMALL_GROUP, replace(LLAMA, width=96), WIDEST, *slow(GLOBAL)],
+    [LLAMA, *slow(QWEN, MAX_HEADS), SMALL_GROUP, replace(LLAMA, width=96), WIDEST, *slow(GLOBAL)],
     ids=["4", "8", "16", "3 of width 64", "96", "256", "512"],
 )
 @pytest.mark.parametrize("window", [0, 40])

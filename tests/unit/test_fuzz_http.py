@@ -86,7 +86,7 @@ def test_answers_and_refusals(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_silence_is_found_and_a_half_request_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_server, "MOST_SILENT_S", 0.2)
+    monkeypatch.setattr(http_server, "MAX_SILENT_S", 0.2)
     ours, theirs = socket.socketpair()
     with theirs, pytest.raises(ContradictionError, match="silent"):
         Exchange(ours, CHAT).answer()

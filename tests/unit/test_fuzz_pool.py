@@ -31,11 +31,11 @@ def serve(connection: Connection) -> None:
 
 
 def test_bad_mutants_end_their_worker_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool, "MOST_SECONDS", 3.0)
+    monkeypatch.setattr(pool, "MAX_SECONDS", 3.0)
     monkeypatch.setattr(pool, "_WALL_FACTOR", 100)
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     own = pages * os.sysconf("SC_PAGE_SIZE")
-    monkeypatch.setattr(pool, "_MOST_BYTES", own + (150 << 20))
+    monkeypatch.setattr(pool, "_MAX_BYTES", own + (150 << 20))
     rows = {row["seed"]: row for row in pool.verdict_rows(iter(range(6)), 2, serve)}
     assert sorted(rows) == list(range(6))
     assert [rows[s]["verdict"] for s in (0, 4, 5)] == [SAME] * 3

@@ -33,7 +33,7 @@ from specbuild.runtime.engine_dir.quantized import QuantizedForm, QuantizedProdu
 # Inputs are rounded to int8 per block. Other levels have no fast kernels for codes of 8 bits.
 ACCURACY_LEVEL = 4
 # Largest code of an input's block, and the least maximum that it is divided by.
-_LARGEST_CODE, _LEAST_MAXIMUM = 127.0, 1e-30
+_LARGEST_CODE, _MIN_MAXIMUM = 127.0, 1e-30
 _NO_PRODUCT = "weights of experts and weights that the graph transforms"
 
 
@@ -218,7 +218,7 @@ class _ProductInputs:
     def _split(self, x: ir.Value, size: int) -> ir.Value:
         b, blocks = self.b, self.blocks(x, size)
         largest = b.ReduceMax(b.Abs(blocks), b.i64(2), keepdims=1)
-        step = b.Mul(b.Max(largest, b.scalar(_LEAST_MAXIMUM)), b.scalar(1 / _LARGEST_CODE))
+        step = b.Mul(b.Max(largest, b.scalar(_MIN_MAXIMUM)), b.scalar(1 / _LARGEST_CODE))
         on_grid = b.Mul(b.Round(b.Div(blocks, step)), step)
         both = b.Concat(on_grid, b.Sub(blocks, on_grid), axis=0)
         return b.reshape(both, -1, static_size(self._x, 1))

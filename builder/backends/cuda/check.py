@@ -19,17 +19,17 @@ from specbuild.builder.engine.backend_sizes import MAX_DECODE_ROWS
 from specbuild.builder.engine.draft_shapes import NO_DRAFT
 from specbuild.builder.engine.sizes import EnginePlan, longest_sequence
 from specbuild.builder.families.registry import draft_family
-from specbuild.plugins_cuda.dsa_indexer.lowering import MOST_HEADS, MOST_WIDTH
+from specbuild.plugins_cuda.dsa_indexer.lowering import MAX_HEADS, MAX_WIDTH
 from specbuild.plugins_cuda.lazy_gated_delta.lowering import refused_widths
 from specbuild.plugins_cuda.linear.packing import TILE_ROWS
 from specbuild.plugins_cuda.mla_attention.geometry import (
-    MOST_REBUILT,
+    MAX_REBUILT,
 )
 from specbuild.plugins_cuda.paged_tree_attention.geometry import (
     CODED_WIDTHS,
 )
 from specbuild.plugins_cuda.rms_moe.choice import Choice, unknown_choice
-from specbuild.plugins_cuda.rms_moe.lowering import MOST_HIDDEN
+from specbuild.plugins_cuda.rms_moe.lowering import MAX_HIDDEN
 from specbuild.runtime.engine_dir.drafters.record import DraftGeometry
 from specbuild.runtime.engine_dir.feed_forward import (
     BothFeedForward,
@@ -100,10 +100,10 @@ def _require_keys(target: TargetGeometry) -> None:
     """SpecbuildError naming what no kernel attends with, where caches hold keys, or latents that
     came later."""
     widest = max(target.latent_dims, default=0)
-    if widest > MOST_REBUILT:
+    if widest > MAX_REBUILT:
         raise SpecbuildError(
             f"the model's layers cache latents of up to {widest} values (mla_kv.safetensors), CUDA "
-            f"kernels rebuild keys of up to {MOST_REBUILT}; use a lower --rank in retrofit, or "
+            f"kernels rebuild keys of up to {MAX_REBUILT}; use a lower --rank in retrofit, or "
             "build with --backend cpu or --no-mla"
         )
     require_heads("model", target)
@@ -158,19 +158,19 @@ def _require_experts(target: TargetGeometry, moe: MoeFeedForward) -> None:
     wrong = unknown_choice(choice)
     if wrong is not None:
         raise SpecbuildError(f"the model's router has {wrong}; build with --backend cpu")
-    if target.hidden > MOST_HIDDEN:
+    if target.hidden > MAX_HIDDEN:
         raise SpecbuildError(
             f"the model routes rows of {target.hidden} values to experts, CUDA kernels take up to "
-            f"{MOST_HIDDEN}; build with --backend cpu"
+            f"{MAX_HIDDEN}; build with --backend cpu"
         )
 
 
 def _require_indexers(indexer: IndexerGeometry) -> None:
     """SpecbuildError naming sizes that no kernel scores."""
-    if indexer.width % TILE_ROWS or indexer.width > MOST_WIDTH or indexer.heads > MOST_HEADS:
+    if indexer.width % TILE_ROWS or indexer.width > MAX_WIDTH or indexer.heads > MAX_HEADS:
         raise SpecbuildError(
             f"the model's indexers have {indexer.heads} heads of {indexer.width} values, CUDA "
-            f"kernels take up to {MOST_HEADS} of up to {MOST_WIDTH}, in multiples of {TILE_ROWS}; "
+            f"kernels take up to {MAX_HEADS} of up to {MAX_WIDTH}, in multiples of {TILE_ROWS}; "
             "build with --backend cpu or --no-dsa"
         )
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from specbuild.plugins_cuda.absorb_query.lowering import MOST_NOPE
+from specbuild.plugins_cuda.absorb_query.lowering import MAX_NOPE
 from specbuild.plugins_cuda.linear.packing import BLOCK, TILE_ROWS
 from specbuild.plugins_cuda.mla_attention.geometry import (
     ABSORBED_VALUE_WIDTHS,
-    MOST_ABSORBED,
-    MOST_ABSORBED_VALUE,
+    MAX_ABSORBED,
+    MAX_ABSORBED_VALUE,
 )
-from specbuild.plugins_cuda.paged_tree_attention.geometry import MOST_GROUP, WIDTHS
+from specbuild.plugins_cuda.paged_tree_attention.geometry import MAX_GROUP, WIDTHS
 from specbuild.runtime.engine_dir.drafters.record import DraftGeometry
 from specbuild.runtime.engine_dir.feed_forward import MoeFeedForward
 from specbuild.runtime.engine_dir.geometry import AttentionParts, MlaGeometry, TargetGeometry
@@ -45,10 +45,10 @@ def require_heads(model: str, g: TargetGeometry | LayeredDraft) -> None:
         rows={"head_dim": g.head_dim},
         columns={"num_attention_heads * head_dim": g.q_heads * g.head_dim},
     )
-    if g.head_dim not in WIDTHS or g.q_heads // g.kv_heads > MOST_GROUP:
+    if g.head_dim not in WIDTHS or g.q_heads // g.kv_heads > MAX_GROUP:
         raise SpecbuildError(
             f"the {model} has {g.q_heads} query and {g.kv_heads} KV heads of {g.head_dim}, CUDA "
-            f"kernels take heads of {', '.join(map(str, WIDTHS))} and up to {MOST_GROUP} query "
+            f"kernels take heads of {', '.join(map(str, WIDTHS))} and up to {MAX_GROUP} query "
             "heads per KV head; build with --backend cpu"
         )
 
@@ -73,9 +73,9 @@ def require_mla(model: str, heads: int, mla: MlaGeometry) -> None:
         columns["q_lora_rank"] = mla.q_lora_rank
     require_tiles(model, rows={"qk_rope_head_dim": mla.rope_dim}, columns=columns)
     most = {
-        "kv_lora_rank": (mla.kv_lora_rank, MOST_ABSORBED_VALUE),
-        "kv_lora_rank + qk_rope_head_dim": (mla.entry_width, MOST_ABSORBED),
-        "qk_nope_head_dim": (mla.nope_dim, MOST_NOPE),
+        "kv_lora_rank": (mla.kv_lora_rank, MAX_ABSORBED_VALUE),
+        "kv_lora_rank + qk_rope_head_dim": (mla.entry_width, MAX_ABSORBED),
+        "qk_nope_head_dim": (mla.nope_dim, MAX_NOPE),
     }
     for name, (size, largest) in most.items():
         if size > largest:

@@ -15,10 +15,10 @@ from specbuild.runtime.errors import SpecbuildError
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
-_DEFAULT_ALIGNMENT, _MOST_ALIGNMENT = 32, 1 << 20
-_MOST_AXES, _MOST_NAME_BYTES = 4, 1 << 10
-_MOST_TENSORS, _MOST_VALUES = 1 << 18, 1 << 23
-_MOST_BYTES = 1 << 62
+_DEFAULT_ALIGNMENT, _MAX_ALIGNMENT = 32, 1 << 20
+_MAX_AXES, _MAX_NAME_BYTES = 4, 1 << 10
+_MAX_TENSORS, _MAX_VALUES = 1 << 18, 1 << 23
+_MAX_BYTES = 1 << 62
 
 
 @dataclass(frozen=True)
@@ -59,9 +59,9 @@ def read_gguf(path: Path) -> GgufFile:
     Raises SpecbuildError where the file is none, is truncated or damaged, or holds a type of
     tensors that is not read.
     """
-    cursor = Cursor(str(path), _mapped(path), _MOST_VALUES)
+    cursor = Cursor(str(path), _mapped(path), _MAX_VALUES)
     _check_version(cursor)
-    tensor_count = cursor.count("tensors", least_bytes=24, most=_MOST_TENSORS)
+    tensor_count = cursor.count("tensors", least_bytes=24, most=_MAX_TENSORS)
     keys = read_keys(cursor, key_count(cursor))
     alignment = _alignment(cursor.where, keys)
     infos = [_tensor(cursor, path) for _ in range(tensor_count)]
@@ -114,10 +114,10 @@ def _check_version(cursor: Cursor) -> None:
 def _alignment(where: str, keys: dict[str, Value]) -> int:
     value = keys.get("general.alignment", _DEFAULT_ALIGNMENT)
     whole = isinstance(value, int) and not isinstance(value, bool)
-    if not whole or not 1 <= value <= _MOST_ALIGNMENT or value & (value - 1):  # type: ignore[operator]
+    if not whole or not 1 <= value <= _MAX_ALIGNMENT or value & (value - 1):  # type: ignore[operator]
         raise SpecbuildError(
             f"{where}: general.alignment: got {value!r}, expected a power of two of at most "
-            f"{_MOST_ALIGNMENT}"
+            f"{_MAX_ALIGNMENT}"
         )
     assert isinstance(value, int)
     return value
@@ -125,18 +125,18 @@ def _alignment(where: str, keys: dict[str, Value]) -> int:
 
 def _tensor(cursor: Cursor, path: Path) -> GgufTensor:
     """The next entry; its offset counts from the start of the data yet."""
-    name = cursor.text("the name of a tensor", _MOST_NAME_BYTES)
+    name = cursor.text("the name of a tensor", _MAX_NAME_BYTES)
     axes = cursor.u32(f"the axes of {name}")
-    if not 1 <= axes <= _MOST_AXES:
+    if not 1 <= axes <= _MAX_AXES:
         raise SpecbuildError(
-            f"{path}: tensor {name} has {axes} axes, expected 1 to {_MOST_AXES}; the file is "
+            f"{path}: tensor {name} has {axes} axes, expected 1 to {_MAX_AXES}; the file is "
             "damaged, download it again"
         )
     shape = tuple(cursor.u64(f"the shape of {name}") for _ in range(axes))[::-1]
     kind = block_type(cursor.where, name, cursor.u32(f"the type of {name}"))
     offset = cursor.u64(f"the place of {name}")
     elements = math.prod(shape)
-    if not 0 < elements < _MOST_BYTES or offset > _MOST_BYTES:
+    if not 0 < elements < _MAX_BYTES or offset > _MAX_BYTES:
         raise SpecbuildError(
             f"{path}: tensor {name} of shape {list(shape)} at byte {offset} fits no file; the "
             "file is damaged, download it again"

@@ -31,8 +31,8 @@ _LAYOUTS = {
     for number, letter in zip(_NUMBERS, "BbHhIif?Qqd", strict=True)
 }
 # A key's own name, a text such as a chat template, and the texts of an array.
-_MOST_NAME_BYTES, _MOST_TEXT_BYTES, _MOST_TEXTS = 1 << 16, 1 << 24, 1 << 22
-_MOST_KEYS = 1 << 16
+_MAX_NAME_BYTES, _MAX_TEXT_BYTES, _MAX_TEXTS = 1 << 16, 1 << 24, 1 << 22
+_MAX_KEYS = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ def read_keys(cursor: Cursor, number: int) -> dict[str, Value]:
     """The next ``number`` keys by name. SpecbuildError where one is damaged or stands twice."""
     found: dict[str, Value] = {}
     for _ in range(number):
-        name = cursor.text("the name of a key", _MOST_NAME_BYTES)
+        name = cursor.text("the name of a key", _MAX_NAME_BYTES)
         if name in found:
             raise SpecbuildError(f"{cursor.where}: the key {name} stands there twice")
         kind = cursor.u32(f"the type of {name}")
@@ -91,13 +91,13 @@ def read_keys(cursor: Cursor, number: int) -> dict[str, Value]:
 
 def key_count(cursor: Cursor) -> int:
     """How many keys follow."""
-    return cursor.count("keys", least_bytes=13, most=_MOST_KEYS)
+    return cursor.count("keys", least_bytes=13, most=_MAX_KEYS)
 
 
 def _single(cursor: Cursor, name: str, kind: int) -> int | float | bool | str:
     cursor.spend(1, name)
     if kind == _TEXT:
-        return cursor.text(name, _MOST_TEXT_BYTES)
+        return cursor.text(name, _MAX_TEXT_BYTES)
     return cursor.number(_LAYOUTS[_known(cursor, name, kind)], name)
 
 
@@ -107,7 +107,7 @@ def _array(cursor: Cursor, name: str) -> NumberArray | TextArray:
         raise SpecbuildError(f"{cursor.where}: the key {name} holds arrays of arrays; none is read")
     what = f"values of {name}"
     if kind == _TEXT:
-        count = cursor.count(what, least_bytes=8, most=_MOST_TEXTS)
+        count = cursor.count(what, least_bytes=8, most=_MAX_TEXTS)
         cursor.spend(count, name)
         start = cursor.skip_texts(count, name)
         return TextArray(f"{cursor.where}: {name}", cursor.data, start, count)

@@ -10,7 +10,7 @@ import numpy as np
 from specbuild.builder.checkpoint.config_json import MAX_COUNT, Config
 from specbuild.builder.checkpoint.gguf.keys import NumberArray, TextArray, Value
 
-_MOST_LISTED = MAX_COUNT
+_MAX_LISTED = MAX_COUNT
 
 
 class ModelKeys:
@@ -110,9 +110,9 @@ def _plain(value: Value) -> Any:
         return f"{value.count} texts"
     if isinstance(value, NumberArray):
         values = value.values()
-        if 0 < len(values) <= _MOST_LISTED and (values == values[0]).all():
+        if 0 < len(values) <= _MAX_LISTED and (values == values[0]).all():
             return _shortest(values[0].item())
-        return values[:_MOST_LISTED].tolist()
+        return values[:_MAX_LISTED].tolist()
     return _shortest(value)
 
 

@@ -25,7 +25,7 @@ _LLAMA3 = {
     "original_max_position_embeddings": 8192,
 }
 _DEFAULT_THETA = 10000.0
-_MOST_FACTORS = 1 << 12
+_MAX_FACTORS = 1 << 12
 
 
 def rope_fields(keys: ModelKeys, factors: GgufTensor | None = None) -> dict[str, Any]:
@@ -59,7 +59,7 @@ def longrope_fields(
     }
     for name, stored in LONGROPE_FACTORS.items():
         factors = tensors.get(stored)
-        if factors is None or len(factors.shape) != 1 or factors.shape[0] > _MOST_FACTORS:
+        if factors is None or len(factors.shape) != 1 or factors.shape[0] > _MAX_FACTORS:
             raise keys.fields.wrong(
                 "rope.scaling", f"{' and '.join(LONGROPE_FACTORS.values())} of one axis each"
             )
@@ -94,7 +94,7 @@ def _scaling(keys: ModelKeys, kind: str) -> dict[str, Any] | None:
 
 def _llama3(factors: GgufTensor, theta: float) -> dict[str, Any] | None:
     """The scaling that gives these factors; None where they scale nothing."""
-    if len(factors.shape) != 1 or factors.shape[0] > _MOST_FACTORS:
+    if len(factors.shape) != 1 or factors.shape[0] > _MAX_FACTORS:
         raise SpecbuildError(
             f"{factors.file}: {ROPE_FACTORS} has the shape {list(factors.shape)}, expected one axis"
         )

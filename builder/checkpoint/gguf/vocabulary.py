@@ -10,7 +10,7 @@ from specbuild.runtime.errors import SpecbuildError
 
 PREFIX = "tokenizer.ggml."
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED = 1, 2, 3, 4
-_MOST_CHARACTERS = 1 << 10
+_MAX_CHARACTERS = 1 << 10
 _NO_MODEL = (None, "none", "no_vocab")
 
 
@@ -88,10 +88,10 @@ def read_vocabulary(where: str, keys: Mapping[str, Value], most_tokens: int) -> 
         )
     tokens = listed.values()
     longest = max(tokens, key=len, default="")
-    if len(longest) > _MOST_CHARACTERS:
+    if len(longest) > _MAX_CHARACTERS:
         raise SpecbuildError(
             f"{where}: a token of its vocabulary has {len(longest)} characters, at most "
-            f"{_MOST_CHARACTERS} are read; the file is damaged, download it again"
+            f"{_MAX_CHARACTERS} are read; the file is damaged, download it again"
         )
     if len(set(tokens)) != len(tokens):
         seen: set[str] = set()

@@ -12,7 +12,7 @@ ARCHITECTURES = ("DFlashDraftModel", "DFlashSpeculator", "JetSpecSpeculator")
 # What drafts that are trained here call themselves.
 OWN_ARCHITECTURE = ARCHITECTURES[0]
 OWN_MODEL_TYPE = "qwen3"
-LEAST_BLOCK = 2
+MIN_BLOCK = 2
 
 _LAYERS = FieldTable(
     read=frozenset(
@@ -139,7 +139,7 @@ def read_dflash_config(top: Config, *, strict: bool) -> DFlashConfig:
     return DFlashConfig(
         decoder=decoder,
         aux_layers=aux_layers,
-        block_size=_either(top, own, "block_size", LEAST_BLOCK),
+        block_size=_either(top, own, "block_size", MIN_BLOCK),
         mask_token=_either(top, own, "mask_token_id", 0),
         causal=causal or kind == "jetspec",
         warnings=warnings,

@@ -14,7 +14,7 @@ from specbuild.runtime.errors import SpecbuildError
 
 # Of the calibration text, where no other is given to judge by.
 HELD_OUT = 0.2
-MOST_EVALUATED_TOKENS = 16384
+MAX_EVALUATED_TOKENS = 16384
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ def read_text(options: LatentOptions, target: TargetCheckpoint) -> RetrofitText:
         evaluation = reader.read(options.evaluation)
     else:
         calibration, evaluation = split_documents(calibration, fraction=HELD_OUT, seed=0)
-    judged = _rows(evaluation, options, g.eos_token_ids, MOST_EVALUATED_TOKENS)
+    judged = _rows(evaluation, options, g.eos_token_ids, MAX_EVALUATED_TOKENS)
     if options.evaluation and judged is None:
         raise SpecbuildError(
             f"--evaluation: the text has fewer tokens than one sequence of "

@@ -33,7 +33,7 @@ _ELEMENTS |= {10: "float16", 11: "float64", 16: "bfloat16"}
 _STORED = {"F32": 1, "U8": 2, "I8": 3, "I32": 6, "I64": 7, "BOOL": 9, "F16": 10, "F64": 11}
 _STORED |= {"BF16": 16}
 # Fields that are parsed one by one: the graphs of large models have 1 MB.
-MOST_GRAPH_BYTES = 16 << 20
+MAX_GRAPH_BYTES = 16 << 20
 
 
 def read_graphs(directory: Path, manifest: Manifest) -> dict[str, bytes]:
@@ -46,10 +46,10 @@ def read_graphs(directory: Path, manifest: Manifest) -> dict[str, bytes]:
     graphs = {}
     for role in manifest.roles.values():
         entry = manifest.files.get(role.file)
-        if entry is not None and entry.bytes > MOST_GRAPH_BYTES:
+        if entry is not None and entry.bytes > MAX_GRAPH_BYTES:
             raise EngineFileError(
                 f"{directory}: {role.file} has {entry.bytes} bytes, no graph has over "
-                f"{MOST_GRAPH_BYTES}; build the engine again"
+                f"{MAX_GRAPH_BYTES}; build the engine again"
             )
         data = bytes(read_file(directory, manifest, role.file))
         try:

@@ -19,7 +19,7 @@ from specbuild.runtime.executors.executor import OpenedEngine
 # Every graph has its own threads, so a typing error without this limit would block the machine.
 MAX_THREADS = 64
 # Engines with weights of fewer bytes run in one thread by default.
-SMALL_WEIGHTS, MOST_DEFAULT_THREADS = 64 << 20, 8
+SMALL_WEIGHTS, MAX_DEFAULT_THREADS = 64 << 20, 8
 
 
 def open_engine(
@@ -61,4 +61,4 @@ def default_threads(manifest: Manifest, here: Device) -> int:
     stored = manifest.files.get(WEIGHTS_FILE)
     if stored is None or stored.bytes < SMALL_WEIGHTS:
         return 1
-    return min(here.physical_cores, MOST_DEFAULT_THREADS)
+    return min(here.physical_cores, MAX_DEFAULT_THREADS)

@@ -12,7 +12,7 @@ from specbuild.runtime.errors import SpecbuildError, UnsupportedHereError
 from specbuild.runtime.executors.cuda.gpu import GpuFacts, Handle, HostMemory, LaunchConfig
 from specbuild.runtime.executors.cuda.shared_memory import shared_attributes
 
-LEAST_BINDINGS = 13
+MIN_BINDINGS = 13
 
 
 def open_gpu(ordinal: int = 0) -> DriverGpu:
@@ -56,9 +56,9 @@ def _bindings() -> Any:
         raise UnsupportedHereError(
             "cuda-bindings is not installed; pip install '.[cuda]' where specbuild's sources are"
         ) from error
-    if int(version.partition(".")[0]) < LEAST_BINDINGS:
+    if int(version.partition(".")[0]) < MIN_BINDINGS:
         raise UnsupportedHereError(
-            f"cuda-bindings is {version}, {LEAST_BINDINGS}.0 or later is needed; "
+            f"cuda-bindings is {version}, {MIN_BINDINGS}.0 or later is needed; "
             "pip install --upgrade '.[cuda]' where specbuild's sources are"
         )
     return driver

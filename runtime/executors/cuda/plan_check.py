@@ -14,9 +14,9 @@ from specbuild.runtime.engine_dir.manifest import Manifest
 from specbuild.runtime.engine_dir.plan import ITEM_BYTES, OFFERED, Plan, ProgramEntry
 from specbuild.runtime.errors import EngineFileError
 from specbuild.runtime.executors.cuda.memory import check_ports
-from specbuild.runtime.executors.cuda.program_file import MOST_SHARED_BYTES
+from specbuild.runtime.executors.cuda.program_file import MAX_SHARED_BYTES
 
-MOST_REGISTERS = 255
+MAX_REGISTERS = 255
 _MAX_BYTES = 1 << 48  # the address space of a GPU
 # State that logit-processor steps read for every token of a sequence.
 _ROWS_OF_LOGITS = ("bias", "marks", "prefill.logits")
@@ -112,9 +112,9 @@ def _kernels(plan: Plan, manifest: Manifest) -> Iterator[str]:
     for kernel in plan.kernels:
         if kernel.cubin not in manifest.files:
             yield f"kernel {kernel.name!r} is in {kernel.cubin!r}, which is no part of the engine"
-        if not 0 <= kernel.registers <= MOST_REGISTERS or kernel.spill_bytes < 0:
+        if not 0 <= kernel.registers <= MAX_REGISTERS or kernel.spill_bytes < 0:
             yield f"kernel {kernel.name!r} has {kernel.registers} registers"
-        if not 0 <= kernel.shared_bytes <= MOST_SHARED_BYTES:
+        if not 0 <= kernel.shared_bytes <= MAX_SHARED_BYTES:
             yield f"kernel {kernel.name!r} has {kernel.shared_bytes} bytes of shared memory"
 
 

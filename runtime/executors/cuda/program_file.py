@@ -30,9 +30,9 @@ from specbuild.runtime.engine_dir.tensor_table import without_table
 from specbuild.runtime.errors import EngineFileError, SpecbuildError
 
 # CUDA's limits: CTAs along x, y and z, threads of a CTA, and shared memory on any GPU.
-MOST_CTAS = (2**31 - 1, 65_535, 65_535)
-MOST_THREADS = 1024
-MOST_SHARED_BYTES = 227 << 10
+MAX_CTAS = (2**31 - 1, 65_535, 65_535)
+MAX_THREADS = 1024
+MAX_SHARED_BYTES = 227 << 10
 # The zeroed scratch of ops, aligned to this number of bytes.
 _ZEROED_STEP = 256
 _WORDS = (INT32, FLOAT32)
@@ -221,10 +221,10 @@ def _is_launch(launch: Launch, plan: Plan, ops: int) -> bool:
     return (
         0 <= launch.kernel < len(plan.kernels)
         and 0 <= launch.op < ops
-        and 1 <= x <= MOST_CTAS[0]
-        and 1 <= y <= MOST_CTAS[1]
-        and 1 <= z <= MOST_CTAS[2]
-        and 1 <= launch.block <= MOST_THREADS
-        and 0 <= launch.shared_bytes <= MOST_SHARED_BYTES - plan.kernels[launch.kernel].shared_bytes
+        and 1 <= x <= MAX_CTAS[0]
+        and 1 <= y <= MAX_CTAS[1]
+        and 1 <= z <= MAX_CTAS[2]
+        and 1 <= launch.block <= MAX_THREADS
+        and 0 <= launch.shared_bytes <= MAX_SHARED_BYTES - plan.kernels[launch.kernel].shared_bytes
         and type(launch.programmatic) is bool
     )

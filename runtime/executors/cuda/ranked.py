@@ -35,7 +35,7 @@ LoadRank = Callable[[int, tuple[int, ...]], None]
 LIMIT_MS = 20_000
 # Rounds are numbered by 32 bits, and a stale word must never have the number of a new round. After
 # this number they are counted from 0 again.
-MOST_ROUNDS = 1 << 31
+MAX_ROUNDS = 1 << 31
 # Programs that a message may have to name: more than can be in flight.
 _REMEMBERED = 64
 
@@ -148,7 +148,7 @@ class RankedExecutor:
     def start(self, entry: ProgramEntry, step: int | None = None) -> None:
         """Queue a program on every rank; ``step`` is the number for :meth:`wait_step`."""
         self.prepare(entry)
-        if self._rounds + entry.rounds > MOST_ROUNDS:
+        if self._rounds + entry.rounds > MAX_ROUNDS:
             self._restart_rounds()
         self._started.append((entry.name, self._rounds, entry.rounds))
         self._rounds += entry.rounds

@@ -17,10 +17,10 @@ from specbuild.runtime.engine_dir.regular_file import open_regular
 from specbuild.runtime.errors import EngineFileError
 from specbuild.runtime.executors.cuda.gpu import Gpu, Handle, HostMemory
 
-MOST_READERS = 12
+MAX_READERS = 12
 # Chunks in flight: one per reader, and some that are being copied.
-CHUNKS_IN_FLIGHT = MOST_READERS + 4
-MOST_CHUNK_BYTES = 64 << 20
+CHUNKS_IN_FLIGHT = MAX_READERS + 4
+MAX_CHUNK_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, order=True)
@@ -58,15 +58,15 @@ class WeightsUpload:
     ) -> None:
         self._gpu = gpu
         self._stream = stream
-        self._readers = max(1, min(readers, MOST_READERS))
+        self._readers = max(1, min(readers, MAX_READERS))
         self._check = check
 
     def run(self, path: Path, entry: StoredFile, pieces: Sequence[Piece]) -> None:
         """All pieces are on the device when the stream has reached this point."""
         size = entry.chunk_bytes
-        if size is None or size > MOST_CHUNK_BYTES:
+        if size is None or size > MAX_CHUNK_BYTES:
             raise EngineFileError(
-                f"{path} is not stored in chunks of at most {MOST_CHUNK_BYTES} bytes; rebuild the "
+                f"{path} is not stored in chunks of at most {MAX_CHUNK_BYTES} bytes; rebuild the "
                 "engine"
             )
         placed = _Placement(pieces)

@@ -18,7 +18,7 @@ _UNENFORCED = (
     "maxProperties", "prefixItems", "contains", "patternProperties",
 )  # fmt: skip
 # Longer lists of a schema have no limit.
-_MOST_ITEMS = 64
+_MAX_ITEMS = 64
 _LIMITS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
 _NUMBERS = ("integer", "number")
 _SCALARS = {
@@ -94,9 +94,9 @@ class GemmaGrammar:
     def _array(self, schema: Mapping[str, Any]) -> str:
         item = self._value(schema.get("items"))
         least, most = schema.get("minItems", 0), schema.get("maxItems")
-        if not isinstance(least, int) or not 0 <= least <= _MOST_ITEMS:
+        if not isinstance(least, int) or not 0 <= least <= _MAX_ITEMS:
             least = 0
-        if not isinstance(most, int) or not least <= most <= _MOST_ITEMS:
+        if not isinstance(most, int) or not least <= most <= _MAX_ITEMS:
             more = f'("," {item})*'
         else:
             more = ""

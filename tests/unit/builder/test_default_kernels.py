@@ -41,7 +41,7 @@ from specbuild.plugins_cuda.launches import (
     Unsupported,
 )
 from specbuild.plugins_cuda.linear.storage import BF16, STORAGES, Storage
-from specbuild.plugins_cuda.linear.streaming import MOST_ROWS
+from specbuild.plugins_cuda.linear.streaming import MAX_ROWS
 from specbuild.plugins_cuda.registry import op_named
 from specbuild.plugins_cuda.rms_moe.cases import (
     DEEPSEEK_V3,
@@ -51,7 +51,7 @@ from specbuild.plugins_cuda.rms_moe.cases import (
     V2_LITE,
     Layer,
 )
-from specbuild.plugins_cuda.rms_moe.lowering import MOST_HIDDEN
+from specbuild.plugins_cuda.rms_moe.lowering import MAX_HIDDEN
 from specbuild.plugins_cuda.rms_moe.memory import DYNAMIC_ALIGNMENT
 
 ROWS = (1, 8, 16, 32, 64, 128, 256)
@@ -139,7 +139,7 @@ def test_dense_layers_have_kernels_that_do_not_spill(
     sizes: Sizes, storage: Storage, rows: int
 ) -> None:
     """Nothing of these sizes was measured: a build takes the first candidate that compiles."""
-    phase: Phase = "decode" if rows <= MOST_ROWS else "prefill"
+    phase: Phase = "decode" if rows <= MAX_ROWS else "prefill"
     for name, request in layer_requests(sizes, rows, storage).items():
         op = op_named(name.partition(" ")[0])
         if phase == "prefill" and op.name == "HeadChoose":
@@ -159,7 +159,7 @@ def test_dense_layers_have_kernels_that_do_not_spill(
 def test_layers_with_mla_have_kernels_that_do_not_spill(
     sizes: MlaSizes, storage: Storage, rows: int
 ) -> None:
-    phase: Phase = "decode" if rows <= MOST_ROWS else "prefill"
+    phase: Phase = "decode" if rows <= MAX_ROWS else "prefill"
     for name, request in mla_requests(sizes, rows, storage).items():
         require_candidate(name, replace(request, phase=phase))
 
@@ -178,7 +178,7 @@ def test_chunks_whose_sums_of_latents_take_too_much_are_refused() -> None:
     assert "chunk of 8192 rows and 128 heads leaves 1024 MiB of sums" in refused.reason
 
 
-@pytest.mark.parametrize("hidden", [2048, 2944, 4096, 4320, 5120, MOST_HIDDEN])
+@pytest.mark.parametrize("hidden", [2048, 2944, 4096, 4320, 5120, MAX_HIDDEN])
 def test_no_router_of_other_widths_spills_registers(hidden: int) -> None:
     request = replace(experts_request(1, 128, hidden), phase="decode")
     lower = op_named("RmsMoe").lower

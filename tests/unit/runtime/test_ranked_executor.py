@@ -44,7 +44,7 @@ def test_every_rank_does_the_same_work(ranks: int) -> None:
 
 def test_numbers_of_rounds_start_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Before they would meet old ones: with empty inboxes, and nothing in flight."""
-    monkeypatch.setattr(ranked, "MOST_ROUNDS", 20)
+    monkeypatch.setattr(ranked, "MAX_ROUNDS", 20)
     toy = toy_ranks(2)
     inbox = next(
         i for i, buffer in enumerate(toy.executor.plan.buffers) if buffer.space == "exchange"

@@ -19,7 +19,7 @@ from specbuild.runtime.engine_dir.manifest import DraftShape
 from specbuild.runtime.executors.executor import ExecutorCapabilities
 from specbuild.runtime.request import GenerateParams
 
-BATCH, NODES, MOST_ROWS = 3, 4, 24
+BATCH, NODES, MAX_ROWS = 3, 4, 24
 INVARIANT = BATCH * NODES  # every verification is among these
 CHAIN, TREE = DraftShape(1, 2, 2), DraftShape(2, 2, NODES - 1)
 prompts = st.lists(st.integers(0, VOCAB - 2), min_size=1, max_size=40)
@@ -45,7 +45,7 @@ class VariantToy(ToyExecutor):
 
 def variant_engine() -> Engine:
     """Its longest prompts run in two launches or more."""
-    manifest = toy_manifest(max_batch_size=BATCH, max_rows=MOST_ROWS, limits=TREE)
+    manifest = toy_manifest(max_batch_size=BATCH, max_rows=MAX_ROWS, limits=TREE)
     executor = VariantToy(manifest)
     return Engine(manifest, executor, pages_released=executor.poison)
 
@@ -94,8 +94,8 @@ def test_chunks_that_share_a_launch_are_few_rows(texts: list[list[int]]) -> None
     for chunk in (chunk for chunks in launches for chunk in chunks):
         cuts.setdefault(chunk.sequence.index, []).append(chunk.count)
     for index, text in enumerate(texts):
-        whole, left = divmod(len(text), MOST_ROWS)
-        assert cuts[index] == [MOST_ROWS] * whole + [left] * (left > 0)
+        whole, left = divmod(len(text), MAX_ROWS)
+        assert cuts[index] == [MAX_ROWS] * whole + [left] * (left > 0)
 
 
 def test_short_prompts_fill_a_launch() -> None:

@@ -18,8 +18,8 @@ from specbuild.runtime.errors import SpecbuildError
 
 KERNEL_FOLDER = "kernels"
 # Older ones refuse generic lambdas in device code, or spill registers of some kernels.
-LEAST_NVRTC = (13, 2)
-_REMEDY = f"pip install 'nvidia-cuda-nvrtc>={LEAST_NVRTC[0]}.{LEAST_NVRTC[1]}' cuda-bindings"
+MIN_NVRTC = (13, 2)
+_REMEDY = f"pip install 'nvidia-cuda-nvrtc>={MIN_NVRTC[0]}.{MIN_NVRTC[1]}' cuda-bindings"
 _ENTRY = re.compile(r"Compiling entry function '(\w+)'")
 _SPILLS = re.compile(r"(\d+) bytes spill stores, (\d+) bytes spill loads")
 _REGISTERS = re.compile(r"Used (\d+) registers")
@@ -197,10 +197,10 @@ class Compiler:
             raise SpecbuildError(
                 f"compiling for CUDA needs NVRTC, which is not here ({error}); {_REMEDY}"
             ) from error
-        if tuple(version) < LEAST_NVRTC:
+        if tuple(version) < MIN_NVRTC:
             raise SpecbuildError(
                 "compiling for CUDA needs NVRTC {}.{} or later, this is {}.{}; {}".format(
-                    *LEAST_NVRTC, *version, _REMEDY
+                    *MIN_NVRTC, *version, _REMEDY
                 )
             )
         return nvrtc

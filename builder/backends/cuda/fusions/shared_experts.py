@@ -16,7 +16,7 @@ from specbuild.builder.backends.cuda.fusions.matching import (
     norm_of,
 )
 from specbuild.builder.graph.passes.rewriting import attribute
-from specbuild.plugins_cuda.rms_moe.choice import MOST_SHARED
+from specbuild.plugins_cuda.rms_moe.choice import MAX_SHARED
 
 # Where Moe has the experts' weights and their scales.
 _DOWN, _GATE_UP_SCALES = 5, 3
@@ -54,7 +54,7 @@ def shared_experts_of(beside: ir.Value | None, moe: ir.Node, norm: Norm) -> Shar
         return None
     weights = [gemm.inputs[1] for gemm in (gate, up, down)]
     count, left = divmod(static(weights[0], 0), static(moe.inputs[_DOWN], 1))
-    if left or not 1 <= count <= MOST_SHARED:
+    if left or not 1 <= count <= MAX_SHARED:
         return None
     first, second, third = weights
     assert first is not None and second is not None and third is not None

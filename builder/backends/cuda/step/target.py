@@ -13,7 +13,7 @@ from specbuild.builder.backends.cuda.step.screened_head import screen_tensors
 from specbuild.builder.backends.cuda.step.state import EXCHANGE, PARTIAL_TABLE
 from specbuild.builder.backends.cuda.step.states import state_inputs
 from specbuild.builder.graph.passes.weights import Recipe, recipe_of, sharded_recipe
-from specbuild.plugins_cuda.head_screen.lowering import MOST_ROWS as MOST_SCREENED_ROWS
+from specbuild.plugins_cuda.head_screen.lowering import MAX_ROWS as MAX_SCREENED_ROWS
 from specbuild.plugins_cuda.launches import TensorInfo
 from specbuild.runtime.engine_dir.manifest import INDEXER_GROUP
 from specbuild.runtime.sampling import CHOOSE_INPUTS
@@ -209,7 +209,7 @@ def choose(
         return _choose_cut(placement, inputs, {name: sampling[name] for name in SAMPLING})
     weight = head.inputs[_WEIGHT]
     assert weight is not None
-    screens = placement.screens and sampling["seed"].shape[0] <= MOST_SCREENED_ROWS
+    screens = placement.screens and sampling["seed"].shape[0] <= MAX_SCREENED_ROWS
     name, attributes = "HeadScreen" if screens else "HeadChoose", attributes_of(head)
     stored, recipe = weight.name, recipe_of(weight)
     shares = _shares(placement, recipe)

@@ -24,7 +24,7 @@ from specbuild.runtime.errors import SpecbuildError
 Draw: TypeAlias = "Callable[[LaunchData, TensorInfo], np.ndarray]"
 
 # Tokens that all sequences together hold at most, so that pools stay small beside the weights.
-MOST_CONTEXT = 1 << 17
+MAX_CONTEXT = 1 << 17
 _TABLE_VALUES = (1 << 22) + 3  # odd: a large weight repeats it at other places
 _POOLS = ("k_pool", "v_pool", "c_pool", "key_pool")
 
@@ -74,7 +74,7 @@ class LaunchData:
         """Committed tokens of every sequence: uneven, at most ``context``."""
         table = self.request.tensors["page_table"].shape
         most_rows = int(np.diff(self.row_start).max())
-        most = min(self.context, MOST_CONTEXT // table[0], table[2] * self.page_size - most_rows)
+        most = min(self.context, MAX_CONTEXT // table[0], table[2] * self.page_size - most_rows)
         return np.array([max(0, most - 7 * b % (most // 8 + 1)) for b in range(table[0])], np.int32)
 
     @property
@@ -129,7 +129,7 @@ def contexts_for(request: LoweringRequest, context: int) -> tuple[int, ...]:
     if "page_table" not in request.tensors or request.phase == "prefill":
         return (context,)
     batch, _, pages = request.tensors["page_table"].shape
-    capacity = min(pages * page_size_of(request), MOST_CONTEXT // batch, 16 * context)
+    capacity = min(pages * page_size_of(request), MAX_CONTEXT // batch, 16 * context)
     reads_all = not request.attributes["window"]
     return (context, capacity) if reads_all and capacity >= 4 * context else (context,)
 

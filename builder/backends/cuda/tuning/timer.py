@@ -28,10 +28,10 @@ from specbuild.runtime.errors import UnsupportedHereError
 
 # All copies together, so that L2 holds nothing of a launch when its turn comes again.
 ROTATED_BYTES = 600 << 20
-FEWEST_COPIES, MOST_LAUNCHES = 3, 40
+FEWEST_COPIES, MAX_LAUNCHES = 3, 40
 # One replay of a graph of launches, and all replays of one candidate.
 REPLAY_S, CANDIDATE_S = 0.02, 0.1
-FEWEST_REPLAYS, MOST_REPLAYS = 5, 12
+FEWEST_REPLAYS, MAX_REPLAYS = 5, 12
 _POISON = 0xFF
 # Inputs of no weight type that are constants of a layer all the same.
 _CONSTANT = ("cos", "sin", "sinks")
@@ -215,7 +215,7 @@ class GpuTimer:
         arrays = first.arrays(drawn)
         one = sum(request.tensors[name].nbytes for name in fixed)
         one += sum(array.nbytes for array in arrays.values())
-        count = max(FEWEST_COPIES, min(MOST_LAUNCHES, -(-ROTATED_BYTES // max(one, 1))))
+        count = max(FEWEST_COPIES, min(MAX_LAUNCHES, -(-ROTATED_BYTES // max(one, 1))))
         self._keep_weights(first, fixed, count)
         results = outputs | {name: arrays[name] for name in aliased.values() if name in arrays}
         nbytes = {name: array.nbytes for name, array in outputs.items()}
@@ -283,11 +283,11 @@ class GpuTimer:
             blocks = zip(copies.weights, copies.varying, workspaces, strict=True)
             work = [(lowering, w.place | v.place | held.place) for w, v, held in blocks]
             estimate = runner.time_s(work, replays=1) / len(work)
-            launches = max(len(work), min(MOST_LAUNCHES, int(REPLAY_S / estimate)))
+            launches = max(len(work), min(MAX_LAUNCHES, int(REPLAY_S / estimate)))
             replays = int(CANDIDATE_S / (estimate * launches))
             seconds = runner.time_s(
                 [work[i % len(work)] for i in range(launches)],
-                replays=max(FEWEST_REPLAYS, min(MOST_REPLAYS, replays)),
+                replays=max(FEWEST_REPLAYS, min(MAX_REPLAYS, replays)),
             )
             found = {name: runner.download(checked[name], a) for name, a in copies.results.items()}
         finally:

@@ -176,7 +176,7 @@ def test_many_empty_texts_take_little_time(tmp_path: Path, monkeypatch: pytest.M
     started = time.process_time()
     assert len(read_gguf(path).keys) == 2
     assert time.process_time() - started < 1
-    monkeypatch.setattr(container, "_MOST_VALUES", 1 << 10)
+    monkeypatch.setattr(container, "_MAX_VALUES", 1 << 10)
     many = GOOD
     for name in "uvw":
         many = many.with_key(name, ARRAY, array(TEXT, [bytes(8 * 400)], 400))
