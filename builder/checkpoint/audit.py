@@ -1,4 +1,4 @@
-"""Law 6: every tensor that the model wants is there, and nothing else is."""
+"""Law 6: every tensor that the model needs is present, and no others."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LINES_SHOWN = 24
 
 @dataclass(frozen=True)
 class ExpectedTensor:
-    """What the model wants of one tensor."""
+    """The requirements of the model for one tensor."""
 
     shape: tuple[int, ...]
     dtypes: tuple[str, ...]
@@ -27,7 +27,7 @@ def audit(
     found: Mapping[str, SourceTensor],
     hints: Iterable[str] = (),
 ) -> None:
-    """Raise one SpecbuildError that lists all that is missing, left over, misshapen or mistyped."""
+    """Raise one SpecbuildError that lists all missing, unused, misshapen or mistyped tensors."""
     findings: dict[tuple[str, str], list[str]] = {}
     for name, wanted in expected.items():
         tensor = found.get(name)
@@ -60,7 +60,7 @@ def audit(
 
 
 def group_names(names: Iterable[str]) -> list[str]:
-    """Names that differ in one number only, as one: ``layers.{0-3,5}.mlp`` stands for five."""
+    """Combine names that differ in one number: ``layers.{0-3,5}.mlp`` stands for five."""
     groups: dict[str, list[int]] = {}
     for name in names:
         number = NUMBER.search(name)
@@ -84,7 +84,7 @@ def _ranges(numbers: list[int]) -> str:
 
 
 def _named(tensor: SourceTensor) -> str:
-    """The name on disk, which is what the user can look for."""
+    """Return the name on disk, which the user can search for."""
     return " + ".join(tensor.sources)
 
 

@@ -1,7 +1,7 @@
-"""Which fields of a configuration are read, which are inert, and which must hold one value.
+"""Classifies fields of a configuration: read, without effect, or restricted to certain values.
 
-Every family has tables of its own; here is what all of them share. A field in no table might change
-what the model computes: it is named in a warning, or refused with ``--strict``.
+Every family has its own tables; this file has the shared ones. A field in no table might change
+what the model computes: it causes a warning, or an error with ``--strict``.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 from specbuild.builder.checkpoint.config_json import Config
 from specbuild.runtime.errors import SpecbuildError
 
-# Nothing of what inference computes depends on these.
+# Fields that inference does not depend on.
 INERT = frozenset(
     {
         "_name_or_path",
@@ -49,7 +49,7 @@ INERT = frozenset(
 
 QUANTIZATION = "quantization_config"
 
-# What a reader of any target asks for.
+# Fields that every target's reader uses.
 TARGET_FIELDS = frozenset(
     {
         "architectures",
@@ -74,7 +74,7 @@ TARGET_FIELDS = frozenset(
 
 @dataclass(frozen=True)
 class FieldTable:
-    """The fields of one kind of configuration; ``only`` maps a field to the values implemented."""
+    """The fields of one kind of configuration; ``only`` maps a field to the supported values."""
 
     read: frozenset[str]
     only: dict[str, tuple[Any, ...]]
@@ -106,11 +106,11 @@ ROPE = FieldTable(
         "extrapolation_factor": (1.0,),
         "partial_rotary_factor": (1.0,),
     },
-    # How the weights came to be: vLLM and transformers do not read it either.
+    # The origin of the weights, which vLLM and transformers do not read either.
     inert=frozenset({"finetuned"}),
 )
 
-# The section that says what stands beside a checkpoint's own attention.
+# The section for additions to a checkpoint's own attention.
 ATTENTION = FieldTable(
     read=frozenset(
         {"use_mla_kv", "mla_latent_dim", "enable_dsa_indexer", "dsa_top_k", "dsa_threshold"}
@@ -126,10 +126,10 @@ def check_fields(
     strict: bool,
     way_out: str = ", or build without --strict",
 ) -> tuple[str, ...]:
-    """Warnings that name the fields of ``config`` which no table knows.
+    """Return warnings that name the unknown fields of ``config``.
 
-    Raises SpecbuildError for a field with a value that is not implemented and, if ``strict``, for
-    an unknown one; ``way_out`` is what a user can do beside removing it.
+    Raises SpecbuildError for an unsupported value of a field and, if ``strict``, for an unknown
+    one; ``way_out`` is an alternative to removing it.
     """
     only = {name: values for table in tables for name, values in table.only.items()}
     known = INERT.union(only, *(table.read | table.inert for table in tables))
@@ -158,7 +158,7 @@ def check_fields(
 
 
 def _quantized(config: Config, section: Any) -> SpecbuildError:
-    """The error for quantized weights of a family that reads none; names the method alone."""
+    """Return the error for quantized weights of a family without support; names the method only."""
     method = section.get("quant_method") if isinstance(section, dict) else None
     by_method = f" by {_shown(method)}" if isinstance(method, str) and method else ""
     return SpecbuildError(

@@ -9,7 +9,7 @@ from typing import Any
 from specbuild.runtime.engine_dir.strict_json import brief
 from specbuild.runtime.errors import SpecbuildError
 
-# The largest size that engines store (int32), and more layers or experts than any model has.
+# The largest size that engines store (int32), and a bound on numbers of layers or experts.
 MAX_SIZE = 2**31 - 1
 MAX_COUNT = 1 << 12
 # Squares and reciprocals of numbers in this range are finite in fp32.
@@ -17,7 +17,7 @@ _SMALLEST, _LARGEST = 1e-16, 1e16
 
 
 def check_numbers(where: str, data: Any) -> None:
-    """Raise SpecbuildError for a number in decoded JSON that 64 bits do not hold, naming its field.
+    """Raise SpecbuildError for a number in decoded JSON above 64 bits, with its field.
 
     Python's JSON reader accepts NaN, Infinity, 1e400 (infinity) and integers of any size.
     """
@@ -44,10 +44,9 @@ def check_numbers(where: str, data: Any) -> None:
 class Config:
     """The fields of a configuration.
 
-    ``where`` is its path, for errors; ``label`` names it in warnings, which go into an engine's
-    manifest and so hold no path.
-    A field that is absent and one that is null are the same. Every reader raises SpecbuildError for
-    another type, and for an absent field that has no default.
+    ``where`` is its path, for errors; ``label`` names it in warnings, which an engine's manifest
+    stores and which therefore have no path. Absent and null fields are equivalent. Every reader
+    raises SpecbuildError for another type, and for an absent field without a default.
     """
 
     where: str
@@ -55,13 +54,13 @@ class Config:
     fields: dict[str, Any]
 
     def get(self, name: str) -> Any:
-        """The field as it stands, or None."""
+        """Return the raw field, or None."""
         return self.fields.get(name)
 
     def integer(
         self, name: str, default: int | None = None, *, least: int = 1, most: int = MAX_SIZE
     ) -> int:
-        """A whole number from ``least`` to ``most``."""
+        """Return an integer from ``least`` to ``most``."""
         value = self._value(name, default)
         if not _is_integer(value) or value < least:
             raise self.wrong(name, f"a whole number of {least} or more")
@@ -71,15 +70,15 @@ class Config:
         return number
 
     def count(self, name: str, default: int | None = None, *, least: int = 1) -> int:
-        """A number of layers or experts: memory is allocated for each of them."""
+        """Return a number of layers or experts: memory is allocated for each of them."""
         return self.integer(name, default, least=least, most=MAX_COUNT)
 
     def optional_integer(self, name: str) -> int | None:
-        """A whole number of 1 or more, or None where the field is absent."""
+        """Return a positive integer, or None if the field is absent."""
         return None if self.get(name) is None else self.integer(name)
 
     def number(self, name: str, default: float | None = None) -> float:
-        """A positive number."""
+        """Return a positive number."""
         value = self._value(name, default)
         number = isinstance(value, (int, float)) and not isinstance(value, bool)
         if not number or not 0 < value < math.inf:
@@ -89,14 +88,14 @@ class Config:
         return float(value)
 
     def boolean(self, name: str, default: bool) -> bool:
-        """True or false."""
+        """Return a boolean."""
         value = self._value(name, default)
         if not isinstance(value, bool):
             raise self.wrong(name, "true or false")
         return value
 
     def integers(self, name: str) -> tuple[int, ...] | None:
-        """A list of whole numbers (one alone counts as a list), or None where it is absent."""
+        """Return a list of integers (a single one is a list), or None if it is absent."""
         value = self.get(name)
         if value is None:
             return None
@@ -106,7 +105,7 @@ class Config:
         return tuple(values)
 
     def numbers(self, name: str) -> tuple[float, ...]:
-        """A list of positive numbers; SpecbuildError where it is absent."""
+        """Return a list of positive numbers; SpecbuildError if it is absent."""
         values = self._value(name, None)
         if not isinstance(values, list) or not values:
             raise self.wrong(name, "a list of positive numbers")
@@ -115,28 +114,28 @@ class Config:
         return tuple(map(float, values))
 
     def text(self, name: str) -> str | None:
-        """A string, or None where the field is absent."""
+        """Return a string, or None if the field is absent."""
         value = self.get(name)
         if value is not None and not isinstance(value, str):
             raise self.wrong(name, "a string")
         return value
 
     def texts(self, name: str) -> tuple[str, ...]:
-        """A list of strings, empty where the field is absent."""
+        """Return a list of strings, empty if the field is absent."""
         value = [] if self.get(name) is None else self.get(name)
         if not isinstance(value, list) or any(not isinstance(item, str) for item in value):
             raise self.wrong(name, "a list of strings")
         return tuple(value)
 
     def section(self, name: str) -> Config:
-        """A nested object; an absent one has no fields."""
+        """Return a nested object; an absent one has no fields."""
         value = {} if self.get(name) is None else self.get(name)
         if not isinstance(value, dict):
             raise self.wrong(name, "an object")
         return Config(f"{self.where}: {name}", f"{self.label}: {name}", value)
 
     def wrong(self, name: str, expected: str) -> SpecbuildError:
-        """The error for a field that is not what it should be."""
+        """Return the error for an invalid field."""
         value = brief(self.get(name))
         return SpecbuildError(f"{self.where}: {name}: got {value}, expected {expected}")
 

@@ -1,4 +1,4 @@
-"""What reading a draft gives, whatever its family."""
+"""The result of reading a draft, for any family."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from specbuild.runtime.engine_dir.drafters.record import DRAFT_GROUP, DraftGeome
 class DraftCheckpoint:
     """A draft that passed the audit and fits its target.
 
-    Tensors have the names that the family's modules give them; of an EAGLE3 draft ``midlayer.*``,
-    ``fc.weight``, …; ``d2t`` holds offsets; ``t2d``, once checked, is left out. ``record`` is what
-    an engine's manifest says of such a draft; its ``ROLES`` are the graphs that it takes.
+    Tensors have the names of the family's modules, for an EAGLE3 draft ``midlayer.*``,
+    ``fc.weight``, …; ``d2t`` has offsets; ``t2d`` is omitted after its check. ``record`` is the
+    manifest's record of the draft; its ``ROLES`` are its graphs.
     """
 
     geometry: DraftGeometry
@@ -23,5 +23,7 @@ class DraftCheckpoint:
     record: type[ModelRecord]
 
     def cache_group(self, place: int) -> str:
-        """That of an engine's draft number ``place``, which names its roles and weights too."""
+        """Return the record of an engine's draft number ``place``, with its names of roles and
+        weights.
+        """
         return DRAFT_GROUP if place == 0 else self.record.kind

@@ -11,19 +11,19 @@ from specbuild.builder.checkpoint.quantization.tensor import QuantizedTensor
 from specbuild.builder.checkpoint.source import SourceTensor
 from specbuild.runtime.errors import SpecbuildError
 
-# The least code of 7 bits that is no number, by the type of 8.
+# The smallest 7-bit pattern that is not a number, by 8-bit type.
 _FP8_LIMITS = {
     torch.float8_e4m3fn: 0x7F,
     torch.float8_e5m2: 0x7C,
 }
-# MXFP4 keeps a power of two for every block as a byte, under this name; the largest is NaN.
+# MXFP4 stores a power of two for every block as a byte, under this name; the largest is NaN.
 _SCALES, _NAN_SCALE = "_scales", 255
-# Codes that are looked at together, so that what is made of them stays in the processor's cache.
+# Values that are checked together, so that temporaries stay in the processor's cache.
 _PIECE = 1 << 20
 
 
 def finite_tensors(tensors: Mapping[str, SourceTensor]) -> dict[str, SourceTensor]:
-    """The same tensors; loading one raises SpecbuildError where it holds NaN or infinity."""
+    """Return the same tensors; loading one raises SpecbuildError if it has NaN or infinity."""
     return {key: _checked(tensor) for key, tensor in tensors.items()}
 
 
@@ -83,5 +83,5 @@ def _is_finite(tensor: torch.Tensor) -> bool:
             return int(codes.max()) != _NAN_SCALE
         limit = _FP8_LIMITS[tensor.dtype]
         return all(int((piece & 0x7F).max()) < limit for piece in codes.split(_PIECE))
-    # Both are NaN where any value is.
+    # Both are NaN if any value is.
     return bool(torch.stack(torch.aminmax(tensor)).isfinite().all())

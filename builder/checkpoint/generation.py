@@ -1,6 +1,6 @@
 """The sampling that a checkpoint recommends: ``generation_config.json``, or keys of a GGUF file.
 
-Other keys of the file, ``do_sample`` among them, are left alone, as vLLM leaves them.
+Other keys of the file, including ``do_sample``, are ignored, as in vLLM.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ GGUF_KEYS = {
 
 
 def directory_defaults(roots: tuple[Path, ...]) -> tuple[GenerationDefaults, tuple[str, ...]]:
-    """The defaults of the first folder that has a generation config, and warnings.
+    """Return the defaults of the first folder with a generation config, and warnings.
 
-    A value that no request could have is left out with a warning.
+    An invalid value is omitted with a warning.
     """
     for root in roots:
         file = root / GENERATION_CONFIG
@@ -37,7 +37,7 @@ def directory_defaults(roots: tuple[Path, ...]) -> tuple[GenerationDefaults, tup
 
 
 def gguf_defaults(keys: Mapping[str, Any]) -> tuple[GenerationDefaults, tuple[str, ...]]:
-    """The defaults of ``general.sampling.*``, which newer GGUF files have; as above."""
+    """Return the defaults of ``general.sampling.*`` in newer GGUF files; as above."""
     return _defaults({name: keys.get(key) for name, key in GGUF_KEYS.items()}, "general.sampling")
 
 

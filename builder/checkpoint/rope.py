@@ -1,4 +1,4 @@
-"""Rotary embedding from a configuration, in both of its spellings, with every default resolved."""
+"""Rotary embedding from a configuration, in both of its spellings, with all defaults applied."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from specbuild.runtime.engine_dir.rope_scaling import (
 from specbuild.runtime.errors import SpecbuildError
 
 NESTED = ("rope_parameters", "rope_scaling")
-# The sections of ``rope_parameters`` where layers turn by their type.
+# The sections of ``rope_parameters`` if RoPE depends on the type of layer.
 LAYER_SECTIONS = ("full_attention", "sliding_attention")
 ORIGINAL = "original_max_position_embeddings"
 KINDS = ("default", "dynamic", "linear", "llama3", "longrope", "proportional", "yarn")
@@ -68,10 +68,10 @@ def read_rope(
 def read_layer_ropes(
     config: Config, *, default_theta: float, window_theta: float = 0.0
 ) -> tuple[Rope, Rope]:
-    """Those of layers without a window and of those with one.
+    """Return those of layers without and with a window.
 
     ``rope_parameters`` may have a section for each. Otherwise layers with a window have
-    ``window_theta``, 0: the theta of the others, and no scaling.
+    ``window_theta`` (0: the theta of the others) and no scaling.
     """
     by_layer = config.section(NESTED[0])
     if by_layer.get(LAYER_SECTIONS[0]) is None:
@@ -89,9 +89,9 @@ def read_layer_ropes(
 
 
 def rotated_width(config: Config, head_dim: int, default: float = 1.0) -> int | None:
-    """How many values at the start of a head turn, by ``partial_rotary_factor``; None: all.
+    """Return the number of values of a head with RoPE, by ``partial_rotary_factor``; None: all.
 
-    Raises SpecbuildError for a factor that gives an odd number, none, or more than a head has.
+    Raises SpecbuildError for a factor that yields an odd number, zero, or more than a head has.
     """
     name = _SHARE
     places = [*[config.section(nested) for nested in NESTED], config]
@@ -104,10 +104,10 @@ def rotated_width(config: Config, head_dim: int, default: float = 1.0) -> int | 
 
 
 def read_positions(config: Config, rope: Rope) -> int:
-    """The positions that a model reaches.
+    """Return the number of positions that a model supports.
 
     Qwen's recipe for long contexts adds YaRN to the configuration and leaves
-    ``max_position_embeddings`` as it was: the original context times the factor is reached then.
+    ``max_position_embeddings`` unchanged: it then supports the original context times the factor.
     """
     named = config.integer("max_position_embeddings")
     if isinstance(rope.scaling, DynamicScaling):
@@ -122,18 +122,18 @@ def read_positions(config: Config, rope: Rope) -> int:
 
 
 def read_optional_positions(config: Config, rope: Rope) -> int | None:
-    """The same, or None where a draft's configuration names no positions."""
+    """Return the same, or None if a draft's configuration names no positions."""
     absent = config.get("max_position_embeddings") is None
     return None if absent else read_positions(config, rope)
 
 
 def yarn_attention_factor(factor: float, mscale: float = 1.0) -> float:
-    """What cos and sin are multiplied by where a configuration gives no value of its own."""
+    """Return the factor of cos and sin if a configuration has no explicit value."""
     return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
 
 
 def yarn_score_factor(config: Config, rope: Rope) -> float:
-    """What DeepSeek multiplies its scores by where YaRN stretches the context: ``mscale²``."""
+    """Return DeepSeek's factor of scores with YaRN: ``mscale²``."""
     if not isinstance(rope.scaling, YarnScaling):
         return 1.0
     nested = next(config.section(name) for name in NESTED if config.get(name) is not None)
@@ -142,7 +142,7 @@ def yarn_score_factor(config: Config, rope: Rope) -> float:
 
 
 def describe(rope: Rope) -> str:
-    """One phrase for reports."""
+    """Return one phrase for reports."""
     scaling = rope.scaling
     if scaling is None:
         return f"theta {rope.theta:g} without scaling"
@@ -215,7 +215,7 @@ def _original(config: Config, nested: Config) -> int:
 
 
 def _longrope(config: Config, nested: Config) -> LongRopeScaling:
-    """Phi-3's: without a factor of its own, attention's follows from how far positions reach."""
+    """Read Phi-3's: without an explicit factor, attention's follows from the positions."""
     original = _original(config, nested)
     short, long = (nested.numbers(f"{name}_factor") for name in ("short", "long"))
     if len(short) != len(long) or not short:
@@ -253,7 +253,7 @@ def _attention_factor(nested: Config, factor: float) -> float:
 
 
 def _mscale(nested: Config, name: str) -> float | None:
-    """One of DeepSeek's two factors; None where it is absent or 0, which mean the same."""
+    """Return one of DeepSeek's two factors; None if it is absent or 0, which is equivalent."""
     return None if nested.get(name) in (None, 0) else nested.number(name)
 
 

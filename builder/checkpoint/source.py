@@ -25,7 +25,7 @@ LARGEST_HEADER_BYTES = LARGEST_JSON_BYTES = 100 << 20
 _MAX_AXES = 8
 _MAX_FILE_NAME = 255
 _SHOWN_NAMES = 3
-# What may lie beside a checkpoint and is read by its own name.
+# Files next to a checkpoint that are read by their own names.
 SIDE_FILES = ("mla_kv.safetensors", "dsa_indexer.safetensors")
 DTYPE_BITS = {
     "F4": 4,
@@ -94,9 +94,9 @@ def remade(
     *,
     dtype: str | None = None,
 ) -> SourceTensor:
-    """What ``make`` gives of the parent; its shape is found on the meta device.
+    """Return ``make`` of the parent; its shape is computed on the meta device.
 
-    ``dtype`` is what ``make`` gives, None: the parent's type.
+    ``dtype`` is the type of the result, by default the parent's.
     """
     blank = torch.empty(parent.shape, device="meta")
     return SourceTensor(
@@ -111,7 +111,7 @@ def remade(
 
 
 def row_slices(tensor: SourceTensor, counts: Mapping[str, int]) -> dict[str, SourceTensor]:
-    """The tensor's rows one part after the other: names to numbers of rows."""
+    """Return the tensor's rows in consecutive parts, from names to numbers of rows."""
     row_bytes = DTYPE_BITS[tensor.dtype] // 8 * math.prod(tensor.shape[1:])
     load_as, quantized, slices, first = tensor.load_as, tensor.quantized, {}, 0
     rows = torch.arange(tensor.shape[0])
@@ -139,9 +139,9 @@ def _cut(
 
 
 def open_directory(path: Path) -> dict[str, SourceTensor]:
-    """All tensors of a safetensors directory by their names on disk; reads headers only.
+    """Return all tensors of a safetensors directory by their names on disk; reads headers only.
 
-    Raises SpecbuildError if the directory holds no safetensors, a file is damaged, or the index and
+    Raises SpecbuildError if the directory has no safetensors, a file is damaged, or the index and
     the shards disagree.
     """
     index = _find_index(path)
@@ -166,7 +166,7 @@ def open_directory(path: Path) -> dict[str, SourceTensor]:
 
 
 def read_header(file: Path) -> dict[str, SourceTensor]:
-    """The tensors of one safetensors file; checks that the file holds all of their bytes."""
+    """Return the tensors of one safetensors file, after a check that it has all of their bytes."""
     try:
         found = file.stat()
         if not stat.S_ISREG(found.st_mode):
@@ -200,9 +200,9 @@ def read_header(file: Path) -> dict[str, SourceTensor]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file.
+    """Return a JSON object from a file.
 
-    Raises SpecbuildError if it is none, or holds a number that 64 bits do not hold.
+    Raises SpecbuildError if it is invalid, or has a number above 64 bits.
     """
     if path.exists() and not path.is_file():
         raise SpecbuildError(f"{path}: is no regular file")
@@ -221,7 +221,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """``config.json`` of a checkpoint directory; SpecbuildError says what ``path`` is instead."""
+    """Return ``config.json`` of a checkpoint directory; SpecbuildError describes other paths."""
     if not path.exists():
         raise SpecbuildError(f"{path}: no such directory{_fetch_hint(path)}")
     safetensors = any(path.glob("*.safetensors"))
@@ -241,10 +241,10 @@ def read_config(path: Path) -> dict[str, Any]:
 
 
 def has_file(file: Path) -> bool:
-    """Whether a checkpoint has this file.
+    """Return whether a checkpoint has this file.
 
-    Raises SpecbuildError for a directory, a device or a link to a file that is not there: it must
-    not be taken for a file that the checkpoint leaves out.
+    Raises SpecbuildError for a directory, a device or a broken link, which must not count as an
+    absent file.
     """
     if file.is_file():
         return True
@@ -256,7 +256,7 @@ def has_file(file: Path) -> bool:
 
 
 def refuse_gguf(path: Path) -> None:
-    """SpecbuildError where ``path`` is called like a GGUF file."""
+    """Raise SpecbuildError if ``path`` has the name of a GGUF file."""
     if path.suffix == ".gguf":
         raise SpecbuildError(
             f"{path}: is a GGUF file, which is not supported here; give the directory of the "
@@ -265,7 +265,7 @@ def refuse_gguf(path: Path) -> None:
 
 
 def _refuse_adapter(path: Path) -> None:
-    """SpecbuildError for the directory of a LoRA adapter, which holds no model of its own."""
+    """Raise SpecbuildError for the directory of a LoRA adapter, which has no model of its own."""
     file = path / "adapter_config.json"
     if has_file(file):
         base = read_json(file).get("base_model_name_or_path")
@@ -278,7 +278,7 @@ def _refuse_adapter(path: Path) -> None:
 
 
 def _fetch_hint(path: Path) -> str:
-    """What to do where a model's name on Hugging Face stands in the place of a directory."""
+    """Return advice if a Hugging Face model name was given instead of a directory."""
     if path.is_absolute() or len(path.parts) != 2 or path.parts[0] in (".", "..", "~"):
         return ""
     return (
@@ -288,7 +288,7 @@ def _fetch_hint(path: Path) -> str:
 
 
 def shorten(names: list[str]) -> str:
-    """The first few names, and how many more there are."""
+    """Return the first few names, and the number of the others."""
     rest = len(names) - _SHOWN_NAMES
     return ", ".join(names[:_SHOWN_NAMES]) + (f" and {rest} more" if rest > 0 else "")
 
@@ -341,7 +341,7 @@ def _check_entry(file: Path, name: str, entry: Any) -> tuple[str, tuple[int, ...
         dtype, shape = entry["dtype"], tuple(entry["shape"])
         begin, stop = entry["data_offsets"]
         sizes = (*shape, begin, stop)
-        # Checked before they are multiplied: a product of many large numbers takes minutes.
+        # Checked before multiplication: a product of many large numbers takes minutes.
         sound = len(shape) <= _MAX_AXES and all(type(size) is int for size in sizes)
         sound = sound and all(0 <= size < 1 << 63 for size in sizes) and begin <= stop
         sound = sound and (stop - begin) * 8 == DTYPE_BITS[dtype] * math.prod(shape)
@@ -353,7 +353,7 @@ def _check_entry(file: Path, name: str, entry: Any) -> tuple[str, tuple[int, ...
 
 
 def _check_extent(file: Path, size: int, extents: list[tuple[int, int]]) -> None:
-    """The tensors must fill the data part without gap or overlap."""
+    """Check that the tensors fill the data part without gaps or overlaps."""
     end = 0
     for begin, stop in sorted(extents):
         if begin != end:

@@ -1,4 +1,4 @@
-"""What reading a target takes, whatever its family: the result, and the files beside weights."""
+"""The result of reading a target, for any family, and the files besides weights."""
 
 from __future__ import annotations
 
@@ -22,33 +22,33 @@ TEXT_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 
 
 class TextFile(Protocol):
-    """A file of tokenizer or chat template: a path, or what is made of a GGUF file's keys."""
+    """A file of tokenizer or chat template: a path, or generated from a GGUF file's keys."""
 
     @property
     def name(self) -> str:
-        """What it is called in an engine."""
+        """Its name in an engine."""
         ...
 
     @property
     def parent(self) -> Path:
-        """Where it comes from."""
+        """Its source."""
         ...
 
     def read_bytes(self) -> bytes:
-        """What it holds."""
+        """Return its contents."""
         ...
 
 
 @dataclass(frozen=True)
 class MadeText:
-    """A text file that no disk holds; ``parent`` is the file that it was made of."""
+    """A text file that is not on disk; ``parent`` is the file from which it was generated."""
 
     parent: Path
     name: str
     data: bytes
 
     def read_bytes(self) -> bytes:
-        """What it holds."""
+        """Return its contents."""
         return self.data
 
 
@@ -56,11 +56,11 @@ class MadeText:
 class TargetCheckpoint:
     """A target that passed the audit; tensors have the names of the Hugging Face layout.
 
-    With tied embeddings ``lm_head.weight`` is there all the same, its source the embedding.
-    ``replaced`` maps tensors that no graph will name to what stands in their place.
-    ``source_types`` are those of a GGUF file or a quantized checkpoint: how many tensors by type,
-    by kind of tensor. ``quantization`` is None where the configuration names no method.
-    ``generation`` is the sampling that the checkpoint recommends.
+    With tied embeddings ``lm_head.weight`` exists too, and its source is the embedding.
+    ``replaced`` maps tensors that no graph names to their replacements. ``source_types`` counts the
+    tensors of a GGUF file or a quantized checkpoint by type, by kind of tensor. ``quantization`` is
+    None if the configuration names no method. ``generation`` is the sampling that the checkpoint
+    recommends.
     """
 
     geometry: TargetGeometry
@@ -74,7 +74,7 @@ class TargetCheckpoint:
 
 
 def read_eos(roots: tuple[Path, ...], config: Config) -> tuple[int, ...]:
-    """The EOS list of ``generation_config.json``; ``config.json``'s only where that names none."""
+    """Return the EOS list of ``generation_config.json``, or that of ``config.json``."""
     for root in roots:
         file = root / "generation_config.json"
         if has_file(file):
@@ -94,10 +94,10 @@ def _in_vocabulary(config: Config, ids: tuple[int, ...], vocab: int) -> tuple[in
 
 
 def tie_head(path: Path, tensors: dict[str, SourceTensor]) -> None:
-    """Make the embedding the head's source; a head of its own must hold the same values."""
+    """Make the embedding the head's source; a separate head must have the same values."""
     embedding, head = tensors.get(EMBEDDING), tensors.get(HEAD)
     if embedding is None:
-        return  # the audit reports it
+        return  # The audit reports it.
     if head is not None and not _same_values(head, embedding):
         raise SpecbuildError(
             f"{path}: tie_word_embeddings is true, but {HEAD} differs from {EMBEDDING}; set it to "
@@ -113,7 +113,7 @@ def _same_values(one: SourceTensor, other: SourceTensor) -> bool:
 
 
 def text_files(roots: tuple[Path, ...]) -> tuple[Path, ...]:
-    """Tokenizer and chat template, from the first of ``roots`` that has a tokenizer."""
+    """Return tokenizer and chat template, from the first of ``roots`` that has a tokenizer."""
     for root in roots:
         if has_file(root / TEXT_FILES[0]):
             return tuple(root / name for name in TEXT_FILES if has_file(root / name))

@@ -1,4 +1,4 @@
-"""A safetensors file of tensors that are in memory."""
+"""Writes a safetensors file of tensors in memory."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from specbuild.runtime.errors import SpecbuildError
 
 
 def write_tensors(file: Path, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Writes them; the file appears whole or not at all, with the rights of any new file.
+    """Write the tensors; the file appears atomically, with the permissions of any new file.
 
-    (``safetensors.torch.save_file`` leaves it readable for its owner alone.) SpecbuildError where
+    (``safetensors.torch.save_file`` makes it readable for its owner only.) Raises SpecbuildError if
     the disk refuses.
     """
     try:

@@ -12,7 +12,7 @@ from specbuild.builder.checkpoint.source import SourceTensor
 from specbuild.builder.checkpoint.target_parts import HEAD
 
 SECTION = "text_config"
-# How tensors of the text part begin, and what text models call them.
+# Prefixes of tensors of the text part, and their names in text models.
 _PREFIXES = {
     "language_model.model.": "model.",
     "model.language_model.": "model.",
@@ -20,21 +20,21 @@ _PREFIXES = {
     "lm_head.": "lm_head.",
     "mtp.": "mtp.",
 }
-# What a configuration says of the whole model, and so of its text part.
+# Fields of a configuration about the complete model, and therefore its text part.
 _SHARED = ("eos_token_id", "quantization_config", "tie_word_embeddings", "torch_dtype", "dtype")
 
 
 def has_text_part(fields: Mapping[str, Any]) -> bool:
-    """Whether these are the fields of a model around a text model."""
+    """Return whether these are the fields of a model around a text model."""
     section = fields.get(SECTION)
     return isinstance(section, dict) and isinstance(section.get("model_type"), str)
 
 
 def text_config(config: Config, tensors: Mapping[str, SourceTensor]) -> Config:
-    """The configuration of the text part, whose ``tensors`` say whether it has a head."""
+    """Return the configuration of the text part; its ``tensors`` show whether it has a head."""
     section = config.section(SECTION)
     shared = {name: config.get(name) for name in _SHARED if config.get(name) is not None}
-    # Releases that have a head leave it to a default that ties it.
+    # Releases with a head rely on a default that ties it.
     own = {"tie_word_embeddings": False} if HEAD in tensors else {}
     fields = {**section.fields, **shared, **own}
     fields.pop("architectures", None)
@@ -44,7 +44,7 @@ def text_config(config: Config, tensors: Mapping[str, SourceTensor]) -> Config:
 def text_tensors(
     tensors: Mapping[str, SourceTensor],
 ) -> tuple[dict[str, SourceTensor], tuple[str, ...]]:
-    """The tensors of the text part under its own names, and a warning that names the others."""
+    """Return the tensors of the text part under its own names, and a warning with the others."""
     text: dict[str, SourceTensor] = {}
     left_out: Counter[str] = Counter()
     for name, tensor in tensors.items():

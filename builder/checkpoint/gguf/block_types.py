@@ -1,4 +1,4 @@
-"""The types that tensors of a GGUF file have: elements and bytes of a block."""
+"""The types of tensors in a GGUF file: elements and bytes of a block."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from specbuild.runtime.errors import SpecbuildError
 
 @dataclass(frozen=True)
 class BlockType:
-    """``elements`` numbers that lie side by side in a row are stored in ``nbytes`` bytes."""
+    """``elements`` adjacent numbers of a row are stored in ``nbytes`` bytes."""
 
     name: str
     elements: int
@@ -35,7 +35,7 @@ READ = {
     39: BlockType("MXFP4", 32, 17),
     40: BlockType("NVFP4", 64, 36),
 }
-# What a refusal calls the others.
+# The names of other types in error messages.
 _OTHERS = {
     9: "Q8_1",
     15: "Q8_K",
@@ -58,7 +58,7 @@ _OTHERS = {
 
 
 def block_type(where: str, tensor: str, number: int) -> BlockType:
-    """The type of this number. SpecbuildError, by type and tensor, where it is not read."""
+    """Return the type of this number. SpecbuildError with type and tensor if it is unsupported."""
     found = READ.get(number)
     if found is None:
         name = _OTHERS.get(number, f"number {number}")

@@ -1,7 +1,7 @@
-"""Blocks of quantized numbers as codes, scales and minima, and as float32, as ggml defines them.
+"""Blocks of quantized numbers as codes, scales and minima, and as float32, as in ggml.
 
-Products and sums are rounded one after the other, which makes the numbers equal to ggml's bit for
-bit. Codes are unpacked four to a 32-bit word.
+Products and sums are rounded one after the other, so that the numbers equal ggml's bit for bit.
+Codes are unpacked four to a 32-bit word.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ _LOW_NIBBLES = np.uint32(0x0F0F0F0F)
 _LOW_PAIRS = np.uint32(0x03030303)
 _ONES = np.uint32(0x01010101)
 _BITS = np.arange(32, dtype=np.uint32)
-# Smaller steps stay in the processor's cache, larger ones spend less of their time in Python.
+# Smaller steps stay in the processor's cache, larger ones spend less time in Python.
 STEP_ELEMENTS = 1 << 18
 
 
 def dequantise(kind: str, raw: Bytes, out: Floats) -> None:
-    """Fills ``out`` float32 [n, elements] with the numbers of ``raw`` u8 [n, bytes]."""
+    """Fill ``out`` float32 [n, elements] with the numbers of ``raw`` u8 [n, bytes]."""
     layout = _LAYOUTS[kind]
     step = max(1, STEP_ELEMENTS // out.shape[1])
-    # A scale that is no number makes numbers that are none, which whoever streams them refuses.
+    # A scale that is NaN makes numbers that are NaN, which the streaming check refuses.
     with np.errstate(all="ignore"):
         for first in range(0, len(raw), step):
             codes, scales, minima = layout.unpack(raw[first : first + step])
@@ -48,24 +48,23 @@ def dequantise(kind: str, raw: Bytes, out: Floats) -> None:
 
 
 def block_layout(kind: str) -> BlockLayout | None:
-    """How blocks of this type are taken apart; None where its numbers are not in blocks."""
+    """Return the layout of blocks of this type; None if its numbers are not in blocks."""
     return _LAYOUTS.get(kind)
 
 
 def is_quantised(kind: str) -> bool:
-    """Whether numbers of this type are stored in blocks."""
+    """Return whether numbers of this type are stored in blocks."""
     return kind in _LAYOUTS
 
 
 @dataclass(frozen=True)
 class BlockLayout:
-    """The codes of a type of blocks: what they denote, their bits, and elements of a scale.
+    """The codes of a type of blocks: their meaning, their bits, and elements per scale.
 
     ``unpack`` takes raw blocks u8 [n, bytes] and returns codes int8 or uint8 [n, elements], scales
-    float32 [n, elements / group], and minima of that shape or None. An element is
-    code · scale + minimum. ``factors``, where scales are products, takes the same and returns a
-    scale of the block float32 [n, 1], whole numbers of the groups [n, elements / group], and the
-    same of minima or None.
+    float32 [n, elements / group], and minima of that shape or None. An element is code · scale +
+    minimum. If scales are products, ``factors`` takes the same and returns a scale of the block
+    float32 [n, 1], integers of the groups [n, elements / group], and the same for minima or None.
     """
 
     unpack: Callable[[Bytes], Parts]
@@ -168,7 +167,7 @@ def _nvfp4(raw: Bytes) -> Parts:
     return codes, _HALF_UE4M3[raw[:, :4]], None
 
 
-# e2m1 codes as whole numbers, without a negative zero, as ggml has them.
+# e2m1 codes as integers, without a negative zero, as in ggml.
 _E2M1_DOUBLED = (np.array(E2M1_CODES) * 2).astype(np.int8)
 _IQ4_TABLE = np.array(
     [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int8
@@ -176,7 +175,7 @@ _IQ4_TABLE = np.array(
 
 
 def _half_ue4m3() -> Floats:
-    """Half of the number of every scale of NVFP4; ggml ignores the sign and has no NaN."""
+    """Return half of every scale of NVFP4; ggml ignores the sign and has no NaN."""
     codes = torch.arange(256, dtype=torch.uint8)
     halves = (codes & 0x7F).view(torch.float8_e4m3fn).float() / 2
     halves[0x7F] = 0
@@ -189,23 +188,23 @@ _HALF_UE4M3 = _half_ue4m3()
 
 
 def _less(codes: Bytes, middle: int) -> NDArray[np.int8]:
-    """Unsigned codes as distances from ``middle``."""
+    """Return unsigned codes as distances from ``middle``."""
     distances = codes - np.uint8(middle)
     return distances.view(np.int8)
 
 
 def _halves(raw: Bytes, place: int) -> Floats:
-    """The float16 at byte ``place`` of every block, as float32 [n, 1]."""
+    """Return the float16 at byte ``place`` of every block, as float32 [n, 1]."""
     return np.ascontiguousarray(raw[:, place : place + 2]).view(np.float16).astype(np.float32)
 
 
 def _words(raw: Bytes) -> NDArray[np.uint32]:
-    """Bytes [n, 4·w] as words [n, w]."""
+    """Return bytes [n, 4·w] as words [n, w]."""
     return np.ascontiguousarray(raw).view(np.uint32)
 
 
 def _nibbles(raw: Bytes, run: int) -> Bytes:
-    """Bytes [n, b] as codes [n, b / run, 2, run]: of every run the low nibbles, then the high."""
+    """Return bytes [n, b] as codes [n, b / run, 2, run]: low nibbles of every run, then high."""
     words = _words(raw)
     codes = np.empty((len(raw), raw.shape[1] // run, 2, run // 4), np.uint32)
     low = (words & _LOW_NIBBLES).reshape(len(raw), -1, run // 4)
@@ -215,7 +214,7 @@ def _nibbles(raw: Bytes, run: int) -> Bytes:
 
 
 def _two_bits(raw: Bytes) -> Bytes:
-    """Codes of 256 numbers: of each 32 bytes the lowest pairs of bits, then the next ones."""
+    """Return codes of 256 numbers: of each 32 bytes the lowest two bits, then the next two."""
     words = _words(raw).reshape(-1, 2, 8)
     codes = np.empty((len(raw), 2, 4, 8), np.uint32)
     for part in range(4):
@@ -224,7 +223,7 @@ def _two_bits(raw: Bytes) -> Bytes:
 
 
 def _five_bits(high: Bytes, low: Bytes) -> Bytes:
-    """Codes of 32 numbers: nibbles [n, 16], and a word of fifth bits [n, 4]."""
+    """Return codes of 32 numbers: nibbles [n, 16], and a word of fifth bits [n, 4]."""
     codes = _nibbles(low, 16).reshape(-1, 32)
     fifth: NDArray[Any] = (_words(high) >> _BITS & np.uint32(1)).astype(np.uint8)
     codes |= fifth << np.uint8(4)
@@ -232,14 +231,14 @@ def _five_bits(high: Bytes, low: Bytes) -> Bytes:
 
 
 def _scales_and_minima(raw: Bytes) -> tuple[Floats, Floats]:
-    """Scales and minima of the eight parts of a block, [n, 8] each."""
+    """Return scales and minima of the eight parts of a block, [n, 8] each."""
     scale, scales, minimum, minima = _k_factors(raw)
     assert minimum is not None and minima is not None
     return scales * scale, minima * minimum
 
 
 def _k_factors(raw: Bytes) -> Factors:
-    """A block's scale and the multiples of its parts; the same of minima, which are negative."""
+    """Return a block's scale and the multiples of its parts; the same for (negative) minima."""
     first, second, third = np.ascontiguousarray(raw[:, 4:16]).view(np.uint32).T
     found = []
     for low, high in ((first, third), (second, third >> np.uint32(4))):

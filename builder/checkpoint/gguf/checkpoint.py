@@ -21,7 +21,7 @@ _EMBEDDING, _HEAD = "token_embd.weight", "output.weight"
 
 @dataclass(frozen=True)
 class GgufCheckpoint:
-    """A model's files, opened: headers are read, tensors when they are loaded."""
+    """The opened files of a model: headers are read, tensors when they are loaded."""
 
     model: GgufModel
     config: dict[str, Any]
@@ -29,16 +29,16 @@ class GgufCheckpoint:
     vocabulary: Vocabulary | None
 
     def text_files(self) -> dict[str, bytes]:
-        """Tokenizer and chat template by file name; none where the file has no vocabulary."""
+        """Return tokenizer and chat template by file name; none if the file has no vocabulary."""
         if self.vocabulary is None:
             return {}
         return text_files(self.vocabulary, self.model.keys)
 
 
 def open_gguf(path: Path, forms: Mapping[str, GgufForm]) -> GgufCheckpoint:
-    """Opens the model at ``path``, one file or the first of several; ``forms`` by architecture.
+    """Open the model at ``path``, one file or the first of several; ``forms`` by architecture.
 
-    Raises SpecbuildError where it is damaged, of an architecture that is not read, or no model.
+    Raises SpecbuildError if it is damaged, of an unsupported architecture, or no model.
     """
     model = open_model(path)
     name = model.keys.get("general.architecture")
@@ -54,7 +54,7 @@ def open_gguf(path: Path, forms: Mapping[str, GgufForm]) -> GgufCheckpoint:
     keys = ModelKeys(str(path), name, model.keys)
     config = form.config(keys, model) | _shared_fields(model)
     vocabulary = read_vocabulary(str(path), model.keys, config["vocab_size"])
-    # Keys that nobody asked for are fields that nobody knows, and treated so.
+    # Keys that were never read are unknown fields, and treated as such.
     config |= {"eos_token_id": end_tokens(vocabulary) if vocabulary else [], **keys.left}
     return GgufCheckpoint(model, config, form.tensors(model, config), vocabulary)
 

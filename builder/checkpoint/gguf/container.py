@@ -43,7 +43,7 @@ class GgufFile:
 
 
 def is_gguf(path: Path) -> bool:
-    """Whether this is a file that begins as a GGUF file does, or is called like one."""
+    """Return whether a file begins as a GGUF file, or has its name."""
     if path.suffix == ".gguf" or not path.is_file():
         return path.suffix == ".gguf" and not path.is_dir()
     try:
@@ -54,10 +54,10 @@ def is_gguf(path: Path) -> bool:
 
 
 def read_gguf(path: Path) -> GgufFile:
-    """Reads the header of one file.
+    """Read the header of one file.
 
-    Raises SpecbuildError where the file is none, is truncated or damaged, or holds a type of
-    tensors that is not read.
+    Raises SpecbuildError if the file is invalid, truncated or damaged, or has an unsupported type
+    of tensors.
     """
     cursor = Cursor(str(path), _mapped(path), _MAX_VALUES)
     _check_version(cursor)
@@ -124,7 +124,7 @@ def _alignment(where: str, keys: dict[str, Value]) -> int:
 
 
 def _tensor(cursor: Cursor, path: Path) -> GgufTensor:
-    """The next entry; its offset counts from the start of the data yet."""
+    """Return the next entry; its offset is relative to the start of the data."""
     name = cursor.text("the name of a tensor", _MAX_NAME_BYTES)
     axes = cursor.u32(f"the axes of {name}")
     if not 1 <= axes <= _MAX_AXES:
@@ -150,7 +150,7 @@ def _tensor(cursor: Cursor, path: Path) -> GgufTensor:
 
 
 def _check_extents(path: Path, size: int, tensors: list[GgufTensor]) -> None:
-    """Every tensor lies within the file, and none over another."""
+    """Check that every tensor is within the file, and that none overlap."""
     before = None
     for tensor in sorted(tensors, key=lambda tensor: tensor.offset):
         if before is not None and before.offset + before.nbytes > tensor.offset:

@@ -1,4 +1,4 @@
-"""Reads numbers and texts of a mapped file one after the other, never beyond its end."""
+"""Reads numbers and texts of a mapped file in sequence, never beyond its end."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ _U32, _U64 = struct.Struct("<I"), struct.Struct("<Q")
 
 
 class Cursor:
-    """A place in a mapped file; every reader moves it on.
+    """A position in a mapped file, which every reader advances.
 
-    Readers raise SpecbuildError where the file ends before what is read, or describes more than
-    any model has. ``budget`` is how many texts and numbers of headers may still follow.
+    Readers raise SpecbuildError if the file is truncated, or describes more than any model has.
+    ``budget`` is the remaining number of texts and numbers of headers.
     """
 
     def __init__(self, where: str, data: mmap.mmap, budget: int) -> None:
@@ -23,20 +23,20 @@ class Cursor:
         self.budget = budget
 
     def u32(self, what: str) -> int:
-        """An unsigned number of 4 bytes."""
+        """Return an unsigned 4-byte integer."""
         return int(_U32.unpack_from(self.data, self.skip(4, what))[0])
 
     def u64(self, what: str) -> int:
-        """An unsigned number of 8 bytes."""
+        """Return an unsigned 8-byte integer."""
         return int(_U64.unpack_from(self.data, self.skip(8, what))[0])
 
     def number(self, layout: struct.Struct, what: str) -> int | float | bool:
-        """A number of this layout."""
+        """Return a number with this layout."""
         value: int | float | bool = layout.unpack_from(self.data, self.skip(layout.size, what))[0]
         return value
 
     def text(self, what: str, most: int) -> str:
-        """A text of at most ``most`` bytes, behind its length."""
+        """Return a text of at most ``most`` bytes, after its length."""
         length = self.u64(what)
         if length > most:
             raise SpecbuildError(
@@ -47,7 +47,7 @@ class Cursor:
         return decoded(self.where, what, self.data[start : start + length])
 
     def count(self, what: str, least_bytes: int, most: int) -> int:
-        """How many things of at least ``least_bytes`` follow; no more than ``most``, or fit."""
+        """Return a count of items of at least ``least_bytes``, limited by ``most`` and the file."""
         number = self.u64(what)
         if number > most or number * least_bytes > self.end - self.place:
             raise SpecbuildError(
@@ -57,7 +57,7 @@ class Cursor:
         return number
 
     def spend(self, number: int, what: str) -> None:
-        """Counts ``number`` more texts or numbers of headers."""
+        """Subtract ``number`` texts or numbers of headers from the budget."""
         self.budget -= number
         if self.budget < 0:
             raise SpecbuildError(
@@ -66,7 +66,7 @@ class Cursor:
             )
 
     def skip(self, nbytes: int, what: str) -> int:
-        """Moves on by ``nbytes``; where they begin."""
+        """Advance by ``nbytes``; return their start."""
         start = self.place
         if nbytes > self.end - start:
             raise SpecbuildError(
@@ -77,7 +77,7 @@ class Cursor:
         return start
 
     def skip_texts(self, number: int, what: str) -> int:
-        """Moves on by ``number`` texts; where they begin."""
+        """Advance by ``number`` texts; return their start."""
         start = place = self.place
         data, end, length_at = self.data, self.end, _U64.unpack_from
         for _ in range(number):
@@ -95,7 +95,7 @@ class Cursor:
 
 
 def decoded(where: str, what: str, raw: bytes) -> str:
-    """UTF-8 as text. SpecbuildError where it is none."""
+    """Return UTF-8 as text. SpecbuildError if it is invalid."""
     try:
         return raw.decode()
     except UnicodeDecodeError as error:

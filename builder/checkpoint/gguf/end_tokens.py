@@ -1,10 +1,10 @@
-"""Which tokens end an answer: those that a GGUF file's keys name, and those known by their text."""
+"""The tokens that end an answer: from a GGUF file's keys, and by their known texts."""
 
 from __future__ import annotations
 
 from specbuild.builder.checkpoint.gguf.vocabulary import CONTROL, Vocabulary
 
-# A file names one of each, models list more.
+# A file names one of each kind, models have more.
 _NAMED = ("eos", "eot", "eom")
 _KNOWN = (
     "<|eot_id|>",
@@ -21,12 +21,12 @@ _KNOWN = (
     "<end_of_turn>",
     "<|eot|>",
 )
-# In OpenAI's format this one ends a message, and an answer may have several.
+# In OpenAI's format this token ends a message, and an answer may have several.
 _MESSAGE_END, _ANSWER_ENDS = "<|end|>", ("<|return|>", "<|call|>")
 
 
 def end_tokens(vocabulary: Vocabulary) -> list[int]:
-    """Ids, the model's own first."""
+    """Return ids, the model's own first."""
     controls = vocabulary.of_kind(CONTROL)
     named = [vocabulary.named(name) for name in _NAMED]
     found = [number for number in named if number is not None]

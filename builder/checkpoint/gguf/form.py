@@ -1,4 +1,4 @@
-"""What a family says of its GGUF files."""
+"""The interface of a family's GGUF reader."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from specbuild.builder.checkpoint.source import Tensors
 
 @dataclass(frozen=True)
 class GgufForm:
-    """How files of one ``general.architecture`` are read.
+    """Reads files of one ``general.architecture``.
 
-    ``config`` gives the fields of ``config.json`` but those that are the same for all, ``tensors``
-    the tensors under their names in Hugging Face's layout, by that config.
+    ``config`` returns the fields of ``config.json`` except those that all share; ``tensors``
+    returns the tensors under Hugging Face's names, by that config.
     """
 
     config: Callable[[ModelKeys, GgufModel], dict[str, Any]]

@@ -1,4 +1,4 @@
-"""The keys of a GGUF file and their values; arrays stay in the mapped file until they are asked."""
+"""The keys of a GGUF file and their values; arrays stay in the mapped file until they are used."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _LAYOUTS = {
     number: struct.Struct(f"<{letter}")
     for number, letter in zip(_NUMBERS, "BbHhIif?Qqd", strict=True)
 }
-# A key's own name, a text such as a chat template, and the texts of an array.
+# Maximum sizes of a key's name, of a text such as a chat template, and of the texts of an array.
 _MAX_NAME_BYTES, _MAX_TEXT_BYTES, _MAX_TEXTS = 1 << 16, 1 << 24, 1 << 22
 _MAX_KEYS = 1 << 16
 
@@ -46,7 +46,7 @@ class NumberArray:
     dtype: str
 
     def values(self) -> np.ndarray:
-        """All of them [count]; a view of the file, which nobody may write to."""
+        """All numbers [count]; a read-only view of the file."""
         return np.frombuffer(self.data, self.dtype, self.count, self.start)
 
 
@@ -60,7 +60,7 @@ class TextArray:
     count: int
 
     def values(self) -> list[str]:
-        """All of them. SpecbuildError where one is not UTF-8."""
+        """All texts. SpecbuildError if one is not UTF-8."""
         found, place = [], self.start
         data, length_at = self.data, struct.Struct("<Q").unpack_from
         for number in range(self.count):
@@ -78,7 +78,7 @@ Value: TypeAlias = int | float | bool | str | NumberArray | TextArray
 
 
 def read_keys(cursor: Cursor, number: int) -> dict[str, Value]:
-    """The next ``number`` keys by name. SpecbuildError where one is damaged or stands twice."""
+    """Return the next ``number`` keys by name. SpecbuildError if one is damaged or repeated."""
     found: dict[str, Value] = {}
     for _ in range(number):
         name = cursor.text("the name of a key", _MAX_NAME_BYTES)
@@ -90,7 +90,7 @@ def read_keys(cursor: Cursor, number: int) -> dict[str, Value]:
 
 
 def key_count(cursor: Cursor) -> int:
-    """How many keys follow."""
+    """Return the number of following keys."""
     return cursor.count("keys", least_bytes=13, most=_MAX_KEYS)
 
 

@@ -1,4 +1,4 @@
-"""What the parts of a layer are called that several architectures have."""
+"""Names of the parts of a layer that several architectures share."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _EXPERTS = {
 
 
 def taken_experts(parts: dict[str, GgufTensor], prefix: str, experts: int) -> Tensors:
-    """Takes the stacked experts out of ``parts``: each as a tensor of its own."""
+    """Split the stacked experts of ``parts`` into one tensor each."""
     made: Tensors = {}
     for given, name in _EXPERTS.items():
         stacked = parts.get(given)
-        # Any other shape stays, for the audit to report.
+        # Other shapes stay unchanged for the audit to report.
         if stacked is not None and len(stacked.shape) == 3 and stacked.shape[0] == experts:
             made |= single_experts(f"{prefix}{name}", parts.pop(given))
     return made

@@ -1,4 +1,4 @@
-"""Tensors under their names in Hugging Face's layout, made of a GGUF file's when loaded."""
+"""Tensors under Hugging Face's names, computed from a GGUF file's when loaded."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ _OUTER = {
 
 @dataclass(frozen=True)
 class Layers:
-    """A file's tensors: those of layers by what follows ``blk.N.``, and the others."""
+    """A file's tensors: those of layers by the name after ``blk.N.``, and the others."""
 
     outer: dict[str, GgufTensor]
     layers: dict[int, dict[str, GgufTensor]]
 
 
 def by_layer(tensors: Mapping[str, GgufTensor]) -> Layers:
-    """Sorts the tensors of a file."""
+    """Sort the tensors of a file."""
     outer: dict[str, GgufTensor] = {}
     layers: dict[int, dict[str, GgufTensor]] = {}
     for name, tensor in tensors.items():
@@ -53,7 +53,7 @@ def by_layer(tensors: Mapping[str, GgufTensor]) -> Layers:
 
 
 def types_by_kind(tensors: Mapping[str, GgufTensor]) -> dict[str, dict[str, int]]:
-    """How many tensors are of which type, by their names, ``blk.N.`` of every layer."""
+    """Count tensors by type and name, with ``blk.N.`` for every layer."""
     found: dict[str, Counter[str]] = {}
     for name, tensor in tensors.items():
         match = _LAYER.fullmatch(name)
@@ -63,10 +63,10 @@ def types_by_kind(tensors: Mapping[str, GgufTensor]) -> dict[str, dict[str, int]
 
 
 def renamed(found: Mapping[str, GgufTensor], prefix: str, names: Mapping[str, str]) -> Tensors:
-    """Every tensor as it is, under ``prefix`` and its name by ``names``.
+    """Return every tensor unchanged, under ``prefix`` and its name by ``names``.
 
-    These map whole names or, without ``.weight`` and ``.bias``, stems. What stands in neither form
-    keeps its name in the file, by which the audit reports it.
+    These map full names or, without ``.weight`` and ``.bias``, stems. Tensors in neither form keep
+    their names in the file, which the audit reports.
     """
     made: Tensors = {}
     for given, tensor in found.items():
@@ -78,19 +78,19 @@ def renamed(found: Mapping[str, GgufTensor], prefix: str, names: Mapping[str, st
 
 
 def outer_tensors(found: Mapping[str, GgufTensor]) -> Tensors:
-    """Embedding, last norm and head."""
+    """Return embedding, last norm and head."""
     return renamed(found, "", _OUTER)
 
 
 def as_it_is(name: str, tensor: GgufTensor) -> SourceTensor:
-    """The tensor under another name."""
+    """Return the tensor under another name."""
     return rows_of(name, tensor, lambda rows: rows)
 
 
 def rows_of(
     name: str, tensor: GgufTensor, select: Callable[[torch.Tensor], torch.Tensor]
 ) -> SourceTensor:
-    """The tensor with its rows in another order; ``select`` permutes the first axis."""
+    """Return the tensor with its rows in another order; ``select`` permutes the first axis."""
     made = made_of(name, [tensor], tensor.shape, select)
     if not is_quantised(tensor.kind.name) or len(tensor.shape) != _MATRIX_AXES:
         return made
@@ -105,7 +105,7 @@ def made_of(
     shape: tuple[int, ...],
     make: Callable[..., torch.Tensor],
 ) -> SourceTensor:
-    """What ``make`` gives of the parents' numbers, in fp32 where their types differ."""
+    """Return ``make`` applied to the parents' numbers, in fp32 if their types differ."""
     dtypes = {stored_dtype(parent) for parent in parents}
     alike = len(dtypes) == 1
 
@@ -129,7 +129,7 @@ def made_of(
 
 
 def single_experts(name: str, stacked: GgufTensor) -> Tensors:
-    """The experts stacked in one tensor [E, out, in]; ``{}`` in ``name`` is an expert's number."""
+    """Return the experts stacked in one tensor [E, out, in]; ``{}`` in ``name`` is their number."""
     return {
         name.format(expert): as_it_is(name.format(expert), part(stacked, expert))
         for expert in range(stacked.shape[0])

@@ -1,4 +1,4 @@
-"""The keys that say how a model computes, as the fields of a configuration."""
+"""Keys that define the computation of a model, as the fields of a configuration."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ _MAX_LISTED = MAX_COUNT
 class ModelKeys:
     """The keys that begin with a model's architecture, under the rest of their names.
 
-    A key that holds one value for every layer is that value. What nobody asked for is
-    :attr:`left`.
+    A key with one value for every layer has this value. Keys that were never read are :attr:`left`.
     """
 
     def __init__(self, where: str, architecture: str, keys: Mapping[str, Value]) -> None:
@@ -35,17 +34,17 @@ class ModelKeys:
         self._asked: set[str] = set()
 
     def has(self, name: str) -> bool:
-        """Whether the key is there."""
+        """Return whether the key exists."""
         self._asked.add(name)
         return self.fields.get(name) is not None
 
     def integer(self, name: str, default: int | None = None, *, least: int = 1) -> int:
-        """A whole number; SpecbuildError where it is none, or absent without a default."""
+        """Return an integer; SpecbuildError if it is invalid, or absent without a default."""
         self._asked.add(name)
         return self.fields.integer(name, default, least=least)
 
     def integers(self, name: str) -> list[int]:
-        """Whole numbers above 0, one alone where all are equal; SpecbuildError without."""
+        """Return positive integers, a single one if all are equal; may raise SpecbuildError."""
         self._asked.add(name)
         found = self.fields.integers(name)
         if not found or min(found) < 1:
@@ -53,24 +52,24 @@ class ModelKeys:
         return list(found)
 
     def parts(self, name: str, default: int | None = None) -> int:
-        """A number of layers or experts, which no model has without bound."""
+        """Return a number of layers or experts, which is bounded."""
         self._asked.add(name)
         return self.fields.count(name, default, least=0)
 
     def number(self, name: str, default: float | None = None) -> float:
-        """A positive number."""
+        """Return a positive number."""
         self._asked.add(name)
         return self.fields.number(name, default)
 
     def boolean(self, name: str, default: bool) -> bool:
-        """True or false."""
+        """Return a boolean."""
         self._asked.add(name)
         return self.fields.boolean(name, default)
 
     def switches(self, name: str) -> list[bool]:
-        """A list of true and false, one alone where all are equal; empty where it is absent.
+        """Return booleans, a single one if all are equal; empty if absent.
 
-        Raises SpecbuildError where it holds anything else.
+        Raises SpecbuildError for any other value.
         """
         self._asked.add(name)
         value = self.fields.get(name)
@@ -80,18 +79,18 @@ class ModelKeys:
         return [bool(entry) for entry in listed]
 
     def text(self, name: str) -> str | None:
-        """A text, or None."""
+        """Return a text, or None."""
         self._asked.add(name)
         return self.fields.text(name)
 
     def same(self, name: str, expected: int) -> None:
-        """SpecbuildError where the key is there and holds anything but ``expected``."""
+        """Raise SpecbuildError if the key exists with any value except ``expected``."""
         if self.integer(name, expected) != expected:
             raise self.fields.wrong(name, f"{expected}")
 
     @property
     def left(self) -> dict[str, Any]:
-        """What nobody asked for, under the names in the file."""
+        """The keys that were never read, under their names in the file."""
         return {
             f"{self.architecture}.{name}": value
             for name, value in self.fields.fields.items()
@@ -99,7 +98,7 @@ class ModelKeys:
         }
 
 
-# What a conversion notes down and no computation reads.
+# Keys of a conversion that no computation reads.
 _INERT = frozenset(
     {"vocab_size", "tensor_data_layout", "attention.causal", "rope.scaling.finetuned"}
 )
@@ -117,12 +116,12 @@ def _plain(value: Value) -> Any:
 
 
 def _shortest(value: Any) -> Any:
-    """A float32 as whoever wrote it spelled it: 1e-05, not 9.99999974737875e-06."""
+    """Return a float32 with its shortest spelling: 1e-05, not 9.99999974737875e-06."""
     return float(str(np.float32(value))) if isinstance(value, float) else value
 
 
 def attention_fields(keys: ModelKeys) -> dict[str, Any]:
-    """What every model with heads says of its sizes."""
+    """Return the sizes that every model with heads has."""
     heads, hidden = keys.integer("attention.head_count"), keys.integer("embedding_length")
     head_dim = keys.integer("attention.key_length", max(1, hidden // heads))
     keys.same("attention.value_length", head_dim)

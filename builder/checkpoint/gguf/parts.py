@@ -1,4 +1,4 @@
-"""A model's GGUF files: one, or the parts that it was split into."""
+"""A model's GGUF files: a single one, or its parts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _PART = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", 
 
 @dataclass(frozen=True)
 class GgufModel:
-    """Keys of the first file and the tensors of all ``files``."""
+    """The keys of the first file and the tensors of all ``files``."""
 
     path: Path
     files: tuple[Path, ...]
@@ -25,9 +25,9 @@ class GgufModel:
 
 
 def open_model(path: Path) -> GgufModel:
-    """Reads the headers of the file at ``path`` and of the other parts beside it.
+    """Read the headers of the file at ``path`` and of the other parts in its folder.
 
-    Raises SpecbuildError where one is missing, damaged, or not the part that its name says.
+    Raises SpecbuildError if one is missing, damaged, or not the part of its name.
     """
     first = read_gguf(path)
     count = _number(first, "split.count", 1)

@@ -1,4 +1,4 @@
-"""How the words are found that byte-level BPE takes apart, by what GGUF calls it."""
+"""The word splitting before byte-level BPE, by GGUF's names."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)
 
 
 def _cased(contractions: str, digits: str, tail: str, but: str = "") -> str:
-    """Words in which capitals come first; ``but`` are letters that belong to none of them."""
+    """Return words in which capitals come first; letters of ``but`` belong to neither."""
     upper = rf"[\p{{Lu}}\p{{Lt}}\p{{Lm}}\p{{Lo}}\p{{M}}{but}]"
     lower = rf"[\p{{Ll}}\p{{Lm}}\p{{Lo}}\p{{M}}{but}]"
     before = r"[^\r\n\p{L}\p{N}]?"
@@ -39,7 +39,7 @@ _DEEPSEEK_V3 = (
 _CJK = "[一-龥ࠀ-一가-퟿]+"
 _DEEPSEEK_LLM = (
     r"[\r\n]",
-    # Letters that have case.
+    # Letters with case.
     r"\s?[\p{Lu}\p{Ll}\p{Lt}]+",
     r"\s?[!-/:-~！-／：-～‘-‟　-。]+",
     r"\s+$",
@@ -51,10 +51,11 @@ _DEEPSEEK_CODER = (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _CJK, r"\p{N}")
 
 @dataclass(frozen=True)
 class PreTokenizer:
-    """Regular expressions that cut one after the other, and what else goes with them.
+    """Regular expressions that split in sequence, and further settings.
 
-    ``whole_words`` that are tokens stay whole, whatever merges say; ``composed`` text is brought
-    into Unicode's form NFC first. ``begins`` is whether a text begins with BOS where no key says.
+    ``whole_words`` that are tokens are not split, whatever the merges. ``composed`` text is first
+    normalized to Unicode's form NFC. ``begins`` is whether a text begins with BOS if no key states
+    it.
     """
 
     cuts: tuple[str, ...]

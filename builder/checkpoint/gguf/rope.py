@@ -18,7 +18,7 @@ LONGROPE_FACTORS = {
     "short_factor": "rope_factors_short.weight",
     "long_factor": "rope_factors_long.weight",
 }
-# Every release with Llama 3's scaling has these; the file holds what follows from them.
+# Every release with Llama 3's scaling has these; the file has the resulting factors.
 _LLAMA3 = {
     "low_freq_factor": 1.0,
     "high_freq_factor": 4.0,
@@ -29,9 +29,9 @@ _MAX_FACTORS = 1 << 12
 
 
 def rope_fields(keys: ModelKeys, factors: GgufTensor | None = None) -> dict[str, Any]:
-    """``rope_theta`` and ``rope_scaling``.
+    """Return ``rope_theta`` and ``rope_scaling``.
 
-    ``factors`` are what the frequencies are divided by, which only Llama 3's scaling has.
+    ``factors`` are the divisors of the frequencies, which only Llama 3's scaling has.
     """
     theta = keys.number("rope.freq_base", _DEFAULT_THETA)
     kind = keys.text("rope.scaling.type") or "none"
@@ -39,7 +39,7 @@ def rope_fields(keys: ModelKeys, factors: GgufTensor | None = None) -> dict[str,
         if kind != "none":
             raise keys.fields.wrong("rope.scaling.type", f"'none' beside {ROPE_FACTORS}")
         return {"rope_theta": theta, "rope_scaling": _llama3(factors, theta)}
-    linear = keys.number("rope.scale_linear", 1.0)  # how older files spell it
+    linear = keys.number("rope.scale_linear", 1.0)  # the spelling of older files
     if kind == "none" and linear != 1:
         return {
             "rope_theta": theta,
@@ -51,7 +51,7 @@ def rope_fields(keys: ModelKeys, factors: GgufTensor | None = None) -> dict[str,
 def longrope_fields(
     keys: ModelKeys, tensors: Mapping[str, GgufTensor], positions: int
 ) -> dict[str, Any]:
-    """``rope_scaling`` of Phi-3 files that hold LongRoPE's factors."""
+    """Return ``rope_scaling`` of Phi-3 files with LongRoPE's factors."""
     original = keys.integer("rope.scaling.original_context_length", positions)
     scaling: dict[str, Any] = {
         "rope_type": "longrope",
@@ -70,7 +70,7 @@ def longrope_fields(
 
 
 def _scaling(keys: ModelKeys, kind: str) -> dict[str, Any] | None:
-    # A file may hold the factor that a user could ask for, though nothing is scaled.
+    # A file may have the factor that a user could set, although nothing is scaled.
     for name in ("factor", "original_context_length"):
         keys.has(f"rope.scaling.{name}")
     if kind == "none":
@@ -79,7 +79,7 @@ def _scaling(keys: ModelKeys, kind: str) -> dict[str, Any] | None:
     if kind == "linear":
         return scaling | {"factor": keys.number("rope.scaling.factor")}
     if kind != "yarn":
-        return scaling  # whoever reads it refuses it by this name
+        return scaling  # the reader refuses it by this name
     scaling |= {
         "factor": keys.number("rope.scaling.factor"),
         "beta_fast": keys.number("rope.scaling.yarn_beta_fast", 32.0),
@@ -93,7 +93,7 @@ def _scaling(keys: ModelKeys, kind: str) -> dict[str, Any] | None:
 
 
 def _llama3(factors: GgufTensor, theta: float) -> dict[str, Any] | None:
-    """The scaling that gives these factors; None where they scale nothing."""
+    """Return the scaling with these factors; None if they scale nothing."""
     if len(factors.shape) != 1 or factors.shape[0] > _MAX_FACTORS:
         raise SpecbuildError(
             f"{factors.file}: {ROPE_FACTORS} has the shape {list(factors.shape)}, expected one axis"
@@ -112,12 +112,12 @@ def _llama3(factors: GgufTensor, theta: float) -> dict[str, Any] | None:
 
 
 def llama3_factors(theta: float, factor: float, count: int) -> list[float]:
-    """What Llama 3's scaling divides the ``count`` frequencies by."""
+    """Return the divisors of Llama 3's scaling for ``count`` frequencies."""
     return [_llama3_factor(theta ** (-n / count), factor) for n in range(count)]
 
 
 def _llama3_factor(frequency: float, factor: float) -> float:
-    """What a frequency is divided by."""
+    """Return the divisor of a frequency."""
     turns = _LLAMA3["original_max_position_embeddings"] * frequency / (2 * math.pi)
     low, high = _LLAMA3["low_freq_factor"], _LLAMA3["high_freq_factor"]
     kept = min(max((turns - low) / (high - low), 0.0), 1.0)

@@ -22,13 +22,13 @@ Merge: TypeAlias = tuple[str, str]
 Item = TypeVar("Item")
 _PIECE = 1 << 12
 _TEMPLATE = "tokenizer.chat_template"
-_SPACE = "▁"  # what SentencePiece writes for a blank
+_SPACE = "▁"  # SentencePiece's character for a space
 
 
 def text_files(vocabulary: Vocabulary, keys: Mapping[str, Value]) -> dict[str, bytes]:
-    """The files by name.
+    """Return the files by name.
 
-    Raises SpecbuildError for a kind of vocabulary or of words that is not read.
+    Raises SpecbuildError for an unsupported kind of vocabulary or of words.
     """
     makers = {"gpt2": _byte_level, "llama": _sentence_piece, "gemma4": _merged_pieces}
     if vocabulary.model not in makers:
@@ -95,7 +95,7 @@ def _sentence_piece(vocabulary: Vocabulary) -> tuple[dict[str, Any], Iterable[Me
 
 
 def _merged_pieces(vocabulary: Vocabulary) -> tuple[dict[str, Any], Iterable[Merge]]:
-    """Gemma 4's: SentencePiece's pieces, with the merges listed."""
+    """Return Gemma 4's tokenizer: SentencePiece's pieces, with listed merges."""
     tokenizer, _ = _sentence_piece(vocabulary)
     return tokenizer, (_halves(vocabulary, merge) for merge in vocabulary.texts("merges"))
 
@@ -112,7 +112,7 @@ def _pre_tokenizer(vocabulary: Vocabulary) -> PreTokenizer:
 
 
 def _halves(vocabulary: Vocabulary, merge: str) -> Merge:
-    # A token may be a blank itself, so that the one between them is not the first.
+    # A token may be a space itself, so that the one between them is not the first.
     first, _, second = merge[1:].partition(" ")
     if not second or " " in second:
         raise SpecbuildError(
@@ -123,7 +123,7 @@ def _halves(vocabulary: Vocabulary, merge: str) -> Merge:
 
 
 def _merges_by_score(vocabulary: Vocabulary) -> list[Merge]:
-    """Every way to put a token together of two others, the token with the best score first."""
+    """Return all pairs of tokens that form another token, by the score of the latter."""
     places = {token: number for number, token in enumerate(vocabulary.tokens)}
     found = []
     for token, score in zip(vocabulary.tokens, vocabulary.scores(), strict=True):
@@ -154,7 +154,7 @@ def _bpe(
 
 
 def _frame(vocabulary: Vocabulary, *, begins: bool) -> dict[str, Any]:
-    """What every tokenizer has: tokens that are found before words are, and those around a text."""
+    """Return the parts that all tokenizers share: special tokens, and those around a text."""
     special = vocabulary.of_kind(UNKNOWN, CONTROL)
     added = {**special, **vocabulary.of_kind(USER_DEFINED)}
     spaced = vocabulary.model == "llama"
@@ -218,7 +218,7 @@ def _settings(vocabulary: Vocabulary) -> dict[str, Any]:
 
 
 def _document(tokenizer: dict[str, Any], tokens: list[str], merges: Iterable[Merge]) -> bytes:
-    """The tokenizer with vocabulary and merges in its model, written piece by piece."""
+    """Return the tokenizer with vocabulary and merges, written piece by piece."""
     head = _json(tokenizer)
     assert head.endswith(b"}}")
     vocab = (dict(piece) for piece in _pieces((token, n) for n, token in enumerate(tokens)))

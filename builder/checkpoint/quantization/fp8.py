@@ -52,7 +52,7 @@ class Fp8Format:
     }
 
     def read(self, section: Config, *, strict: bool) -> QuantizationScheme:
-        """What ``quantization_config`` says."""
+        """Read ``quantization_config``."""
         warnings = check_fields(section, _FIELDS, strict=strict)
         block = _block(section)
         if section.text("quant_method") == "fbgemm_fp8":

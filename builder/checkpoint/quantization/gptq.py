@@ -31,8 +31,7 @@ CODES, ZEROS, SCALES, ORDER = "qweight", "qzeros", "scales", "g_idx"
 _BITS = (2, 3, 4, 8)
 _WORD_BITS = 32
 _V1, _V2 = "gptq", "gptq_v2"
-# A pattern of `dynamic` begins with one of these: the modules that it names are left out, or have
-# other settings.
+# A pattern of `dynamic` begins with one of these: its modules are excluded, or have other settings.
 _SKIPPED, _CHANGED = "-:", "+:"
 _FIELDS = FieldTable(
     read=frozenset({"bits", "group_size", "desc_act", "dynamic"}),
@@ -43,7 +42,7 @@ _FIELDS = FieldTable(
         "is_marlin_format": (False,),
         "pack_dtype": ("int32",),
     },
-    # How the weights were found, and kernels.
+    # Fields about the calibration, and kernels.
     inert=frozenset(
         {
             "act_group_aware", "backend", "batch_size", "block_name_to_quantize",
@@ -60,7 +59,7 @@ _FIELDS = FieldTable(
 
 @dataclass(frozen=True)
 class _Settings:
-    """How the weights of a module are stored; ``zero_offset`` is what stored zero points lack."""
+    """The storage of a module's weights; ``zero_offset`` is added to stored zero points."""
 
     bits: int
     has_order: bool
@@ -76,7 +75,7 @@ class GptqFormat:
     }
 
     def read(self, section: Config, *, strict: bool) -> QuantizationScheme:
-        """What ``quantization_config`` says."""
+        """Read ``quantization_config``."""
         warnings = check_fields(section, _FIELDS, strict=strict)
         stored = section.text("checkpoint_format") or section.text("format") or _V1
         settings = _settings(section, section.fields, 0 if stored == _V2 else 1)
@@ -102,7 +101,7 @@ def _settings(section: Config, fields: dict[str, Any], zero_offset: int) -> _Set
 
 
 def _dynamic(section: Config, settings: _Settings) -> _Patterns:
-    """Patterns of modules with their settings, None for those that are left out."""
+    """Return patterns of modules with their settings, None for excluded ones."""
     found: list[tuple[re.Pattern[str], _Settings | None]] = []
     overrides = section.section("dynamic")
     for name in overrides.fields:
@@ -162,7 +161,7 @@ def _read(module: str, parts: Parts, *, settings: _Settings, patterns: _Patterns
 
 
 def _zero_points(stored: Tensor, own: _Settings, rows: int) -> Tensor:
-    """int16 [N, G]; version 1 stores one less, modulo the largest code."""
+    """Return int16 [N, G]; version 1 stores one less, modulo the largest code."""
     zeros = unpack_words(stored, own.bits, rows).T.to(torch.int16) + own.zero_offset
     return (zeros & (1 << own.bits) - 1).contiguous()
 

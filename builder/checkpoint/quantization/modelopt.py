@@ -28,7 +28,7 @@ from specbuild.runtime.errors import SpecbuildError
 CONFIG_FILE = "hf_quant_config.json"
 SCALE, SECOND_SCALE = "weight_scale", "weight_scale_2"
 _BLOCK = (128, 128)
-# How each scheme rounds activations.
+# The rounding of activations by scheme.
 _SCHEMES = {
     "FP8": "float8, static",
     "FP8_PER_CHANNEL_PER_TOKEN": "float8 a token",
@@ -42,7 +42,7 @@ _SCHEMES = {
 _FIELDS = FieldTable(
     read=frozenset({"exclude_modules", "ignore", "quant_algo"}),
     only={"quant_method": ("modelopt", "modelopt_fp4", "modelopt_mixed")},
-    # Shapes and types of the tensors say what the first three do.
+    # Shapes and types of the tensors define the first three.
     inert=frozenset(
         {
             "config_groups",
@@ -69,7 +69,7 @@ class ModelOptFormat:
     }
 
     def read(self, section: Config, *, strict: bool) -> QuantizationScheme:
-        """What ``quantization_config`` or ``hf_quant_config.json`` says."""
+        """Read ``quantization_config`` or ``hf_quant_config.json``."""
         scheme = section.text("quant_algo") or ""
         if scheme not in _SCHEMES:
             raise SpecbuildError(
@@ -88,9 +88,9 @@ class ModelOptFormat:
 
 
 def with_modelopt(path: Path, config: dict[str, Any]) -> dict[str, Any]:
-    """``config.json`` with the section that ModelOpt's older releases write to a file of its own.
+    """Return ``config.json`` with the section that ModelOpt's older releases write to another file.
 
-    Raises SpecbuildError where that file is damaged.
+    Raises SpecbuildError if that file is damaged.
     """
     file = path / CONFIG_FILE
     if not has_file(file) or config.get(QUANTIZATION) is not None:
@@ -112,7 +112,7 @@ def _read(module: str, parts: Parts) -> SourceTensor:
     if weight.dtype == "F8_E4M3":
         rows, columns = matrix_shape(weight)
         grid = (-(-rows // _BLOCK[0]), -(-columns // _BLOCK[1]))
-        # Blocks keep an axis of one behind each axis of theirs.
+        # Blocks have an axis of size 1 after each of their axes.
         by_blocks = scale.shape in (grid, (grid[0], 1, grid[1], 1)) and grid != (1, 1)
         block = _BLOCK if by_blocks and scale.shape != (rows, 1) else None
         return scaled_weight(module, parts, scale, block=block)

@@ -1,4 +1,4 @@
-"""Which modules a configuration's lists name: by names, parts of names, expressions, wildcards."""
+"""Matches modules with a configuration's lists: names, parts of names, expressions, wildcards."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def by_name(patterns: Sequence[str]) -> Matcher:
 
 
 def by_prefix_or_end(patterns: Sequence[str]) -> Matcher:
-    """transformers' rule for ``modules_to_not_convert``: beginnings, as expressions, and ends."""
+    """transformers' rule for ``modules_to_not_convert``: prefixes, as expressions, and suffixes."""
     expressions = _compiled(patterns)
     ends = tuple(patterns)
     return lambda module: module.endswith(ends) or any(e.match(module) for e in expressions)
@@ -39,7 +39,7 @@ def by_wildcard(patterns: Sequence[str]) -> Matcher:
 
 
 def listed(section: Config, *fields: str) -> tuple[str, ...]:
-    """The names of all of these fields together."""
+    """Return the names in all of these fields."""
     return tuple(name for field in fields for name in section.texts(field))
 
 

@@ -1,4 +1,4 @@
-"""Codes of at most eight bits that are packed into words or bytes, and small floats."""
+"""Codes of at most eight bits packed into words or bytes, and small floats."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from torch import Tensor
 from specbuild.plugins_cuda.moe.e2m1 import E2M1_CODES
 
 _WORD_BITS = 32
-# Words that are unpacked together: what is made of them has eight bytes for every code.
+# Words that are unpacked together; temporaries have eight bytes for every code.
 _PIECE_WORDS = 1 << 18
-# Four-bit floats as twice their number.
+# Four-bit floats, times two.
 _E2M1_DOUBLED = torch.tensor([round(2 * value) for value in E2M1_CODES], dtype=torch.int8)
 
 
 def unpack_words(words: Tensor, bits: int, count: int) -> Tensor:
-    """Codes uint8 [R, count] of int32 ``words`` [R, W]; code i begins at bit i · ``bits``.
+    """Return codes uint8 [R, count] of int32 ``words`` [R, W]; code i begins at bit i · ``bits``.
 
-    The lowest bits come first. Codes of 3, 5, 6 or 7 bits may lie across two words.
+    The lowest bits come first. Codes of 3, 5, 6 or 7 bits may span two words.
     """
     if _WORD_BITS % bits == 0:
         per_byte = 8 // bits
@@ -38,17 +38,17 @@ def unpack_words(words: Tensor, bits: int, count: int) -> Tensor:
 
 
 def unpack_nibbles(raw: Tensor) -> Tensor:
-    """Codes uint8 [R, 2 · B] of bytes [R, B], the low nibble of a byte first."""
+    """Return codes uint8 [R, 2 · B] of bytes [R, B], the low nibble of a byte first."""
     return torch.stack((raw & 0xF, raw >> 4), dim=-1).flatten(1)
 
 
 def unpack_e2m1(raw: Tensor) -> Tensor:
-    """Twice the numbers of packed four-bit floats, int8 [R, 2 · B] of bytes [R, B]."""
+    """Return packed four-bit floats times two, int8 [R, 2 · B] of bytes [R, B]."""
     return _E2M1_DOUBLED[unpack_nibbles(raw).int()]
 
 
 def float_scales(stored: Tensor) -> Tensor:
-    """Scales as float32; bytes are exponents (e8m0), of which 255 is NaN."""
+    """Return scales as float32; bytes are exponents (e8m0), of which 255 is NaN."""
     if stored.dtype == torch.uint8:
         stored = stored.view(torch.float8_e8m0fnu)
     return stored.float()

@@ -1,4 +1,4 @@
-"""The formats of quantized checkpoints. A new one is a file beside this one and an entry here."""
+"""The formats of quantized checkpoints. A new one is a file in this folder and an entry here."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from specbuild.runtime.errors import SpecbuildError
 
 @dataclass(frozen=True)
 class QuantizationSummary:
-    """What reports say of a checkpoint's quantization.
+    """The report of a checkpoint's quantization.
 
-    ``scheme`` names its method and format. ``activations`` says that engines do not round
-    activations, and how the scheme would.
+    ``scheme`` names its method and format. ``activations`` states that engines do not round
+    activations, and how the scheme does.
     """
 
     scheme: str
@@ -55,14 +55,14 @@ FORMATS: tuple[QuantizationFormat, ...] = (
     ModelOptFormat(),
     BitsAndBytesFormat(),
 )
-# GPT-OSS stores experts in MXFP4, which engines keep: its family reads them.
+# GPT-OSS stores experts in MXFP4, which engines keep, so its family reads them.
 _OF_FAMILIES = ("mxfp4",)
 
 
 def float_tensors(tensors: Tensors, config: Config, *, strict: bool) -> FloatTensors:
-    """The tensors of a checkpoint with weights in the place of quantized ones.
+    """Return the tensors of a checkpoint, with weights in place of quantized parts.
 
-    Raises SpecbuildError for what is not implemented, and for parts that do not belong together.
+    Raises SpecbuildError for what is not implemented, and for inconsistent parts.
     """
     scheme = read_scheme(config, strict=strict)
     if scheme is None:
@@ -75,7 +75,7 @@ def float_tensors(tensors: Tensors, config: Config, *, strict: bool) -> FloatTen
 
 
 def read_scheme(config: Config, *, strict: bool) -> QuantizationScheme | None:
-    """How the checkpoint's weights are quantized; None where they are not.
+    """Return the quantization of the checkpoint's weights, or None.
 
     Raises SpecbuildError for a method or a variant that is not implemented.
     """

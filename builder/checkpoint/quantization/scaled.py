@@ -1,4 +1,4 @@
-"""Weights that are codes times scales: floats of eight or four bits, and whole numbers."""
+"""Weights of codes times scales: floats of eight or four bits, and integers."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ _E2M1_TITLES = {NVFP4_GROUP: "nvfp4", MXFP4_GROUP: "mxfp4"}
 
 
 def matrix_shape(weight: SourceTensor) -> tuple[int, int]:
-    """Rows and columns. SpecbuildError where it is no matrix."""
+    """Return rows and columns. SpecbuildError if the tensor is no matrix."""
     if len(weight.shape) != _MATRIX_AXES or 0 in weight.shape:
         raise misfit(weight, "a matrix")
     return weight.shape[0], weight.shape[1]
 
 
 def grid_of(shape: tuple[int, int], block: Block) -> tuple[int, int]:
-    """Rows and columns of the scales of blocks of a matrix."""
+    """Return rows and columns of the scales of a matrix's blocks."""
     return -(-shape[0] // block[0]), -(-shape[1] // block[1])
 
 
 def block_of(shape: tuple[int, int], scale: SourceTensor) -> Block:
-    """The block of a scale by the scales' shape: of the tensor, a row, or a group of a row."""
+    """Return the block of a scale from the scales' shape: per tensor, row, or group of a row."""
     rows, columns = shape
     if math.prod(scale.shape) == 1:
         return rows, columns
@@ -62,7 +62,7 @@ def scaled_weight(
     bits: int = 8,
     zero_points: Callable[[], Tensor] | None = None,
 ) -> SourceTensor:
-    """The weight of a matrix of codes, a byte each; ``block`` None: by the scales' shape."""
+    """Return the weight of a matrix of codes, a byte each; ``block`` None: by the scales' shape."""
     codes = parts[WEIGHT]
     shape = matrix_shape(codes)
     block = block_of(shape, scale) if block is None else block
@@ -101,9 +101,9 @@ def e2m1_weight(
     group: int,
     scales: Callable[[], Tensor],
 ) -> SourceTensor:
-    """The weight of packed four-bit floats with a scale for each ``group`` of a row.
+    """Return the weight of packed four-bit floats with a scale for each ``group`` of a row.
 
-    ``scales`` gives the scales in float32, whatever they consist of.
+    ``scales`` returns the scales in float32, for any storage.
     """
     rows, half = matrix_shape(packed)
     columns = half * _E2M1_CODES_PER_BYTE
@@ -112,7 +112,7 @@ def e2m1_weight(
     form = QuantizedForm(_E2M1_TITLES[group], "e2m1", 4, (1, group), part_bytes(parts))
 
     def load() -> QuantizedTensor:
-        # Codes are twice their numbers, so that they are whole: half of a scale is exact.
+        # Codes are the numbers times two, so that they are integers; half of a scale is exact.
         return QuantizedTensor(form, unpack_e2m1(packed.load()), scales() / 2)
 
     return quantized_weight(module, parts, form, (rows, columns), load)
@@ -121,7 +121,7 @@ def e2m1_weight(
 def mxfp4_weight(
     module: str, parts: Parts, packed: SourceTensor, scale: SourceTensor
 ) -> SourceTensor:
-    """The weight of MXFP4: a power of two for each 32 numbers."""
+    """Return the weight of MXFP4: a power of two for each 32 numbers."""
     if scale.dtype not in ("U8", "F8_E8M0"):
         raise misfit(scale, "exponents, a byte each")
     scales = partial(_loaded, scale)
@@ -129,7 +129,7 @@ def mxfp4_weight(
 
 
 def block_title(shape: tuple[int, int], block: Block) -> str:
-    """How reports name the extent of a scale."""
+    """Return the name of a scale's extent in reports."""
     if block == shape:
         return " tensor"
     if block == (1, shape[1]):
@@ -138,7 +138,7 @@ def block_title(shape: tuple[int, int], block: Block) -> str:
 
 
 def _extents(shape: tuple[int, ...]) -> list[int]:
-    """The axes that are longer than one: scales of a row may have an axis more or less."""
+    """Return the axes longer than 1: scales of a row may have one axis more or less."""
     return [size for size in shape if size != 1]
 
 

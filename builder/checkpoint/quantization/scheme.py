@@ -1,4 +1,4 @@
-"""What a format of quantized checkpoints is, and how its tensors become weights."""
+"""The interface of a format of quantized checkpoints, and its conversion to weights."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from specbuild.builder.checkpoint.quantization.tensor import (
 from specbuild.builder.checkpoint.source import DTYPE_BITS, SourceTensor, Tensors, shorten
 from specbuild.runtime.errors import SpecbuildError
 
-# The tensors of one module by what follows its name.
+# The tensors of one module by the suffix of their name.
 Parts = Mapping[str, SourceTensor]
 WEIGHT = "weight"
-# What only the rounding of activations, attention's operands and KV caches reads.
+# Suffixes that only matter for rounding of activations, attention's operands and KV caches.
 _ACTIVATION_PARTS = frozenset({"input_scale", "input_global_scale", "input_zero_point",
                                "activation_scale", "output_scale"})  # fmt: skip
 _CACHE_PARTS = frozenset({"k_scale", "v_scale", "q_scale", "k_zero_point", "v_zero_point",
                           "kv_scale", "prob_scale"})  # fmt: skip
 _MAX_DOTS = 3
 _NUMBER = re.compile(r"(?<=\.)\d{1,6}(?=\.)")
-# Types of weights that are no numbers without scales.
+# Types of weights that need scales.
 _CODES = frozenset({"F8_E4M3", "F8_E5M2", "I8", "U8", "I32", "F4"})
 
 
 class QuantizationFormat(Protocol):
-    """One way to store quantized weights, named by ``quant_method``."""
+    """One storage of quantized weights, named by ``quant_method``."""
 
     @property
     def methods(self) -> tuple[str, ...]:
@@ -44,11 +44,11 @@ class QuantizationFormat(Protocol):
 
     @property
     def stored(self) -> Mapping[str, str]:
-        """What weights are stored as, for documents, with the bits that a weight takes."""
+        """The storage types of weights, for documents, with the bits per weight."""
         ...
 
     def read(self, section: Config, *, strict: bool) -> QuantizationScheme:
-        """What ``quantization_config`` says.
+        """Read ``quantization_config``.
 
         Raises SpecbuildError for a variant that is not implemented.
         """
@@ -57,13 +57,13 @@ class QuantizationFormat(Protocol):
 
 @dataclass(frozen=True)
 class QuantizationScheme:
-    """How the weights of one checkpoint are stored.
+    """The storage of the weights of one checkpoint.
 
     ``parts`` are the names, within a module, of tensors that only quantized weights have. ``read``
-    returns the weight of a module, by its name and tensors; its :attr:`SourceTensor.load` gives
-    the dequantized numbers in fp32. ``excludes`` says of a module whether the configuration leaves
-    it out. ``activations`` describes how the scheme rounds activations, empty where it does not.
-    ``has_weights`` is false where only activations or caches are quantized.
+    returns the weight of a module, by its name and tensors; its :attr:`SourceTensor.load` returns
+    the dequantized numbers in fp32. ``excludes`` returns whether the configuration excludes a
+    module. ``activations`` describes the rounding of activations, empty for none. ``has_weights``
+    is false if only activations or caches are quantized.
     """
 
     name: str
@@ -85,10 +85,10 @@ class ReadWeights:
 
 
 def read_weights(where: str, tensors: Tensors, scheme: QuantizationScheme) -> ReadWeights:
-    """The tensors with weights in the place of what they are stored as.
+    """Return the tensors, with weights in place of their stored parts.
 
-    ``where`` names the configuration in errors. Raises SpecbuildError where no weight is quantized,
-    or the parts of one do not belong together.
+    ``where`` names the configuration in errors. Raises SpecbuildError if no weight is quantized, or
+    parts are inconsistent.
     """
     made: Tensors = {}
     modules: dict[str, Tensors] = {}
@@ -119,7 +119,7 @@ def read_weights(where: str, tensors: Tensors, scheme: QuantizationScheme) -> Re
 
 
 def drop_zero_biases(tensors: Tensors, expected: Container[str]) -> tuple[str, ...]:
-    """Remove biases of quantized modules that hold zeros and that the model has not; a warning.
+    """Remove zero biases of quantized modules that the model does not have; return a warning.
 
     GPTQ's writers give every quantized module a bias.
     """
@@ -141,7 +141,7 @@ def drop_zero_biases(tensors: Tensors, expected: Container[str]) -> tuple[str, .
 
 
 def _types(tensors: Tensors, modules: Container[str], scheme: str) -> dict[str, dict[str, int]]:
-    """How many tensors are stored in which type, by their names with ``N`` for numbers."""
+    """Count tensors by type, and by their names with ``N`` for numbers."""
     found: dict[str, Counter[str]] = {}
     for name, tensor in tensors.items():
         is_read = name.removesuffix(f".{WEIGHT}") in modules
@@ -159,7 +159,7 @@ def quantized_weight(
     shape: tuple[int, int],
     load: Callable[[], QuantizedTensor],
 ) -> SourceTensor:
-    """The weight [N, K] of a module, which ``load`` reads from ``parts``."""
+    """Return the weight [N, K] of a module, which ``load`` reads from ``parts``."""
 
     def values(dtype: torch.dtype = torch.float32) -> torch.Tensor:
         return load().dequantize(dtype)
@@ -178,12 +178,12 @@ def quantized_weight(
 
 
 def part_bytes(parts: Parts) -> int:
-    """What a checkpoint stores for the parts."""
+    """Return the bytes that a checkpoint stores for the parts."""
     return sum(math.prod(p.shape) * DTYPE_BITS[p.dtype] // 8 for p in parts.values())
 
 
 def required(module: str, parts: Parts, *names: str) -> list[SourceTensor]:
-    """The parts of these names. SpecbuildError where one is not there."""
+    """Return the parts with these names. SpecbuildError if one is missing."""
     lacking = [name for name in names if name not in parts]
     if lacking:
         there = next(iter(parts.values()))
@@ -195,7 +195,7 @@ def required(module: str, parts: Parts, *names: str) -> list[SourceTensor]:
 
 
 def misfit(part: SourceTensor, expected: str) -> SpecbuildError:
-    """The error for a part of another type or shape than the others need."""
+    """Return the error for a part with another type or shape than the others require."""
     return SpecbuildError(
         f"{part.file}: {part.name} is {part.dtype} {list(part.shape)}, expected {expected}; "
         "download the checkpoint again"
@@ -203,7 +203,7 @@ def misfit(part: SourceTensor, expected: str) -> SpecbuildError:
 
 
 def _split(name: str, parts: frozenset[str]) -> tuple[str, str]:
-    """A tensor's module and part; the part is empty where it is none of ``parts``."""
+    """Return a tensor's module and part; the part is empty if it is none of ``parts``."""
     pieces = name.split(".")
     for dots in range(1, min(_MAX_DOTS, len(pieces) - 1) + 1):
         part = ".".join(pieces[-dots:])

@@ -1,8 +1,8 @@
-"""A weight in the numbers that a quantized checkpoint stores: codes, scales, minima, zero points.
+"""A weight in the numbers of a quantized checkpoint: codes, scales, minima, zero points.
 
-Every format of checkpoints reads its weights into this one form. A number of the weight is
+Every format of checkpoints reads its weights into this form. A number of the weight is
 
-    (code - zero point) * scale + minimum
+``(code - zero point) * scale + minimum``
 
 in float32, each operation rounded once. Zero points and minima are optional.
 """
@@ -52,7 +52,7 @@ class ScaleFactors:
     """Scales and minima [N, G] as products: a number of ``columns`` columns times a group's.
 
     ``block_scales`` and ``block_minima`` are float32 [N, K / columns], numbers of fp16.
-    ``group_scales`` and ``group_minima`` are whole numbers of a byte, [N, G].
+    ``group_scales`` and ``group_minima`` are integers of a byte, [N, G].
     """
 
     columns: int
@@ -62,7 +62,7 @@ class ScaleFactors:
     group_minima: Tensor | None = None
 
     def select_rows(self, rows: Tensor) -> ScaleFactors:
-        """The factors of these rows."""
+        """Return the factors of these rows."""
         minima = (self.block_minima, self.group_minima)
         return ScaleFactors(
             self.columns,
@@ -119,7 +119,9 @@ class QuantizedTensor:
         return whole
 
     def select_rows(self, rows: Tensor) -> QuantizedTensor:
-        """The weight of these rows, int64 [n], in this order; every row then has its own scales."""
+        """Return the weight of these rows, int64 [n], in this order; every row then has its own
+        scales.
+        """
         form = replace(
             self.form,
             block=(1, self.form.block[1]),
@@ -137,7 +139,7 @@ class QuantizedTensor:
         )
 
     def _spread(self, parts: Tensor) -> Tensor:
-        """Numbers of groups [n, G] as those of columns, [n, K]."""
+        """Return numbers of groups [n, G] as those of columns, [n, K]."""
         columns = self.shape[1]
         if self.groups is not None:
             return parts[:, self.groups]
@@ -154,7 +156,7 @@ class QuantizedSource:
     load: Callable[[], QuantizedTensor]
 
     def select_rows(self, rows: Tensor, count: int) -> QuantizedSource:
-        """The weight of these rows, int64 [n], of the ``count`` that it has."""
+        """Return the weight of these rows, int64 [n], of the ``count`` that it has."""
         form = replace(
             self.form,
             block=(1, self.form.block[1]),
