@@ -177,7 +177,7 @@ class CallOutputParser(ContentStop):
         self, decode: Decode, stop: Stop, style: CallStyle, tools: Tools, dropped: Sequence[int]
     ) -> None:
         self._detokenizer = Detokenizer(decode)
-        self._stop = StopText(stop)
+        self._stop: StopText = StopText(stop)
         self._style = style
         self._names = {tool["function"]["name"] for tool in tools}
         self._dropped = frozenset(dropped)

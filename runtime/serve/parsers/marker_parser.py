@@ -41,7 +41,7 @@ class MarkerParser(ContentStop):
         dropped: Sequence[int] = (),
     ) -> None:
         self._detokenizer = Detokenizer(decode)
-        self._stop = StopText(stop)
+        self._stop: StopText = StopText(stop)
         self._dropped = frozenset(dropped)
         self._think, self._think_end = THINK.begin, THINK.end
         self._calls, self._tools = calls, tools
