@@ -79,7 +79,8 @@ class Responses:
             job = _BackgroundJob(work)
             job.task = asyncio.create_task(self._run_in_background(job))
             self._background[work.answer["id"]] = job
-            return dict(work.answer)
+            # As OpenAI's: it is in progress when it is read for the first time.
+            return {**work.answer, "status": "queued"}
         await self._finish(work)
         return work.answer
 
