@@ -1,1 +1,1 @@
-"""Checkpoints of true geometry and known behaviour, made of random numbers."""
+"""Checkpoints with real sizes, random weights and known output."""

@@ -1,4 +1,4 @@
-"""What configurations of synthetic models share, as the releases spell it."""
+"""Fields that configurations of synthetic models share, as the releases spell them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from specbuild.runtime.engine_dir.rope_scaling import (
 
 
 def generation_config(g: TargetGeometry, pad_token_id: int) -> dict[str, Any]:
-    """Where the list of EOS tokens stands."""
+    """The place of the list of EOS tokens."""
     return {
         "do_sample": False,
         "eos_token_id": list(g.eos_token_ids),
@@ -24,13 +24,13 @@ def generation_config(g: TargetGeometry, pad_token_id: int) -> dict[str, Any]:
 
 
 def yarn_of(rope: Rope) -> YarnScaling:
-    """The scaling of a rotary embedding that is known to be YaRN's."""
+    """Return the scaling of a rotary embedding with YaRN."""
     assert isinstance(rope.scaling, YarnScaling)
     return rope.scaling
 
 
 def rope_config(rope: Rope) -> dict[str, Any] | None:
-    """``rope_scaling`` of a rotary embedding, None where positions are not scaled."""
+    """Return ``rope_scaling`` of a rotary embedding, or None if positions are not scaled."""
     if isinstance(rope.scaling, Llama3Scaling):
         return {
             "factor": rope.scaling.factor,
@@ -51,7 +51,7 @@ def rope_config(rope: Rope) -> dict[str, Any] | None:
 
 
 def yarn_config(rope: Rope) -> dict[str, Any]:
-    """``rope_scaling`` of a YaRN."""
+    """Return ``rope_scaling`` of YaRN."""
     yarn = yarn_of(rope)
     by_default = yarn_attention_factor(yarn.factor)
     own = {} if yarn.attention_factor == by_default else {"attention_factor": yarn.attention_factor}

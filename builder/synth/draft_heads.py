@@ -1,4 +1,4 @@
-"""The heads of a synthetic draft of plain attention."""
+"""The heads of a synthetic draft with plain attention."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from specbuild.runtime.engine_dir.geometry import Rope, TargetGeometry
 
 @dataclass(frozen=True)
 class DraftHeads:
-    """Query and KV heads of one width, and how they turn."""
+    """Query and KV heads of one width, and their RoPE."""
 
     q_heads: int
     kv_heads: int
@@ -18,7 +18,7 @@ class DraftHeads:
 
 
 def draft_heads(target: TargetGeometry) -> DraftHeads:
-    """The target's. A draft of a target with MLA has plain ones of 128."""
+    """Return the target's heads. A draft of a target with MLA has plain ones of 128."""
     if target.mla is None:
         whole = replace(target.rope, width=None)
         return DraftHeads(target.q_heads, target.kv_heads, target.head_dim, whole)

@@ -1,4 +1,4 @@
-"""Makes the tensors of synthetic models, each by a rule of its kind."""
+"""Rules that fill the tensors of synthetic models, one per kind."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from specbuild.builder.synth.noise import Noise
 from specbuild.builder.synth.tensor import SynthTensor
 from specbuild.plugins_cuda.moe.e2m1 import E2M1
 
-CONTRIBUTION = 0.04  # rms of what a sublayer adds, the stream's being 1
+CONTRIBUTION = 0.04  # rms of a sublayer's addition, relative to the stream's 1
 NORM_STD = 0.05
 BIAS_STD = 0.02
 # Codes of a scale: a power of two and its neighbours, equally often.
@@ -22,19 +22,19 @@ _SCALE_STEPS = (-1, 0, 1)
 
 @dataclass(frozen=True)
 class Fill:
-    """Makes one tensor of a layer: from its name and shape to its parts."""
+    """Returns one tensor of a layer: from its name and shape to its parts."""
 
     noise: Noise
 
     def normal(self, name: str, shape: tuple[int, ...], std: float) -> SynthTensor:
-        """Normal values around 0."""
+        """Return normal values around 0."""
         made = self._rows("BF16", shape, lambda rows, w: self.noise.weight(name, rows, w, std))
         return replace(made, std=std)
 
     def norm(
         self, name: str, shape: tuple[int, ...], mean: float = 1.0, less: float = 0.0
     ) -> SynthTensor:
-        """Normal values around ``mean``, stored ``less`` that."""
+        """Return normal values around ``mean``, stored minus ``less``."""
 
         def make(rows: torch.Tensor, width: int) -> torch.Tensor:
             noise = self.noise.normal(name, rows, width, NORM_STD)
@@ -43,7 +43,9 @@ class Fill:
         return self._rows("BF16", shape, make)
 
     def router(self, name: str, shape: tuple[int, ...]) -> SynthTensor:
-        """Unit logits that do not see the constant, which would favour some experts always."""
+        """Return unit logits that are independent of the constant, which would always favour some
+        experts.
+        """
 
         def make(rows: torch.Tensor, width: int) -> torch.Tensor:
             weight = self.noise.weight(name, rows, width, 1 / math.sqrt(width))
@@ -53,11 +55,11 @@ class Fill:
         return self._rows("BF16", shape, make)
 
     def blocks(self, name: str, shape: tuple[int, ...]) -> SynthTensor:
-        """Uniform codes, two a byte."""
+        """Return uniform codes, two per byte."""
         return self._rows("U8", shape, lambda rows, w: self.noise.bytes(name, rows, w), 2)
 
     def scales(self, name: str, shape: tuple[int, ...], output_rms: float) -> SynthTensor:
-        """Scales that give an output of about ``output_rms`` from an input of rms 1."""
+        """Return scales for an output of about ``output_rms`` from an input of rms 1."""
         spread = math.sqrt(sum(4.0**step for step in _SCALE_STEPS) / len(_SCALE_STEPS))
         values = math.sqrt(sum(value**2 for value in E2M1) / len(E2M1))
         exponent = round(
@@ -73,7 +75,7 @@ class Fill:
         make: Callable[[torch.Tensor, int], torch.Tensor],
         row_axes: int = 1,
     ) -> SynthTensor:
-        """A row is the last ``row_axes`` axes; a vector is one row."""
+        """Return rows of the last ``row_axes`` axes; a vector is one row."""
         if len(shape) == 1:
             one = torch.zeros(1, dtype=torch.int64)
             return SynthTensor(dtype, shape, lambda first, end: make(one, shape[0])[0, first:end])

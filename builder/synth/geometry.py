@@ -1,4 +1,4 @@
-"""The geometries that have a name, of every family."""
+"""The named geometries of every family."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from specbuild.runtime.errors import SpecbuildError
 
 
 def named_geometry(name: str) -> NamedGeometry:
-    """SpecbuildError for a name that is not known."""
+    """Return a geometry by name; SpecbuildError if it is unknown."""
     geometries = {
         known: make
         for family in TARGETS.values()

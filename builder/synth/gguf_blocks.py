@@ -1,6 +1,6 @@
-"""Rows of GGUF's blocks: of random codes, and of given numbers, each row by itself.
+"""Rows of GGUF's blocks: of random codes, and of given numbers, each row independently.
 
-Blocks are Q8_0 (32 numbers), Q4_K and Q6_K (256). Random codes are uniform; scales are natural.
+Blocks are Q8_0 (32 numbers), Q4_K and Q6_K (256). Random codes are uniform; scales are realistic.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from specbuild.builder.synth.noise import Noise
 
 Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float32]
-# How far scales deviate from their mean.
+# The deviation of scales from their mean.
 _SCALE_STD = 0.2
 _SIX_BITS = 63
 
 
 @dataclass(frozen=True)
 class RowBlocks:
-    """Blocks of one type: their number in GGUF, elements, bytes, and where their float16s are.
+    """Blocks of one type: GGUF's number, elements, bytes, and offsets of their float16s.
 
-    ``unit`` is the deviation of numbers of random bytes where the first float16 is 1;
-    ``minimum`` the second float16 in units of the first, 0 for none. ``pack`` stores numbers
-    float32 [n, elements] as bytes u8 [n, nbytes].
+    ``unit`` is the deviation of numbers of random bytes if the first float16 is 1. ``minimum`` is
+    the second float16 in units of the first, 0 for none. ``pack`` stores numbers float32 [n,
+    elements] as bytes u8 [n, nbytes].
     """
 
     number: int
@@ -42,7 +42,7 @@ class RowBlocks:
     def random(
         self, noise: Noise, name: str, rows: torch.Tensor, width: int, std: float
     ) -> torch.Tensor:
-        """Rows [n] of ``width`` numbers with this deviation, u8 [n, bytes of a row]."""
+        """Return rows [n] of ``width`` numbers with this deviation, u8 [n, bytes of a row]."""
         count = width // self.elements
         raw = noise.bytes(name, rows, count * self.nbytes).numpy()
         blocks = raw.reshape(len(rows), count, self.nbytes)
@@ -54,7 +54,7 @@ class RowBlocks:
         return torch.from_numpy(raw)
 
     def packed(self, values: torch.Tensor) -> torch.Tensor:
-        """Rows of numbers [n, width] as bytes u8 [n, bytes of a row]."""
+        """Return rows of numbers [n, width] as bytes u8 [n, bytes of a row]."""
         blocks = values.float().numpy().reshape(-1, self.elements)
         return torch.from_numpy(self.pack(blocks).reshape(len(values), -1))
 
@@ -102,7 +102,7 @@ def _pack_q6_k(values: Floats) -> Bytes:
 
 
 def _half(values: Floats) -> Floats:
-    """Rounded to float16."""
+    """Return values rounded to float16."""
     return values.astype(np.float16).astype(np.float32)
 
 
@@ -118,7 +118,7 @@ def _bytes(halves: Floats) -> Bytes:
 
 
 def _rms(least: int, most: int) -> float:
-    """Of all whole numbers of this range, equally often."""
+    """Return integers of this range, equally often."""
     return math.sqrt(sum(n * n for n in range(least, most + 1)) / (most + 1 - least))
 
 

@@ -1,4 +1,4 @@
-"""Synthetic models as GGUF files, in the mixtures of types that llama.cpp's quantizer makes."""
+"""Synthetic models as GGUF files, in the mixtures of types of llama.cpp's quantizer."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _F32, _U32, _FLOAT, _TEXT = 0, 4, 6, 8
 _ALIGNMENT = 32
 _VERSION = 3
 _BF16_BYTES = 2
-# Numbers of the embedding, head or experts that are made together.
+# Numbers of the embedding, head or experts that are generated together.
 _PIECE = 1 << 22
 _OUTER = {
     EMBEDDING: "token_embd.weight",
@@ -48,7 +48,7 @@ _LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)\.(weight|bias)")
 
 @dataclass(frozen=True)
 class _Entry:
-    """A tensor of the file, its axes as torch has them, and its bytes in pieces."""
+    """A tensor of the file, its axes in torch's order, and its bytes in pieces."""
 
     name: str
     shape: tuple[int, ...]
@@ -65,7 +65,7 @@ def write_gguf(
 ) -> None:
     """Write ``model.gguf`` of a noise, a geometry and tensors, in this mixture.
 
-    Raises SpecbuildError for a model type that is not written, and for rows that do not hold whole
+    Raises SpecbuildError for an unsupported model type, and for rows that are no multiple of
     blocks.
     """
     noise, g, tensors = model
@@ -102,7 +102,7 @@ def write_gguf(
 
 
 def _keys(architecture: str, g: TargetGeometry) -> list[bytes]:
-    """The metadata that readers need; there is no tokenizer."""
+    """Return the metadata that readers need; there is no tokenizer."""
     mlp = g.feed_forwards[0]
     numbers: dict[str, int | float] = {
         "block_count": g.layers,
@@ -151,7 +151,7 @@ def _entries(
 def _entry(
     noise: Noise, g: TargetGeometry, name: str, parents: list[SynthTensor], mixture: str
 ) -> _Entry:
-    """One tensor, or the experts of a layer together."""
+    """Return one tensor, or the experts of a layer together."""
     shape = parents[0].shape if len(parents) == 1 else (len(parents), *parents[0].shape)
     kind = _type_of(name, shape, g, mixture)
     if kind is None:
@@ -181,7 +181,7 @@ def _entry(
 
 
 def _type_of(name: str, shape: tuple[int, ...], g: TargetGeometry, mixture: str) -> str | None:
-    """The type that llama-quant.cpp chooses; None for float32."""
+    """Return the type that llama-quant.cpp chooses; None for float32."""
     if len(shape) == 1 or name.endswith("ffn_gate_inp.weight"):
         return None
     if mixture == "q8_0":
@@ -193,7 +193,7 @@ def _type_of(name: str, shape: tuple[int, ...], g: TargetGeometry, mixture: str)
 
 
 def has_more_bits(layer: int, layers: int) -> bool:
-    """Half of the layers: the first and last eighths, and every third between."""
+    """Return whether a layer is in the half: the first and last eighths, every third between."""
     eighth = layers // 8
     return layer < eighth or layer >= 7 * layers // 8 or (layer - eighth) % 3 == 2
 

@@ -1,4 +1,4 @@
-"""All that follows from what ``specbuild synth`` is asked for: weights, rules, prompts."""
+"""The weights, token rules and prompts that follow from the options of ``specbuild synth``."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ INDEXER_HEADS = 4
 
 
 class SynthModel:
-    """A synthetic target, and its draft where one is asked for; nothing is made before its use.
+    """A synthetic target, and its draft if requested; tensors are generated on use.
 
     Raises SpecbuildError for an option out of range.
     """
@@ -84,7 +84,7 @@ class SynthModel:
             )
 
     def _refuse_format(self) -> None:
-        """SpecbuildError where the model's weights have a format of their own."""
+        """Raise SpecbuildError if the model's weights have their own format."""
         if self.options.weights_format is not None and QUANTIZATION in self._own_fields:
             raise SpecbuildError(
                 f"--weights-format: {self.options.geometry} stores experts in MXFP4 as released; "
@@ -114,7 +114,7 @@ class SynthModel:
 
     @property
     def made_draft(self) -> SynthDraft:
-        """How drafts of the kind that is asked for are made."""
+        """Return the writer of the requested kind of draft."""
         return synth_draft(self.options.draft_kind)
 
     @property
@@ -124,7 +124,7 @@ class SynthModel:
 
     @property
     def gguf_mixture(self) -> str | None:
-        """The mixture of types of a GGUF file; None where the checkpoint is safetensors."""
+        """The mixture of types of a GGUF file; None for safetensors."""
         name = self.options.weights_format
         return None if name is None or name in WEIGHTS_FORMATS else name
 
@@ -143,7 +143,7 @@ class SynthModel:
 
     @cached_property
     def rules(self) -> TokenRules:
-        """Which token follows which in the target."""
+        """The order of tokens in the target."""
         return token_rules(
             self.noise,
             vocab=self.target.vocab,
@@ -154,7 +154,7 @@ class SynthModel:
 
     @cached_property
     def draft_rules(self) -> DraftRules:
-        """Which follows which in the draft."""
+        """The order of tokens in the draft."""
         assert self.options.acceptance is not None
         acceptance = self.options.acceptance
         if isinstance(acceptance, tuple):
@@ -174,9 +174,9 @@ class SynthModel:
 
     @property
     def prompt_acceptances(self) -> list[float]:
-        """The probability that the draft is correct behind each prompt; empty without a draft.
+        """The probability that the draft is correct after each prompt; empty without a draft.
 
-        It holds for as many tokens as lie between two prompts along the target's cycle.
+        It applies to as many tokens as there are between two prompts along the target's cycle.
         """
         acceptance, count = self.options.acceptance, self.options.prompts
         if not isinstance(acceptance, tuple):
@@ -194,7 +194,7 @@ class SynthModel:
 
     @cached_property
     def spread(self) -> TokenSpread | None:
-        """The distribution of the next token, None where one token follows."""
+        """The distribution of the next token, None if there is a single next token."""
         entropy, tv = self.options.target_entropy, self.options.draft_tv
         if entropy is None:
             return None
@@ -230,7 +230,7 @@ class SynthModel:
 
     @cached_property
     def places(self) -> Places | TokenSpread | None:
-        """What the draft wants of the target's embedding and head, None where it has its own."""
+        """What the draft requires of the target's embedding and head, None if it has its own."""
         if self.spread is not None:
             return self.spread
         if self.draft is None or self.made_draft.places is None:
@@ -239,14 +239,14 @@ class SynthModel:
 
     @cached_property
     def target_tensors(self) -> dict[str, SynthTensor]:
-        """By their names in a checkpoint."""
+        """The target's tensors by their names in a checkpoint."""
         made = synth_target(self.noise, self.target, self.rules, self.places)
         name = self.options.weights_format
         return quantized_weights(self.noise, made, name) if name in WEIGHTS_FORMATS else made
 
     @cached_property
     def draft_tensors(self) -> dict[str, SynthTensor]:
-        """By their names in a checkpoint; empty without a draft."""
+        """The draft's tensors by their names in a checkpoint; empty without a draft."""
         acceptances = self.prompt_acceptances
         if self.draft is None or not acceptances:
             return {}
@@ -256,12 +256,12 @@ class SynthModel:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all tensors."""
+        """The bytes of all tensors."""
         tensors = (*self.target_tensors.values(), *self.draft_tensors.values())
         return sum(tensor.nbytes for tensor in tensors)
 
     def origin(self, name: str) -> str:
-        """The target tensor that stands for ``name`` where only some layers are unique."""
+        """Return the target tensor that is stored for ``name`` if only some layers are unique."""
         unique = self.options.unique_layers
         prefix = "model.layers."
         if unique is None or not name.startswith(prefix):
@@ -270,7 +270,7 @@ class SynthModel:
         return f"{prefix}{self._stored_layer(int(index), unique)}.{rest}"
 
     def _stored_layer(self, layer: int, unique: int) -> int:
-        """Which of the first ``unique`` layers of its kind stands for a layer."""
+        """Return which of the first ``unique`` layers of its kind is stored for a layer."""
         g = self.target
         kinds = [
             (kind, i in g.linear_layers, g.heads_of(i), i in g.caching_layers)
@@ -280,12 +280,12 @@ class SynthModel:
         return alike[alike.index(layer) % unique]
 
     def prompts(self) -> list[list[int]]:
-        """Prompts from which greedy decoding meets tokens of the draft's vocabulary only."""
+        """Return prompts whose greedy continuations stay in the draft's vocabulary."""
         asked = self.options
         return prompts(self.noise, self.rules, count=asked.prompts, length=asked.prompt_tokens)
 
     def checkpoints(self) -> tuple[TargetCheckpoint, tuple[DraftCheckpoint, ...]]:
-        """What the checkpoints' readers would give, each tensor made when it is loaded.
+        """Return the checkpoints as their readers do, with tensors that are generated when loaded.
 
         Raises SpecbuildError for a GGUF file, which can only be read from a disk.
         """

@@ -1,8 +1,8 @@
-"""Random tensors that can be made row by row, in any order, again and again.
+"""Random tensors that can be generated row by row, in any order, and repeatedly.
 
-A row is cut from a table of random values in segments, each from a place that a hash of (seed,
-tensor, row, segment) names. Copying is far faster than drawing, any row can be had without the
-others, and with a million places two rows of a model share next to nothing.
+A row consists of segments of a table of random values, at places given by a hash of (seed, tensor,
+row, segment). Copying is far faster than random generation, and rows are independent. With a
+million places, two rows of a model share almost nothing.
 """
 
 from __future__ import annotations
@@ -21,29 +21,29 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
 class Noise:
-    """All random numbers of one seed; ``name`` tells one tensor's from another's."""
+    """All random numbers of one seed; ``name`` distinguishes tensors."""
 
     def __init__(self, seed: int) -> None:
         self._seed = seed
 
     def generator(self, name: str) -> torch.Generator:
-        """A generator of its own for what is drawn at once, such as a permutation."""
+        """Return a separate generator for what is drawn at once, such as a permutation."""
         return torch.Generator().manual_seed(self._hash(name) >> 1)
 
     def normal(self, name: str, rows: torch.Tensor, width: int, std: float = 1.0) -> torch.Tensor:
-        """Rows ``rows`` [n] of a matrix of normal values with deviation ``std``: fp32 [n, width]"""
+        """Return rows ``rows`` [n] of normal values with deviation ``std``: fp32 [n, width]."""
         return self._cut(self._normals * std, _FLOATS, name, rows, width)
 
     def weight(self, name: str, rows: torch.Tensor, width: int, std: float) -> torch.Tensor:
-        """The same in bf16."""
+        """Return the same in bf16."""
         return self._cut((self._normals * std).bfloat16(), _FLOATS, name, rows, width)
 
     def bytes(self, name: str, rows: torch.Tensor, width: int) -> torch.Tensor:
-        """Rows of uniform bytes: u8 [n, width]."""
+        """Return rows of uniform bytes: u8 [n, width]."""
         return self._cut(self._uniform, _BYTES, name, rows, width)
 
     def choices(self, name: str, rows: torch.Tensor, width: int, among: list[int]) -> torch.Tensor:
-        """Rows of bytes that are each one of ``among``, equally often: u8 [n, width]."""
+        """Return rows of bytes from ``among``, equally often: u8 [n, width]."""
         table = torch.tensor(among, dtype=torch.uint8)[self._uniform.long() * len(among) >> 8]
         return self._cut(table, _BYTES, name, rows, width)
 
@@ -57,7 +57,7 @@ class Noise:
         return whole if count * segment == width else whole[:, :width].contiguous()
 
     def _places(self, name: str, rows: np.ndarray, count: int) -> torch.Tensor:
-        """Where the segments begin, int64 [rows·count]: the finaliser of SplitMix64."""
+        """Return the starts of segments, int64 [rows·count]: the finaliser of SplitMix64."""
         index = rows.astype(np.uint64)[:, None] * np.uint64(count) + np.arange(
             count, dtype=np.uint64
         )

@@ -1,4 +1,4 @@
-"""What ``specbuild synth`` is asked for."""
+"""The options of ``specbuild synth``."""
 
 from __future__ import annotations
 
@@ -24,15 +24,14 @@ _PROMPTS = "Prompts"
 
 @dataclass(frozen=True)
 class SynthOptions(OptionGroup):
-    """``acceptance`` None is a model without a draft; a pair has a value between its ends for each
-    prompt. ``unique_layers`` None stores every layer.
+    """``acceptance`` None is a model without a draft; a pair gives each prompt a value in its
+    range.
 
-    With ``target_entropy`` the next token is one of several, ``acceptance`` is 1 and ``draft_tv``
-    sets how far the draft is from the target.
-
-    ``weights_format`` None stores weights in bf16.
-    ``latent`` is how many values every layer caches in its keys' and values' place, 0 for these;
-    ``indexer`` how wide the indexers of full-attention layers are, 0 for none.
+    ``unique_layers`` None stores every layer. With ``target_entropy`` the next token is one of
+    several, ``acceptance`` is 1, and ``draft_tv`` is the distance of the draft from the target.
+    ``weights_format`` None stores weights in bf16. ``latent`` is the number of values that every
+    layer caches instead of keys and values, 0 for keys and values. ``indexer`` is the width of the
+    indexers of full-attention layers, 0 for none.
     """
 
     PANEL: ClassVar[str] = "Model"

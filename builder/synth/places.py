@@ -1,7 +1,7 @@
-"""Where a token stands along a cycle, as a draft can read it and move on from it.
+"""The place of a token along a cycle, in a form that a draft can read and advance.
 
-φ(c) is cos and sin of c·f, for half a head's width of frequencies f: a turn of each pair by d·f
-makes φ(c + d) of it.
+φ(c) is cos and sin of c·f, for half a head's width of frequencies f. Rotating each pair by d·f
+changes φ(c) to φ(c + d).
 """
 
 from __future__ import annotations
@@ -15,32 +15,31 @@ from torch.nn import functional as F
 from specbuild.builder.synth.noise import Noise
 from specbuild.builder.synth.tokens import DraftRules
 
-# What directions of tokens hold of each place, of their squares.
+# The share of each place in the squares of directions of tokens.
 READ_SHARE, SAID_SHARE = 0.15, 0.25
 
 
 def turns_of(noise: Noise, size: int, half: int) -> torch.Tensor:
-    """f, fp64 [half]: what a place further turns each pair by; a cycle of ``size`` turns each
-    whole."""
+    """Return f, fp64 [half]: the rotation per place; a cycle of ``size`` is a full rotation."""
     drawn = torch.randperm((size - 1) // 2, generator=noise.generator("turns"))[:half] + 1
     return 2 * math.pi * drawn.double() / size
 
 
 def places_along(cycle: torch.Tensor, vocab: int) -> torch.Tensor:
-    """The place of each token along the cycle, −1 outside, int64 [V]."""
+    """Return the place of each token along the cycle, −1 outside, int64 [V]."""
     places = torch.full((vocab,), -1)
     places[cycle] = torch.arange(len(cycle))
     return places
 
 
 def phi(turns: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-    """φ of places int64 [n], fp32 [n, D]."""
+    """Return φ of places int64 [n], fp32 [n, D]."""
     angle = torch.outer(places.double(), turns)
     return torch.cat((angle.cos(), angle.sin()), dim=1).float()
 
 
 def rotation(turns: torch.Tensor, distance: int) -> torch.Tensor:
-    """What makes φ(c + distance) of φ(c): fp32 [D, D]."""
+    """Return the matrix that maps φ(c) to φ(c + distance): fp32 [D, D]."""
     turned = distance * turns
     cos, sin = torch.diag(turned.cos()), torch.diag(turned.sin())
     return torch.cat((torch.cat((cos, -sin), 1), torch.cat((sin, cos), 1))).float()
@@ -48,11 +47,11 @@ def rotation(turns: torch.Tensor, distance: int) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Places:
-    """What directions of tokens hold for a draft that has no embedding and no head of its own.
+    """The directions of tokens for a draft without its own embedding and head.
 
-    Coordinates 1 … D hold φ of ``read``, the next D φ of ``said``, both int64 [V] and −1 for none:
-    a draft reads the former, and says the token that follows this one by the latter. The next D are
-    free for the draft. ``silent`` is a token that is followed by none, where there is one.
+    Coordinates 1 … D have φ of ``read``, the next D have φ of ``said``, both int64 [V] and −1 for
+    none. A draft reads the former, and outputs the token after this one by the latter. The next D
+    are free for the draft. ``silent`` is a token without a successor, if there is one.
     """
 
     turns: torch.Tensor
@@ -66,7 +65,7 @@ class Places:
         return 2 * len(self.turns)
 
     def write(self, rows: torch.Tensor, tokens: torch.Tensor) -> None:
-        """Puts them into directions [n, H] of ``tokens`` [n], whose squares keep their sum."""
+        """Write the places to directions [n, H] of ``tokens`` [n]; squares keep their sum."""
         width, squares = self.width, rows.shape[1] - 1
         rows[:, 1 : 1 + 3 * width] = 0
         shares = torch.zeros(len(tokens))
@@ -85,7 +84,7 @@ class Places:
 def told_places(
     noise: Noise, rules: DraftRules, vocab: int, width: int, silent: int | None = None
 ) -> Places:
-    """A token is read at its place; the head says what follows it where the draft says that.
+    """Return places for which the draft reads each token at its own, and outputs its successor.
 
     φ has ``width`` values.
     """

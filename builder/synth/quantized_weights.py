@@ -1,7 +1,7 @@
-"""Weights of synthetic checkpoints in quantized formats: random codes, scales of natural size.
+"""Weights of synthetic checkpoints in quantized formats: random codes, realistic scales.
 
-The weights of layers are quantized; the embedding, the head, norms, routers and biases stay what
-they are, as in released checkpoints.
+The weights of layers are quantized; the embedding, the head, norms, routers and biases are not, as
+in released checkpoints.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from specbuild.plugins_cuda.moe.e2m1 import E2M1
 from specbuild.runtime.errors import SpecbuildError
 
 SynthTensors = dict[str, SynthTensor]
-# How far scales deviate from their mean.
+# The deviation of scales from their mean.
 _SCALE_STD = 0.2
 _MATRIX_AXES = 2
 _INT4_GROUP, _NVFP4_GROUP, _FP8_BLOCK = 128, 16, 128
-# Float8 codes have this deviation, four of which stay below the largest number, 448.
+# The deviation of float8 codes; four of it are below the largest number, 448.
 _FP8_STD = 100.0
-# The mean of NVFP4's scales of groups, in the middle of what float8 holds.
+# The mean of NVFP4's scales of groups, in the middle of float8's range.
 _NVFP4_SCALE = 16.0
 
 
 @dataclass(frozen=True)
 class WeightsFormat:
-    """``parts`` makes the tensors of a module of these weights; a row has whole ``group``\\ s.
+    """``parts`` returns the tensors of a module; a row has complete groups of ``group``.
 
     ``section`` is ``quantization_config``.
     """
@@ -42,9 +42,9 @@ class WeightsFormat:
 
 
 def quantized_weights(noise: Noise, tensors: SynthTensors, name: str) -> SynthTensors:
-    """The tensors of a checkpoint with the weights of its layers in the format of this name.
+    """Return the tensors of a checkpoint with the weights of its layers in this format.
 
-    Raises SpecbuildError where a row does not hold whole groups.
+    Raises SpecbuildError if a row does not have complete groups.
     """
     form = WEIGHTS_FORMATS[name]
     made: SynthTensors = {}
@@ -65,7 +65,7 @@ def quantized_weights(noise: Noise, tensors: SynthTensors, name: str) -> SynthTe
 
 
 def is_quantized(name: str, tensor: SynthTensor) -> bool:
-    """Whether releases quantize it: matrices of layers, without routers."""
+    """Return whether releases quantize it: matrices of layers, without routers."""
     return tensor.std is not None and len(tensor.shape) == _MATRIX_AXES and ".layers." in name
 
 
@@ -76,7 +76,7 @@ def _rows(
 
 
 def _int4(noise: Noise, module: str, weight: SynthTensor) -> SynthTensors:
-    """compressed-tensors' W4A16: eight codes a word."""
+    """Return compressed-tensors' W4A16: eight codes per word."""
     rows, columns = weight.shape
     mean = _std(weight) / _rms([code - 8 for code in range(16)])
     return {
@@ -105,7 +105,7 @@ def _fp8(noise: Noise, module: str, weight: SynthTensor) -> SynthTensors:
 
 
 def _nvfp4(noise: Noise, module: str, weight: SynthTensor) -> SynthTensors:
-    """compressed-tensors' NVFP4: the scale of the tensor divides."""
+    """Return compressed-tensors' NVFP4: the scale of the tensor divides."""
     rows, columns = weight.shape
     divisor = _NVFP4_SCALE * _rms(E2M1) / _std(weight)
     return {
@@ -138,7 +138,7 @@ def _std(weight: SynthTensor) -> float:
 
 
 def _rms(codes: Any) -> float:
-    """Of codes that are equally often."""
+    """Return the deviation of codes that are equally frequent."""
     return math.sqrt(sum(code**2 for code in codes) / len(codes))
 
 

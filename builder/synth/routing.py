@@ -1,4 +1,4 @@
-"""How many experts the tokens of a step choose between them."""
+"""The number of distinct experts that the tokens of a step select."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SAMPLE = 512
 
 @dataclass(frozen=True)
 class DistinctExperts:
-    """Mean over layers and steps, and what uniform routing would give."""
+    """The mean over layers and steps, and the value of uniform routing."""
 
     tokens: int
     mean: float
@@ -25,10 +25,10 @@ class DistinctExperts:
 
 
 def distinct_experts(model: SynthModel) -> tuple[DistinctExperts, ...]:
-    """Experts of a layer that steps of 1, 2, 4 … tokens touch, by the routers' own weights.
+    """Return the experts of a layer for steps of 1, 2, 4 … tokens, by the routers' own weights.
 
-    The routers see normed embeddings, of tokens that follow each other; what the layers add to
-    them is left out. Empty where no layer has experts.
+    The routers get normed embeddings of consecutive tokens, without the additions of layers. The
+    result is empty if no layer has experts.
     """
     g = model.target
     if g.moe is None:
@@ -48,7 +48,7 @@ def distinct_experts(model: SynthModel) -> tuple[DistinctExperts, ...]:
 
 
 def uniform_distinct(moe: MoeFeedForward, tokens: int) -> float:
-    """E·(1 − (1 − k/E)^n): the mean where every expert is as likely as any other."""
+    """Return E·(1 − (1 − k/E)^n): the mean of uniform routing."""
     return moe.experts * (1 - (1 - moe.experts_per_token / moe.experts) ** tokens)
 
 

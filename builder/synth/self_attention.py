@@ -1,8 +1,8 @@
-"""Queries and keys by which every row attends to itself and to nothing else.
+"""Queries and keys with which every row attends only to itself.
 
-Where q and k hold the same pairs of lengths a_j at rotary frequencies w_j, two rows d positions
-apart score Σ a_j² cos(d·w_j)/√D. If the fast frequencies have a share, no distance brings all
-cosines back to 1, and a large enough amplitude leaves the row itself alone in its softmax.
+If q and k have the same pairs of lengths a_j at rotary frequencies w_j, two rows at distance d have
+the score Σ a_j² cos(d·w_j)/√D. If the fast frequencies have a share, no distance makes all cosines
+1, and with a large enough amplitude only the row itself remains in its softmax.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from specbuild.builder.families.parts.rope import inverse_frequencies
 from specbuild.runtime.engine_dir.drafters.record import DraftGeometry
 from specbuild.runtime.errors import SpecbuildError
 
-# What the nearest other row's score lacks: e^32 of them would weigh as much as the row itself.
+# The margin of the row's own score: e^32 other rows would have its weight.
 MARGIN = 32.0
 _PAIRS = 16
 _SHARE_RATIO = 0.8  # of a pair's share and the next slower one's
@@ -24,7 +24,7 @@ _DISTANCES = 8192  # at once
 
 
 def self_amplitudes(d: DraftGeometry, positions: int) -> torch.Tensor:
-    """Lengths a_j of the pairs, fp64 [D / 2], zero for slow frequencies.
+    """Return lengths a_j of the pairs, fp64 [D / 2], zero for slow frequencies.
 
     Every distance up to ``positions`` − 1 scores at least MARGIN less than distance 0. Raises
     SpecbuildError if the head is too narrow for that.
@@ -44,7 +44,7 @@ def self_amplitudes(d: DraftGeometry, positions: int) -> torch.Tensor:
 
 
 def _least_gap(shares: torch.Tensor, frequencies: torch.Tensor, positions: int) -> float:
-    """The least Σ share·(1 − cos(d·w)) over all distances but 0."""
+    """Return the minimum of Σ share·(1 − cos(d·w)) over all distances except 0."""
     least = math.inf
     for first in range(1, positions, _DISTANCES):
         distance = torch.arange(first, min(first + _DISTANCES, positions), dtype=torch.float64)

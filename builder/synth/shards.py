@@ -24,7 +24,7 @@ def write_shards(
     *,
     shard_bytes: int = SHARD_BYTES,
 ) -> None:
-    """``model.safetensors``, or shards of at most ``shard_bytes`` and their index."""
+    """Write ``model.safetensors``, or shards of at most ``shard_bytes`` and their index."""
     shards = _split(tensors, shard_bytes)
     if len(shards) == 1:
         _write_shard(folder / "model.safetensors", shards[0], progress)
@@ -40,7 +40,7 @@ def write_shards(
 
 
 def write_json(file: Path, data: Any) -> None:
-    """Indented JSON, on the disk when this returns."""
+    """Write indented JSON and sync it."""
     write_bytes(file, (json.dumps(data, indent=2) + "\n").encode())
 
 
@@ -59,7 +59,7 @@ def _split(tensors: Mapping[str, SynthTensor], most: int) -> list[dict[str, Synt
 def _write_shard(file: Path, tensors: Mapping[str, SynthTensor], progress: Progress) -> None:
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     offset = 0
-    # Larger elements first, so that each tensor lies at a multiple of its element's size.
+    # Larger elements are first, so that each tensor is aligned to its element's size.
     order = sorted(tensors.items(), key=lambda item: -_element_bytes(item[1].dtype))
     for name, tensor in order:
         end = offset + tensor.nbytes

@@ -1,7 +1,7 @@
 """The residual stream of a synthetic target: a constant in coordinate 0, the token in the rest.
 
-Every embedding has the same length, so that its normed form is the same multiple of it for every
-token: a draft can rely on what it adds and takes away.
+Every embedding has the same length, so that norming multiplies all by the same factor: a draft can
+rely on it.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ CONSTANT = 8.0  # of every embedding's coordinate 0; the others have an rms of 1
 def token_directions(
     noise: Noise, tokens: torch.Tensor, hidden: int, places: Places | TokenSpread | None = None
 ) -> torch.Tensor:
-    """What tells ``tokens`` int64 [n] apart: fp32 [n, H], 0 in front, squares that sum to H − 1.
+    """Return the directions of ``tokens`` int64 [n]: fp32 [n, H], first 0, squares sum to H − 1.
 
-    ``places`` have a part of it where a draft needs them; a ``TokenSpread`` defines all of it.
+    ``places`` define a part of it if a draft needs them; a ``TokenSpread`` defines all of it.
     """
     if isinstance(places, TokenSpread):
         return places.directions(noise, tokens, hidden)
@@ -37,12 +37,12 @@ def token_directions(
 def embeddings(
     noise: Noise, tokens: torch.Tensor, hidden: int, places: Places | TokenSpread | None = None
 ) -> torch.Tensor:
-    """Rows of the embedding, bf16 [n, H]."""
+    """Return rows of the embedding, bf16 [n, H]."""
     rows = token_directions(noise, tokens, hidden, places)
     rows[:, 0] = CONSTANT
     return rows.bfloat16()
 
 
 def embedding_rms(hidden: int) -> float:
-    """What every embedding is divided by when it is normed."""
+    """Return the divisor of every embedding in a norm."""
     return math.sqrt((CONSTANT**2 + hidden - 1) / hidden)

@@ -1,4 +1,4 @@
-"""``specbuild synth``: a model of known behaviour, as checkpoints or straight into an engine."""
+"""``specbuild synth``: a model with known output, as checkpoints or as an engine."""
 
 from __future__ import annotations
 
@@ -34,11 +34,10 @@ _OTHER_BYTES = 16 << 20
 def write_checkpoints(
     model: SynthModel, output: Path, progress: Progress, *, force: bool
 ) -> tuple[DistinctExperts, ...]:
-    """``target``, ``draft``, ``prompts.jsonl`` and ``synth.json`` under ``output``.
+    """Write ``target``, ``draft``, ``prompts.jsonl`` and ``synth.json`` to ``output``.
 
-    Raises SpecbuildError where ``output`` exists and ``force`` is not given or it is something
-    else, for ``unique_layers``, ``latent``, ``indexer`` and MTP layers, which are an engine's, and
-    for a full disk.
+    Raises SpecbuildError if ``output`` exists without ``force`` or is something else, for options
+    of engines (``unique_layers``, ``latent``, ``indexer``, MTP layers), and for a full disk.
     """
     if model.options.unique_layers is not None:
         raise SpecbuildError(
@@ -93,10 +92,11 @@ def write_checkpoints(
 def build_engine(
     model: SynthModel, options: BuildOptions, progress: Progress
 ) -> tuple[BuildReport, tuple[DistinctExperts, ...]]:
-    """The engine ``options.output``, its weights made while they are stored; and its prompts.
+    """Build the engine ``options.output``, whose weights are generated while stored; and its
+    prompts.
 
-    ``options.model`` and ``options.draft`` are not read. The prompts stand beside the engine, see
-    ``prompts_beside``. Raises SpecbuildError as ``build`` does, and where these exist already.
+    ``options.model`` and ``options.draft`` are not read. The prompts are next to the engine, see
+    ``prompts_beside``. Raises SpecbuildError as ``build`` does, and if these exist already.
     """
     prompts = prompts_beside(options.output)
     if prompts.exists() and not options.force:
@@ -108,7 +108,7 @@ def build_engine(
 
 
 def prompts_beside(engine: Path) -> Path:
-    """Where the prompts of a synthetic engine stand."""
+    """Return the path of the prompts of a synthetic engine."""
     engine = engine.resolve()
     return engine.with_name(f"{engine.name}.{PROMPTS_FILE}")
 
@@ -142,7 +142,7 @@ def _require_replaceable(output: Path, *, force: bool) -> None:
 
 
 def _is_written_here(output: Path) -> bool:
-    """Whether a folder holds checkpoints, prompts and the report of them, and nothing else."""
+    """Return whether a folder has only checkpoints, prompts and their report."""
     try:
         report = read_json(output / REPORT_FILE)
         names = {path.name for path in output.iterdir()}

@@ -34,10 +34,10 @@ def synth_target(
     rules: TokenRules,
     places: Places | TokenSpread | None = None,
 ) -> dict[str, SynthTensor]:
-    """All tensors of the target, by their names in a checkpoint.
+    """Return all tensors of the target, by their names in a checkpoint.
 
-    ``places`` are what a draft over its embedding and head wants of them, or the distribution of
-    the token after each.
+    ``places`` are the requirements of a draft on its embedding and head, or the distribution of the
+    next token.
     """
     fill, family = Fill(noise), target_family(g.model_type)
     assert family.synth is not None
@@ -64,7 +64,7 @@ def _embedding(noise: Noise, g: TargetGeometry, places: Places | TokenSpread | N
     factor = 1.0 if g.multipliers is None else g.multipliers.embedding
 
     def part(first: int, end: int) -> torch.Tensor:
-        # The stream of every target begins alike: drafts are made for it.
+        # The stream of every target has the same start: drafts are made for it.
         return embeddings(noise, torch.arange(first, end), g.hidden, places) / factor
 
     return SynthTensor("BF16", (g.vocab, g.hidden), part)
@@ -76,7 +76,7 @@ def _head(
     def part(first: int, end: int) -> torch.Tensor:
         before = rules.before[first:end]
         if isinstance(places, TokenSpread):
-            # The last norm divides by the length of the embedding and of what sublayers add.
+            # The last norm divides by the length of the embedding and the additions of sublayers.
             added = 2 * g.layers * CONTRIBUTION**2
             length = math.sqrt(embedding_rms(g.hidden) ** 2 + added)
             return (places.head(noise, before, g.hidden) * length).bfloat16()

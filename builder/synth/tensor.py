@@ -1,4 +1,4 @@
-"""A tensor that is made when it is asked for, whole or a part of it."""
+"""A tensor that is generated on request, in full or in part."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CHUNK_BYTES = 32 << 20
 class SynthTensor:
     """One tensor of a synthetic checkpoint.
 
-    ``part(first, end)`` makes the entries first … end−1 along the first axis; equal calls give
+    ``part(first, end)`` returns the entries first … end−1 along the first axis; equal calls return
     equal tensors. ``std`` is the deviation of normal values around 0, None for other rules.
     """
 
@@ -28,18 +28,18 @@ class SynthTensor:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the tensor."""
+        """The bytes of the tensor."""
         return math.prod(self.shape) * DTYPE_BITS[self.dtype] // 8
 
     def chunks(self) -> Iterator[torch.Tensor]:
-        """The tensor in parts of some 32 MiB."""
+        """Yield the tensor in parts of about 32 MiB."""
         length = self.shape[0]
         step = max(1, CHUNK_BYTES * length // self.nbytes)
         for first in range(0, length, step):
             yield self.part(first, min(first + step, length))
 
     def load(self) -> torch.Tensor:
-        """The whole tensor, filled part by part."""
+        """Return the complete tensor, filled part by part."""
         parts = self.chunks()
         first = next(parts)
         if len(first) == self.shape[0]:
@@ -53,12 +53,12 @@ class SynthTensor:
         return whole
 
     def source(self, name: str, made_as: str) -> SourceTensor:
-        """As a checkpoint's reader gives it; ``made_as`` is what the engine calls its origin."""
+        """Return the tensor as a checkpoint's reader; ``made_as`` is its origin in the engine."""
         return SourceTensor(name, self.dtype, self.shape, (made_as,), self.load, None, None)
 
 
 def whole_tensor(
     dtype: str, shape: tuple[int, ...], make: Callable[[], torch.Tensor]
 ) -> SynthTensor:
-    """A small tensor that is made at once."""
+    """Return a small tensor that is generated at once."""
     return SynthTensor(dtype, shape, lambda first, end: make()[first:end])
