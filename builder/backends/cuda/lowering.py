@@ -11,7 +11,7 @@ from functools import partial
 
 import onnx_ir as ir
 
-from specbuild.builder.backends.cuda.fusions.capture import fuse_captures
+from specbuild.builder.backends.cuda.fusions.capture import drop_mask_state, fuse_captures
 from specbuild.builder.backends.cuda.fusions.checkpoint_codes import KeptCodes, keep_codes
 from specbuild.builder.backends.cuda.fusions.draft_input import (
     fuse_draft_input,
@@ -31,7 +31,6 @@ from specbuild.builder.backends.cuda.fusions.known_ops import only_known_ops
 from specbuild.builder.backends.cuda.fusions.latent import fuse_latent
 from specbuild.builder.backends.cuda.fusions.linear import fuse_linear
 from specbuild.builder.backends.cuda.fusions.low_rank import fuse_low_rank
-from specbuild.builder.backends.cuda.fusions.mask_state import drop_mask_state
 from specbuild.builder.backends.cuda.fusions.moe import fuse_moe
 from specbuild.builder.backends.cuda.fusions.page_tables import unstack_page_tables
 from specbuild.builder.backends.cuda.fusions.qkv import fuse_context, fuse_qkv

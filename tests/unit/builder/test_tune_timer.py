@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 from specbuild.builder.backends.cuda.tuning import timer as tune_timer
-from specbuild.builder.backends.cuda.tuning.comparison import differing_values
 from specbuild.builder.backends.cuda.tuning.prompt_cuts import cuts_of, row_starts
-from specbuild.builder.backends.cuda.tuning.timer import Candidate, GpuTimer
+from specbuild.builder.backends.cuda.tuning.timer import Candidate, GpuTimer, differing_values
 from specbuild.plugins_cuda.launches import (
     Kernel,
     Lowering,

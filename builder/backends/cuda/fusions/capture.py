@@ -1,4 +1,4 @@
-"""The states that the draft reads go into their columns as soon as their layer has made them."""
+"""Writes the states that the draft reads to their columns as soon as their layer computes them."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ AUX_HIDDEN = "captured"
 # A graph input without content: the buffer that the captures fill, column by column. It and the
 # output ``captured`` are one buffer.
 AUX_HIDDEN_BLANK = "captured_blank"
+MASK_STATE = "mask_hidden"
 
 
 def fuse_captures(model: ir.Model) -> int:
@@ -35,3 +36,12 @@ def fuse_captures(model: ir.Model) -> int:
         (aux_hidden,) = place(following, "Capture", inputs, [(ROWS, width)], column=column)
     take_place(output, aux_hidden, graph)
     return len(aux_layers)
+
+
+def drop_mask_state(model: ir.Model) -> int:
+    """The output that hands on the mask rows' state goes; what made it is removed as unused."""
+    outputs = model.graph.outputs
+    found = [value for value in outputs if value.name == MASK_STATE]
+    for value in found:
+        outputs.remove(value)
+    return len(found)

@@ -12,7 +12,6 @@ import numpy as np
 
 from specbuild.builder.backends.cuda.compile.nvrtc import Compiler
 from specbuild.builder.backends.cuda.plan.memory_plan import aligned
-from specbuild.builder.backends.cuda.tuning.comparison import differing_values
 from specbuild.builder.backends.cuda.tuning.inputs import LaunchData, contexts_for
 from specbuild.builder.backends.cuda.tuning.op_runner import OpRunner
 from specbuild.builder.backends.cuda.tuning.prompt_cuts import (
@@ -303,3 +302,20 @@ def _sum(counts: Sequence[int | None]) -> int | None:
     """None where something was not computed."""
     known = [count for count in counts if count is not None]
     return sum(known) if len(known) == len(counts) else None
+
+
+def differing_values(
+    wanted: Mapping[str, np.ndarray], found: Mapping[str, np.ndarray], nbytes: Mapping[str, int]
+) -> int | None:
+    """How many values differ in a bit, of outputs by name; None where ``found`` lacks outputs.
+
+    A value of an output has ``nbytes``. A NaN equals itself, and no zero another of other sign.
+    """
+    if found.keys() != wanted.keys():
+        return None
+    return sum(_differing(wanted[name], found[name], nbytes[name]) for name in wanted)
+
+
+def _differing(wanted: np.ndarray, found: np.ndarray, nbytes: int) -> int:
+    one, other = (np.frombuffer(a.tobytes(), np.uint8).reshape(-1, nbytes) for a in (wanted, found))
+    return int((one != other).any(axis=1).sum())
