@@ -220,8 +220,8 @@ def _workspaces(shape: Geometry, splits: int) -> tuple[Workspace, ...]:
 
 
 def tactics(request: LoweringRequest) -> tuple[Tactic, ...]:
-    """Depths of the pipeline, CTAs over the context, teams with splits of their own; the default
-    first."""
+    """Depths of the pipeline, CTAs over the context, teams with splits of their own, rows of a
+    warp; the default first."""
     if request.phase == "prefill" or "selected" in request.tensors:
         return ({},)
     facts = facts_of(request)
@@ -229,7 +229,9 @@ def tactics(request: LoweringRequest) -> tuple[Tactic, ...]:
     if first_rule(TABLE, facts).form == "wide":
         return ({},)
     if shape.window and splits_of(shape)[0] == 1:
-        return ({}, {"stages": 3})
+        # One row of wide heads takes more registers than two where few heads share a KV head.
+        wide = shape.width > WIDE and shape.rows == shape.batch
+        return ({}, {"stages": 3}, *(({"rows": 2},) if wide else ()))
     if first_rule(TABLE, facts).form == "many":
         return ({},)
     # Half of the teams leave space for a second CTA where rows are few.
@@ -251,7 +253,8 @@ def _cut(request: LoweringRequest, shape: Geometry) -> Cut:
     if split > 1:
         rows, row_warps = _rows_of_a_cta(shape, sequence_rows)
     else:
-        rows, row_warps = _rows_of_a_window(request.target, shape, sequence_rows), 1
+        usual_rows = _rows_of_a_window(request.target, shape, sequence_rows)
+        rows, row_warps = request.tactic.get("rows", usual_rows), 1
     limit = request.target.shared_bytes_per_block
     while True:
         row_ctas = -(-sequence_rows // (rows * row_warps))

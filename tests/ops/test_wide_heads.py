@@ -64,6 +64,17 @@ def test_few_rows_have_the_bits_of_one(shape: Geometry, position: int) -> None:
         np.testing.assert_array_equal(found[sequence][row], wanted, err_msg=name)
 
 
+def test_a_row_of_a_window_has_its_bits_among_two() -> None:
+    """Where the kernel of one row spills registers."""
+    shape = replace(LLAMA, group=2, window=40)
+    text = Text.drawn(165, shape, 1)
+    sequences = [alone(text, 160), alone(text, 7)]
+    one, two = (Launch(shape, sequences, tactic=t).attended() for t in ({}, {"rows": 2}))
+    close(one[0][-1], shape, text, 160)
+    for of_one, of_two in zip(one, two, strict=True):
+        np.testing.assert_array_equal(of_two, of_one)
+
+
 @pytest.mark.parametrize(
     "shape",
     [LLAMA, *slow(QWEN, MAX_HEADS), SMALL_GROUP],
