@@ -37,12 +37,15 @@ def project(
     rounding: str = "gpt_oss",
     head_norms: bool = False,
     whole: bool = False,
+    values: bool = False,
+    growth: bool = False,
     storage: Storage = BF16,
     prefix: str = "",
 ) -> Case:
     """``tokens`` rows; the last ``padding`` of them write somewhere into page 0.
 
-    ``whole``: norms of heads are one over all queries, and one over all keys.
+    ``whole``: norms of heads are one over all queries, and one over all keys. ``values`` are
+    normed, too. ``growth``: queries have a factor by position.
     """
     live = tokens - padding
     pages = 2 + -(-live // page_size)
@@ -52,6 +55,11 @@ def project(
         slots = page_size + rng.permutation((pages - 1) * page_size)[:live]
         slots = np.concatenate([slots, rng.integers(0, page_size, padding)])
         angles = rng.uniform(0, 6.3, (_POSITIONS, heads.width // 2)).astype(np.float32)
+        cosines = np.cos(angles) * np.float32(1.34)
+        if growth:
+            factors = np.zeros((-(-_POSITIONS // (heads.width // 2)), heads.width // 2), np.float32)
+            factors.flat[:_POSITIONS] = 1 + np.arange(_POSITIONS) // 8 / 16
+            cosines = np.concatenate([cosines, factors])
         positions = rng.integers(0, _POSITIONS, tokens)
         positions[live:] = 0
         pool = (pages, heads.kv, page_size, heads.width)
@@ -63,7 +71,7 @@ def project(
             draw(rng, rows) if bias else None,
             1 + draw(rng, normed[0], scale=0.2) if head_norms and heads.q else None,
             1 + draw(rng, normed[1], scale=0.2) if head_norms else None,
-            np.cos(angles) * np.float32(1.34),
+            cosines,
             np.sin(angles) * np.float32(1.34),
             positions.astype(np.int32),
             slots.astype(np.int32),
@@ -77,7 +85,11 @@ def project(
         + f", {padding} padding" * (padding > 0)
     )
     extras += (
-        ", normed heads" * head_norms + " together" * whole + f", {storage.name}" * storage.scaled
+        ", normed heads" * head_norms
+        + " together" * whole
+        + " and values" * values
+        + ", growing queries" * growth
+        + f", {storage.name}" * storage.scaled
     )
     name = (
         f"{prefix}{tokens} rows of {columns}, {heads.q}/{heads.kv} heads of {heads.width}, "
@@ -92,6 +104,8 @@ def project(
             "eps": 1e-5,
             "rounding": rounding,
             "head_rounding": "offset" if rounding == "offset" else "llama",
+            "value_norm": int(values),
+            "growth": _POSITIONS if growth else 0,
         },
         atol=1e-4,
         compare={"k_pool_out": np.s_[1:], "v_pool_out": np.s_[1:]},
@@ -110,6 +124,9 @@ CASES: tuple[Case, ...] = (
     project(6, 64, Heads(q=3, kv=1, width=48), padding=2, rounding="llama", head_norms=True),
     project(4, 64, Heads(q=3, kv=1, width=32), padding=1, rounding="offset", head_norms=True),
     project(5, 64, norm=False, bias=False, padding=1, head_norms=True, whole=True),
+    project(5, 64, bias=False, padding=1, head_norms=True, values=True),
+    project(5, 64, Heads(q=4, kv=2, width=16), bias=False, padding=1, growth=True),
+    project(5, 64, bias=False, rounding="llama", head_norms=True, growth=True),
 )
 
 KERNEL_CASES: tuple[Case, ...] = (
@@ -129,6 +146,8 @@ KERNEL_CASES: tuple[Case, ...] = (
     project(3, 96, Heads(q=12, kv=3, width=80), norm=False, head_norms=True, whole=True),
     project(20, 1056, Heads(q=5, kv=2, width=128), bias=False, head_norms=True, whole=True),
     project(4, 96, Heads(q=0, kv=2, width=32), bias=False, head_norms=True, whole=True),
+    project(3, 96, Heads(q=8, kv=4, width=512), bias=False, head_norms=True, values=True),
+    project(21, 1056, bias=False, rounding="llama", growth=True),
     # Keys and values of rows without queries.
     project(4, 96, Heads(q=0), padding=1, rounding="llama", head_norms=True),
     project(3, 160, Heads(q=0), norm=False),

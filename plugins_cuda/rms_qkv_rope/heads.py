@@ -14,7 +14,7 @@ from specbuild.plugins_cuda.rms_norms import rounding_code
 from specbuild.runtime.errors import SpecbuildError
 
 # Values of a head that a lane has, and how many lanes may share one (device/normed_heads.cuh).
-_LANE_VALUES, _MAX_LANES = 16, 16
+_LANE_VALUES, _MAX_LANES = 16, 32
 # Of a CTA that norms all heads of a row together.
 _MAX_THREADS = 1024
 _CODED_THREADS = 128
@@ -43,6 +43,8 @@ def head_sizes(request: LoweringRequest) -> tuple[tuple[str, int], ...]:
         ("PAGE_SIZE", page_size),
         ("CODES", int(holds_codes(request))),
         ("WHOLE_NORMS", int(norms_all_heads(request))),
+        ("VALUE_NORM", int(request.attributes["value_norm"])),
+        ("GROWTH", int(request.attributes["growth"])),
     )
 
 
@@ -82,8 +84,16 @@ def with_heads(
 
     Pools of codes have a kernel of their own. SpecbuildError for heads that are too wide.
     """
-    if "k_norm" not in request.tensors:
+    values = bool(request.attributes["value_norm"])
+    if "k_norm" not in request.tensors and not values:
         return lowering
+    if values and (
+        "k_norm" not in request.tensors or holds_codes(request) or norms_all_heads(request)
+    ):
+        raise SpecbuildError(
+            "RmsQkvRope: values are normed beside keys that are normed head by head, in pools of "
+            "bf16; build for the cpu backend"
+        )
     arguments: tuple[Argument, ...] = ()
     workspaces = lowering.workspaces
     if holds_codes(request):
@@ -115,14 +125,16 @@ def _heads_launch(
             f"RmsQkvRope: normed heads of {width} values, its kernel takes up to "
             f"{_MAX_LANES * _LANE_VALUES}; build for the cpu backend"
         )
-    parts = -(-rows * (heads + kv_heads) * lanes // threads)
+    turned = heads + kv_heads * (1 + int(request.attributes["value_norm"]))
+    parts = -(-rows * turned * lanes // threads)
     return OpLaunch(
         kernel,
         grid=(rows, 1 + int(heads > 0), 1) if norms_all_heads(request) else (parts, 1, 1),
         block=threads,
         shared_bytes=0,
         arguments=(
-            *("q_norm", "k_norm", "cos", "sin", "positions", "write_slot", "k_pool", "q"),
+            *("q_norm", "k_norm", "cos", "sin", "positions", "write_slot", "k_pool", "v_pool"),
+            "q",
             *further,
             rows,
         ),

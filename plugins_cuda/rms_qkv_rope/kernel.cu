@@ -6,7 +6,8 @@
 //   weight      [TILE_COUNT, K_BLOCKS, 512] bf16, in, constant (rms_qkv_rope/packing.py); or
 //               stored as WEIGHTS says (linear/block_scaled.py)
 //   bias        [16·TILE_COUNT] bf16, in, constant, in packed order; null without HAS_BIAS
-//   cos, sin    [positions, HEAD_DIM/2] fp32, in, constant
+//   cos, sin    [positions, HEAD_DIM/2] fp32, in, constant; with GROWTH that many positions, behind
+//               which cos has a factor of queries for each
 //   positions   [rows] int32, in
 //   write_slot  [rows] int32, in: page · PAGE_SIZE + offset
 //   k_pool      [pages, KV_HEADS, PAGE_SIZE, HEAD_DIM] bf16, with CODES e4m3, out at the slots;

@@ -53,6 +53,8 @@ def reference(
     eps: float,
     rounding: str,
     head_rounding: str = "llama",
+    value_norm: int = 0,
+    growth: int = 0,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Rotated q [T, q_heads, D] and the written pools.
 
@@ -61,8 +63,13 @@ def reference(
     ``k_norm`` [D] come together, of ``head_rounding`` and the same ``eps``, or of all heads
     [q_heads·D], [kv_heads·D]; ``cos``, ``sin`` fp32
     [positions, D/2]. The projections are rounded before these norms and the rotation, and after it.
+    With ``growth`` ``cos`` has that many positions; behind them, in order, stands a factor of each
+    position, by which the rounded queries are multiplied.
+    With ``value_norm`` values are divided by their root mean square, head by head, too.
     With ``q_heads`` = 0 there are no queries, q has no elements, and no ``q_norm`` comes.
     """
+    import torch
+
     head_dim = 2 * cos.shape[1]
     normed = x if norm is None else rms_norm(x, norm, eps, rounding)
     qkv = normed.float() @ unpack_qkv(decoded(weight, x.shape[1]), head_dim).float().T
@@ -74,8 +81,14 @@ def reference(
         q = _normed(q, q_norm, eps, head_rounding)
     if k_norm is not None:
         k = _normed(k, k_norm, eps, head_rounding)
+    if value_norm:
+        v = rms_norm(v, torch.ones_like(v[0, 0]), eps, "gpt_oss")
+    factors, cos = (cos[growth:].flatten(), cos[:growth]) if growth else (None, cos)
+    turned = rotate(q, cos, sin, positions)
+    if factors is not None:
+        turned = (turned.float() * factors[positions.long()][:, None, None]).to(x.dtype)
     return (
-        rotate(q, cos, sin, positions),
+        turned,
         kv_write(k_pool, rotate(k, cos, sin, positions), write_slot),
         kv_write(v_pool, v, write_slot),
     )
@@ -98,7 +111,7 @@ OP = OpSpec(
         TensorSpec("bias", "W", ("N",), optional=True),
         TensorSpec("q_norm", "W", ("q_normed",), optional=True),
         TensorSpec("k_norm", "W", ("k_normed",), optional=True),
-        TensorSpec("cos", "float32", ("P", "half")),
+        TensorSpec("cos", "float32", ("P_and_factors", "half")),
         TensorSpec("sin", "float32", ("P", "half")),
         TensorSpec("positions", "int32", ("T",)),
         TensorSpec("write_slot", "int32", ("T",)),
@@ -116,6 +129,8 @@ OP = OpSpec(
         AttributeSpec("eps", float),
         AttributeSpec("rounding", str, "gpt_oss"),
         AttributeSpec("head_rounding", str, "llama"),
+        AttributeSpec("value_norm", int, 0),
+        AttributeSpec("growth", int, 0),
     ),
     aliases=(("k_pool_out", "k_pool"), ("v_pool_out", "v_pool")),
     reference=reference,

@@ -23,6 +23,7 @@
 #include "../_device/prefill_rows.cuh"
 #include "device/config.cuh"
 #include "device/normed_heads.cuh"
+#include "device/query_growth.cuh"
 
 constexpr Norm kNorm = Config::kHasNorm ? static_cast<Norm>(Config::kNormRounding) : Norm::kNone;
 
@@ -53,6 +54,11 @@ struct QkvGemm : HeadsGemm<Config> {
           uint4 first = staged[0], second = staged[1];
           if (!Config::kHeadNorms && head < Config::kQHeads + Config::kKvHeads)
             at.rotate(first, second);
+          if (Config::kGrowth != 0 && !Config::kHeadNorms && head < Config::kQHeads) {
+            const float factor = growth_at(cos, positions[tile.first + token]);
+            first = grown(first, factor);
+            second = grown(second, factor);
+          }
           if (is_coded(head)) {
             uint8_t* const out = reinterpret_cast<uint8_t*>(pool_of(head)) +
                                  entry_of(head, at.slot) + 8 * (packed % kHeadTiles);
@@ -121,10 +127,10 @@ extern "C" __global__ void __launch_bounds__(kGemmThreads, 1)
 extern "C" __global__ void __launch_bounds__(Config::kThreads)
     rms_qkv_rope_heads(const uint16_t* q_norm, const uint16_t* k_norm, const float* cos,
                        const float* sin, const int* positions, const int* write_slot,
-                       uint16_t* k_pool, uint16_t* q, int rows) {
+                       uint16_t* k_pool, uint16_t* v_pool, uint16_t* q, int rows) {
   const NormedHeads<Config::kQHeads, Config::kKvHeads, Config::kHeadDim, Config::kPageSize,
                     static_cast<NormRounding>(Config::kHeadRounding), false,
-                    Config::kWholeNorms != 0>
-      heads{cos, sin, positions, write_slot, k_pool, q};
+                    Config::kWholeNorms != 0, Config::kValueNorm != 0>
+      heads{cos, sin, positions, write_slot, k_pool, v_pool, q};
   heads.turn(q_norm, k_norm, static_cast<float>(Config::kEps), rows);
 }

@@ -35,6 +35,7 @@ KERNEL_CASES: tuple[Case, ...] = (
         head_norms=True,
         whole=True,
     ),
+    project(80, 96, Heads(q=4, kv=2, width=80), bias=False, padding=7, growth=True),
     *(
         project(
             1000,

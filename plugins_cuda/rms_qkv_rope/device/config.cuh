@@ -4,7 +4,9 @@
 //
 //   of the layer    kQHeads, kKvHeads, kHeadDim, kHasBias, kHasNorm, kHeadNorms (heads are normed),
 //                   kNormRounding, kHeadRounding (of the heads' norms), kEps, kWholeNorms (one of
-//                   all heads)
+//                   all heads), kValueNorm (values are normed, without a weight),
+//                   kGrowth (positions of the tables behind which a factor of queries by position
+//                   stands in cos; 0: none)
 //   of the caches   kPageSize, kCodes (e4m3, else bf16)
 //   of a CTA        kThreads (of the launch that norms heads)
 #pragma once

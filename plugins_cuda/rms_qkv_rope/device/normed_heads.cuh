@@ -5,31 +5,37 @@
 // halving: it belongs to the head's width alone. Of a pool of codes (kCodes) keys come from
 // `projected`.
 //
+// kValues: heads of values behind them are normed without a weight, and do not turn.
+//
 // kWhole: one norm over all heads of a row's queries, and one over its keys. A CTA has all of them:
 // its warps' sums are added up in order.
 #pragma once
 
 #include "../../_device/angles.cuh"
 #include "cache_codes.cuh"
+#include "query_growth.cuh"
 #include "../../_device/normed_rows.cuh"
 
 template <int kQHeads, int kKvHeads, int kHeadDim, int kPageSize, NormRounding kRounding,
-          bool kCodes = false, bool kWhole = false>
+          bool kCodes = false, bool kWhole = false, bool kValues = false>
 struct NormedHeads {
-  static constexpr int kHeads = kQHeads + kKvHeads, kHalf = kHeadDim / 2;
+  static constexpr int kTurned = kQHeads + kKvHeads, kHalf = kHeadDim / 2;
+  static constexpr int kHeads = kTurned + (kValues ? kKvHeads : 0);
   static constexpr int kUsed = kHeadDim / 16;
-  static constexpr int kLanes = kUsed <= 1   ? 1
-                                : kUsed <= 2 ? 2
-                                : kUsed <= 4 ? 4
-                                : kUsed <= 8 ? 8
-                                             : 16;
-  static_assert(kHeadDim % 16 == 0 && kUsed <= kLanes, "16 values a lane, 16 lanes at most");
+  static constexpr int kLanes = kUsed <= 1    ? 1
+                                : kUsed <= 2  ? 2
+                                : kUsed <= 4  ? 4
+                                : kUsed <= 8  ? 8
+                                : kUsed <= 16 ? 16
+                                              : 32;
+  static_assert(kHeadDim % 16 == 0 && kUsed <= kLanes, "16 values a lane, a warp at most");
 
   const float* cos;
   const float* sin;
   const int* positions;
   const int* write_slot;
   uint16_t* k_pool;
+  uint16_t* v_pool;
   uint16_t* q;
   uint16_t* projected = nullptr;  // [rows, kKvHeads, kHeadDim]
 
@@ -46,7 +52,10 @@ struct NormedHeads {
     const uint16_t* norm =
         (head < kQHeads ? q_norm : k_norm) + (kWhole ? item * kHeadDim : 0) + 8 * lane;
     uint4 weight[2] = {};
-    if (used) {
+    const bool is_value = kValues && head >= kTurned;
+    if (is_value) {
+      weight[0] = weight[1] = make_uint4(kOnes, kOnes, kOnes, kOnes);
+    } else if (used) {
       weight[0] = load_constant16(norm);
       weight[1] = load_constant16(norm + kHalf);
     }
@@ -78,7 +87,12 @@ struct NormedHeads {
     const float scale = rsqrtf(sum * (1.0f / values) + eps);
     first = normed_vector<kRounding>(first, weight[0], scale);
     second = normed_vector<kRounding>(second, weight[1], scale);
-    at.rotate(first, second);
+    if (!is_value) at.rotate(first, second);
+    if (Config::kGrowth != 0 && head < kQHeads) {
+      const float factor = growth_at(cos, load_l2_int(positions + row));
+      first = grown(first, factor);
+      second = grown(second, factor);
+    }
     if (kCodes && head >= kQHeads) {
       uint8_t* codes = reinterpret_cast<uint8_t*>(k_pool) + entry_of(row, head) + 8 * lane;
       *reinterpret_cast<uint2*>(codes) = cache_codes(first);
@@ -90,6 +104,9 @@ struct NormedHeads {
   }
 
  private:
+  // A pair of weights that change nothing.
+  static constexpr uint32_t kOnes = kRounding == NormRounding::kOffsetInFp32 ? 0 : 0x3F803F80;
+
   // What all lanes of a CTA hold, whose groups of kLanes have one sum each.
   static __device__ __forceinline__ float sum_of_row(float sum) {
     __shared__ float sums[32];
@@ -109,7 +126,8 @@ struct NormedHeads {
     if (kCodes) {
       return projected + (static_cast<int64_t>(row) * kKvHeads + head - kQHeads) * kHeadDim;
     }
-    return k_pool + entry_of(row, head);
+    return kValues && head >= kTurned ? v_pool + entry_of(row, head - kKvHeads)
+                                      : k_pool + entry_of(row, head);
   }
 
   // The first value of a key in the pool.

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cache_codes.cuh"
+#include "query_growth.cuh"
 #include "../../_device/ptx.cuh"
 #include "../../_device/ptx_load.cuh"
 #include "config.cuh"
@@ -25,7 +26,7 @@ struct Pair {
   int head, i, token;
   float bias[2];
   int position, slot;
-  float cosine, sine;
+  float cosine, sine, growth;
 
   Pair() = default;
   __device__ __forceinline__ Pair(int tile, int g, int token_)
@@ -55,6 +56,8 @@ struct Pair {
     const int64_t entry = static_cast<int64_t>(position) * kHalf + i;
     cosine = load_constant_float(tensors.cos + entry);
     sine = load_constant_float(tensors.sin + entry);
+    if (Config::kGrowth != 0)
+      growth = head < Config::kQHeads ? growth_at(tensors.cos, position) : 1;
   }
   __device__ __forceinline__ void store(const Tensors& tensors, float low, float high) const {
     const float first = bf16_to_float(float_to_bf16(low + bias[0]));
@@ -67,12 +70,16 @@ struct Pair {
       out[0] = float_to_bf16(first);
       out[kHalf] = float_to_bf16(second);
     } else {
-      out[0] = float_to_bf16(first * cosine - second * sine);
-      out[kHalf] = float_to_bf16(second * cosine + first * sine);
+      out[0] = grown(float_to_bf16(first * cosine - second * sine));
+      out[kHalf] = grown(float_to_bf16(second * cosine + first * sine));
     }
   }
 
  private:
+  __device__ __forceinline__ uint16_t grown(uint16_t value) const {
+    return Config::kGrowth == 0 ? value : float_to_bf16(bf16_to_float(value) * growth);
+  }
+
   // Codes of what bf16 would hold; a value's angle is 0.
   __device__ __forceinline__ void store_codes(uint8_t* out, float first, float second) const {
     const uint16_t low = float_to_bf16(first * cosine - second * sine);
