@@ -93,6 +93,7 @@ MTP_LAYERS = (
 _GROUPED_TESTS = "tests/e2e/test_grouped_families.py"
 _MLA_TESTS = "tests/e2e/test_mla_families.py"
 _GROUPED_ON_CUDA = "benchmarks/results/grouped-families-2026-11-28.txt"
+_FAMILIES_ON_CUDA = "benchmarks/results/families-2026-11-29.txt"
 _HYBRID_ON_CUDA = "benchmarks/results/gated-delta-2026-11-28.txt"
 _MLA_ON_CUDA = "benchmarks/results/h200-2026-11-26/mla.txt"
 # What has decoded on each backend, with the test or record that proves it.
@@ -143,6 +144,11 @@ RUN = {
     ("cuda", "mixtral"): _GROUPED_ON_CUDA,
     ("cuda", "smollm3"): _GROUPED_ON_CUDA,
     ("cuda", "phi3"): _GROUPED_ON_CUDA,
+    ("cuda", "olmo2"): _FAMILIES_ON_CUDA,
+    ("cuda", "granite"): _FAMILIES_ON_CUDA,
+    ("cuda", "gemma3_text"): _FAMILIES_ON_CUDA,
+    ("cuda", "glm4_moe"): _FAMILIES_ON_CUDA,
+    ("cuda", "minimax_m2"): _FAMILIES_ON_CUDA,
     ("cuda", "qwen3_5_text"): _HYBRID_ON_CUDA,
     ("cuda", "qwen3_5_moe_text"): _HYBRID_ON_CUDA,
     ("cuda", "qwen3_next"): "benchmarks/results/gated-delta-2026-11-29.txt",
