@@ -65,8 +65,8 @@ GEOMETRIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2, tied": ("qwen2", {"head_dim": 64, "tie_word_embeddings": True}),
     "mistral, a window": ("mistral", {"sliding_window": 48, "tie_word_embeddings": True}),
     "ministral3": ("ministral3", {"head_dim": 128, "rope_parameters": {
-        "rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0, "mscale": 1.0,
-        "mscale_all_dim": 1.0, "original_max_position_embeddings": 512,
+        "rope_type": "yarn", "rope_theta": 1e4, "factor": 8.0, "mscale": 1.0,
+        "mscale_all_dim": 1.0, "original_max_position_embeddings": 128,
         "llama_4_scaling_beta": 0.3}}),
     "mixtral": ("mixtral", {
         "head_dim": 64, "num_local_experts": 8, "num_experts_per_tok": 2, "intermediate_size": 96}),
@@ -76,7 +76,7 @@ GEOMETRIES: dict[str, tuple[str, dict[str, Any]]] = {
         "rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.75}}),
     "granite": ("granite", {"tie_word_embeddings": True, "vocab_size": 37}),
     "olmo2": ("olmo2", {}),
-    "olmo3": ("olmo3", {"sliding_window": 48, "num_key_value_heads": 8, "rope_parameters": {
+    "olmo3": ("olmo3", {"sliding_window": 48, "rope_parameters": {
         "full_attention": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0,
                            "original_max_position_embeddings": 256},
         "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}}}),
@@ -88,6 +88,9 @@ GEOMETRIES: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma3, heads of 128": ("gemma3_text", _LOCAL_AND_GLOBAL | {"head_dim": 128}),
     "gemma3, heads of 256": ("gemma3_text", _LOCAL_AND_GLOBAL | {
         "head_dim": 256, "num_attention_heads": 4, "query_pre_attn_scalar": 256}),
+    "gemma4, heads of 256 and 512": ("gemma4_text", _LOCAL_AND_GLOBAL | {
+        "head_dim": 256, "global_head_dim": 512, "num_attention_heads": 4,
+        "num_global_key_value_heads": 1, "final_logit_softcapping": 3.0}),
     "qwen3_5": ("qwen3_5_text", _HYBRID),
     "qwen3_5, heads of 256": ("qwen3_5_text", _HYBRID | {"head_dim": 256}),
     "qwen3_5_moe": ("qwen3_5_moe_text", _HYBRID_EXPERTS),

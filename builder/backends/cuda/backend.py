@@ -17,7 +17,6 @@ from specbuild.builder.backends.cuda.check import (
     batch_warnings,
     require_coded_caches,
     require_cuda_support,
-    require_length,
     require_one_view,
     require_readable_keys,
 )
@@ -108,7 +107,6 @@ class CudaBackend:
     ) -> None:
         """See :class:`Backend`."""
         require_cuda_support(target, draft)
-        require_length(target, asked.limits.max_seq_len)
         require_ranks(asked.ranks)
         if asked.ranks > 1:
             require_shares(target, asked.ranks)

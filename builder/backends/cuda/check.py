@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from specbuild.builder.backends.cuda.kernel_limits import (
     require_coded_experts,
     require_heads,
@@ -17,7 +19,7 @@ from specbuild.builder.backends.cuda.step.programs import (
 from specbuild.builder.backends.unlowered_parts import require_lowered_parts
 from specbuild.builder.engine.backend_sizes import MAX_DECODE_ROWS
 from specbuild.builder.engine.draft_shapes import NO_DRAFT
-from specbuild.builder.engine.sizes import EnginePlan, longest_sequence
+from specbuild.builder.engine.sizes import EnginePlan
 from specbuild.builder.families.registry import draft_family
 from specbuild.plugins_cuda.dsa_indexer.lowering import MAX_HEADS, MAX_WIDTH
 from specbuild.plugins_cuda.lazy_gated_delta.lowering import refused_widths
@@ -49,27 +51,9 @@ from specbuild.runtime.errors import SpecbuildError
 _FUSED = frozenset(
     {
         *("all heads", "growth", "gelu", "multipliers", "output norms", "partial", "scale"),
-        *("unrotated", "window rope"),
+        *("unrotated", "value norm", "window heads", "window rope"),
     }
 )
-
-
-def require_length(target: TargetGeometry, max_seq_len: int | None) -> None:
-    """SpecbuildError where queries of a position that sequences reach are multiplied by a factor.
-
-    Up to the original context the factor is 1.
-    """
-    growth = target.attention.query_growth
-    if growth is None:
-        return
-    longest = longest_sequence(max_seq_len, target)
-    if longest > growth.original_max_positions:
-        raise SpecbuildError(
-            f"--max-seq-len {longest}: from position {growth.original_max_positions} on the "
-            f"{target.model_type} multiplies queries by a factor (llama_4_scaling_beta), which "
-            "CUDA kernels do not compute yet; ask for at most "
-            f"--max-seq-len {growth.original_max_positions}, or build with --backend cpu"
-        )
 
 
 def require_cuda_support(target: TargetGeometry, draft: DraftGeometry | None) -> None:
@@ -107,6 +91,10 @@ def _require_keys(target: TargetGeometry) -> None:
             "build with --backend cpu or --no-mla"
         )
     require_heads("model", target)
+    local = target.window_heads
+    if local is not None:
+        heads = {"kv_heads": local.kv_heads, "head_dim": local.head_dim}
+        require_heads("model", replace(target, window_heads=None, **heads))
 
 
 def _require_states(delta: GatedDelta) -> None:

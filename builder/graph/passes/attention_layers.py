@@ -33,6 +33,7 @@ class AttentionLayer:
     q: Rotated
     k: Rotated
     v_gemm: ir.Node
+    v_norm: ir.Node | None = None
 
     @property
     def gemms(self) -> tuple[ir.Node, ir.Node, ir.Node]:
@@ -45,7 +46,7 @@ def attention_layer(
 ) -> AttentionLayer | None:
     """Return the nodes before an attention; None if they are not Gemms, RoPE and writes.
 
-    With ``head_norms`` a norm may be between a projection and its RoPE.
+    With ``head_norms`` a norm may be between a projection and its RoPE, and one may norm values.
     """
     k_write = producer(attention.inputs[1], "KvWrite")
     v_write = producer(attention.inputs[2], "KvWrite")
@@ -53,10 +54,12 @@ def attention_layer(
         return None
     q = rotated_projection(attention.inputs[0], through, head_norms=head_norms)
     k = rotated_projection(k_write.inputs[1], through, head_norms=head_norms)
-    v_gemm = producer(through(v_write.inputs[1]), "Gemm")
+    value = through(v_write.inputs[1])
+    v_norm = producer(value, "RMSNormalization") if head_norms else None
+    v_gemm = producer(value if v_norm is None else through(v_norm.inputs[0]), "Gemm")
     if q is None or k is None or v_gemm is None:
         return None
-    return AttentionLayer(attention, k_write, v_write, q, k, v_gemm)
+    return AttentionLayer(attention, k_write, v_write, q, k, v_gemm, v_norm)
 
 
 def rotated_projection(

@@ -45,7 +45,7 @@ SIZES: dict[str, Any] = {"dtype": "bfloat16"}
 LAYER = ["RmsQkvRope", "PagedTreeAttention", "Linear", "RmsSwiglu", "Linear"]
 # Norms of what attention and feed-forward give, which are added to the stream.
 _NORMED = [*LAYER[:3], "DraftInput", *LAYER[3:], "DraftInput"]
-LAYER_OF = dict.fromkeys(("olmo2", "olmo3", "gemma3_text"), _NORMED)
+LAYER_OF = dict.fromkeys(("olmo2", "olmo3", "gemma3_text", "gemma4_text"), _NORMED)
 # Geometries of small models whose sizes are those of kernels.
 GEOMETRIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
@@ -61,7 +61,7 @@ GEOMETRIES: dict[str, tuple[str, dict[str, Any]]] = {
     "mistral": ("mistral", {"head_dim": 16}),
     "ministral3": ("ministral3", {"rope_parameters": {
         "rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "mscale": 1.0,
-        "mscale_all_dim": 1.0, "original_max_position_embeddings": 64,
+        "mscale_all_dim": 1.0, "original_max_position_embeddings": 24,
         "llama_4_scaling_beta": 0.5}}),
     "smollm3": ("smollm3", {"no_rope_layers": [1, 0, 1], "num_hidden_layers": 3}),
     "partial phi3": ("phi3", {"head_dim": 32, "num_attention_heads": 2, "rope_parameters": {
@@ -70,6 +70,9 @@ GEOMETRIES: dict[str, tuple[str, dict[str, Any]]] = {
     "olmo2": ("olmo2", {}),
     "olmo3": ("olmo3", {"num_hidden_layers": 3}),
     "gemma3": ("gemma3_text", {"num_hidden_layers": 3, "layer_types": [
+        "sliding_attention", "sliding_attention", "full_attention"]}),
+    "gemma4": ("gemma4_text", {"num_hidden_layers": 3, "num_global_key_value_heads": 1,
+                               "global_head_dim": 32, "layer_types": [
         "sliding_attention", "sliding_attention", "full_attention"]}),
     "biased qwen3": ("qwen3", {"head_dim": 128, "attention_bias": True}),
 }  # fmt: skip

@@ -88,9 +88,9 @@ def only_user(value: ir.Value, op_type: str) -> ir.Node | None:
 
 
 def constant_factor(node: ir.Node | None, op_type: str = "Mul") -> float | None:
-    """What a node multiplies by, or divides by (``Div``), where that is one constant; else None.
+    """What a node multiplies by, divides by (``Div``) or adds, where that is one constant.
 
-    The constant is that of the model, before casts to the activations' type.
+    None elsewhere. The constant is that of the model, before casts to the activations' type.
     """
     if node is None or node.op_type != op_type:
         return None

@@ -23,6 +23,7 @@ from specbuild.builder.backends.cuda.fusions.fused_node import (
     static,
     stem,
 )
+from specbuild.builder.backends.cuda.fusions.growth import Growth, query_growth
 from specbuild.builder.backends.cuda.fusions.matching import (
     Norm,
     bias_of,
@@ -51,6 +52,7 @@ class _Projections:
     v_gemm: ir.Node
     k_write: ir.Node
     v_write: ir.Node
+    v_norm: ir.Node | None = None
 
     @property
     def rotated(self) -> dict[str, Rotated]:
@@ -72,11 +74,14 @@ def fuse_qkv(graph: ir.Graph, node: ir.Node) -> bool:
     """Rewrites one PagedTreeAttention and what stands in front of it, norms of heads included."""
     if node.op_type != "PagedTreeAttention":
         return False
+    growth = query_growth(node.inputs[0])
+    if growth is not None:
+        growth.product.replace_all_uses_with(growth.queries)
     layer = attention_layer(node, laid_out, head_norms=True)
     if layer is None:
         return False
-    made = _Projections(layer.q, layer.k, layer.v_gemm, layer.k_write, layer.v_write)
-    q = _place_projections(graph, node, made, static(node.inputs[0], 1))
+    made = _Projections(layer.q, layer.k, layer.v_gemm, layer.k_write, layer.v_write, layer.v_norm)
+    q = _place_projections(graph, node, made, static(node.inputs[0], 1), growth)
     # What else reads the rotated queries (SpecPV's choice of blocks) stands behind the attention.
     for user, index in [*node.inputs[0].uses()] if node.inputs[0] is not None else []:
         if user is not node:
@@ -124,7 +129,11 @@ def _require_one_input(made: _Projections) -> None:
 
 
 def _place_projections(
-    graph: ir.Graph, before: ir.Node, made: _Projections, q_heads: int
+    graph: ir.Graph,
+    before: ir.Node,
+    made: _Projections,
+    q_heads: int,
+    growth: Growth | None = None,
 ) -> ir.Value:
     """RmsQkvRope in front of a node: rotated q [T, Hq, D]; the written pools take their places."""
     _require_one_input(made)
@@ -142,10 +151,14 @@ def _place_projections(
         f"{name}_norm": _in_order(graph, of.weight, width, turned) for name, of in norms.items()
     }
     of_all = [*norms.values(), *([norm] if norm else [])]
+    cos = _whole_table(graph, rotary.inputs[1], width, 1.0)
+    positions = static(cos, 0)
+    if growth is not None:
+        cos = growth.behind(graph, cos)
     inputs |= {
         "weight": weight,
         "bias": bias,
-        "cos": _whole_table(graph, rotary.inputs[1], width, 1.0),
+        "cos": cos,
         "sin": _whole_table(graph, rotary.inputs[2], width, 0.0),
         "positions": laid_out(rotary.inputs[3]),
         "write_slot": made.k_write.inputs[2],
@@ -162,6 +175,8 @@ def _place_projections(
         eps=of_all[0].eps if of_all else 0.0,
         rounding=norm.rounding if norm else "gpt_oss",
         head_rounding=next(iter(norms.values())).rounding if norms else "llama",
+        value_norm=int(_norms_values(made, norms)),
+        growth=0 if growth is None else positions,
     )
     for write, pool in zip(made.writes, written, strict=True):
         take_place(write.outputs[0], pool, graph)
@@ -179,6 +194,22 @@ def _head_norms(made: _Projections) -> dict[str, Norm]:
     if len(kinds) > 1 or len(norms) not in (0, len(nodes)):
         raise AssertionError(f"{stem(made.k.gemm.inputs[1])}: heads of Q and K normed differently")
     return norms
+
+
+def _norms_values(made: _Projections, norms: dict[str, Norm]) -> bool:
+    """Whether values are divided by their root mean square, as keys are that are normed.
+
+    AssertionError where that has a weight, or another eps.
+    """
+    if made.v_norm is None:
+        return False
+    weight = producer(origin(made.v_norm.inputs[1]), "ConstantOfShape")
+    eps = attribute(made.v_norm, "epsilon", 1e-5)
+    filled = None if weight is None else weight.attributes.get("value")
+    one = filled is not None and float(filled.as_tensor().numpy().item()) == 1
+    if not one or any(eps != norm.eps for norm in norms.values()):
+        raise AssertionError(f"{stem(made.k.gemm.inputs[1])}: values normed by a weight or eps")
+    return True
 
 
 def _taken_norm(x: ir.Value | None, head_norms: dict[str, Norm]) -> Norm | None:

@@ -13,7 +13,7 @@ from specbuild.builder.backends.backend import (
     PortableGraphs,
     run_role_passes,
 )
-from specbuild.builder.backends.cuda.check import require_cuda_support, require_length
+from specbuild.builder.backends.cuda.check import require_cuda_support
 from specbuild.builder.backends.cuda.compile.nvrtc import Compiler, target_of
 from specbuild.builder.backends.cuda.gpus import supported_gpu
 from specbuild.builder.backends.cuda.lowering import cuda_passes
@@ -59,7 +59,7 @@ class PluginBackend:
 
     def check(
         self,
-        asked: BuildOptions,
+        asked: BuildOptions,  # noqa: ARG002
         target: TargetGeometry,
         draft: DraftGeometry | None,
     ) -> None:
@@ -67,7 +67,6 @@ class PluginBackend:
         if target.gated_delta is not None:
             require_lowered_parts(target, "TensorRT plugins")
         require_cuda_support(target, draft)
-        require_length(target, asked.limits.max_seq_len)
         family = None if draft is None else draft_family(draft.architecture)
         if family is not None and self.facts.name in family.refused_by:
             raise SpecbuildError(
