@@ -25,6 +25,17 @@ GPT_OSS = Heads(q=64, kv=8, width=64)
 LLAMA_8B = Heads(q=32, kv=8, width=128)
 
 
+def _cosines(angles: np.ndarray, *, growth: bool) -> np.ndarray:
+    """Scaled cosines of ``angles`` [positions, D/2]; with ``growth`` queries' factors behind."""
+    cosines = np.cos(angles) * np.float32(1.34)
+    if not growth:
+        return cosines
+    count, half = angles.shape
+    factors = np.zeros((-(-count // half), half), np.float32)
+    factors.flat[:count] = 1 + np.arange(count) // 8 / 16
+    return np.concatenate([cosines, factors])
+
+
 def project(
     tokens: int,
     columns: int,
@@ -55,11 +66,6 @@ def project(
         slots = page_size + rng.permutation((pages - 1) * page_size)[:live]
         slots = np.concatenate([slots, rng.integers(0, page_size, padding)])
         angles = rng.uniform(0, 6.3, (_POSITIONS, heads.width // 2)).astype(np.float32)
-        cosines = np.cos(angles) * np.float32(1.34)
-        if growth:
-            factors = np.zeros((-(-_POSITIONS // (heads.width // 2)), heads.width // 2), np.float32)
-            factors.flat[:_POSITIONS] = 1 + np.arange(_POSITIONS) // 8 / 16
-            cosines = np.concatenate([cosines, factors])
         positions = rng.integers(0, _POSITIONS, tokens)
         positions[live:] = 0
         pool = (pages, heads.kv, page_size, heads.width)
@@ -71,7 +77,7 @@ def project(
             draw(rng, rows) if bias else None,
             1 + draw(rng, normed[0], scale=0.2) if head_norms and heads.q else None,
             1 + draw(rng, normed[1], scale=0.2) if head_norms else None,
-            cosines,
+            _cosines(angles, growth=growth),
             np.sin(angles) * np.float32(1.34),
             positions.astype(np.int32),
             slots.astype(np.int32),
@@ -83,9 +89,7 @@ def project(
         (", norm" if rounding == "gpt_oss" else f", {rounding} norm") * norm
         + ", bias" * bias
         + f", {padding} padding" * (padding > 0)
-    )
-    extras += (
-        ", normed heads" * head_norms
+        + ", normed heads" * head_norms
         + " together" * whole
         + " and values" * values
         + ", growing queries" * growth
