@@ -147,6 +147,7 @@ RUN = {
     ("cuda", "olmo2"): _FAMILIES_ON_CUDA,
     ("cuda", "granite"): _FAMILIES_ON_CUDA,
     ("cuda", "gemma3_text"): _FAMILIES_ON_CUDA,
+    ("cuda", "gemma4_text"): _FAMILIES_ON_CUDA,
     ("cuda", "glm4_moe"): _FAMILIES_ON_CUDA,
     ("cuda", "minimax_m2"): _FAMILIES_ON_CUDA,
     ("cuda", "qwen3_5_text"): _HYBRID_ON_CUDA,
