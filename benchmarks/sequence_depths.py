@@ -40,6 +40,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=512)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--costs-s", type=float, default=10.0)
+    parser.add_argument("--chain", type=int, action="append", help="all chains by default")
     asked = parser.parse_args()
     written = Path(f"{asked.engine}.prompts.jsonl").read_text(encoding="utf-8").splitlines()
     lines = [json.loads(line) for line in written]
@@ -48,11 +49,11 @@ def main() -> None:
     for batch in asked.batch:
         ids = [tuple(line["prompt_ids"]) for line in islice(cycle(lines), batch)]
         prompts = [Prompt(str(b), prompt_ids=of_b) for b, of_b in enumerate(ids)]
-        print(json.dumps(measure(engine, costs, prompts, asked.tokens, asked.rounds)), flush=True)
+        print(json.dumps(measure(engine, costs, prompts, asked)), flush=True)
 
 
 def measure(
-    engine: Engine, costs: StepCosts, prompts: Sequence[Prompt], tokens: int, rounds: int
+    engine: Engine, costs: StepCosts, prompts: Sequence[Prompt], asked: argparse.Namespace
 ) -> dict[str, Any]:
     """Run everything in turn, after one round that does not count."""
     even = replace(costs, steps=tuple(c for c in costs.steps if not c.rows_per_sequence))
@@ -66,12 +67,13 @@ def measure(
         f"chain {s.draft_depth}": s
         for s in table.shapes()
         if s.draft_top_k == 1 and table.max_sequences(s, full_logits=False) >= len(prompts)
+        if asked.chain is None or s.draft_depth in asked.chain
     }
-    params = GenerateParams(max_new_tokens=tokens, ignore_eos=True)
+    params = GenerateParams(max_new_tokens=asked.tokens, ignore_eos=True)
     rates: dict[str, list[float]] = {}
     lengths: dict[str, float] = {}
     outputs = set()
-    for turn in range(rounds + 1):
+    for turn in range(asked.rounds + 1):
         for name in (*fixed, *policies):
             of_run = _run(engines.get(name, engine), prompts, params, fixed.get(name))
             outputs.add(of_run[2])
@@ -82,7 +84,7 @@ def measure(
     best = max(medians[name] for name in fixed)
     return {
         "batch": len(prompts),
-        "tokens": tokens,
+        "tokens": asked.tokens,
         "rates": rates,
         "over_best_chain": {name: round(rate / best, 4) for name, rate in medians.items()},
         "tokens_per_step": lengths,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from specbuild.plugins_cuda.cases import Arrays, Case
@@ -33,14 +35,19 @@ def adjust(
     vocab: int = 70,
     counts: bool = True,
     penalised: bool = True,
+    row_counts: Sequence[int] = (),
 ) -> Case:
     """A sequence for each of ``kinds``: ``-`` changes nothing, ``a`` adjusts, ``m`` is masked,
     ``b`` both, ``f`` has ``forced`` forced rows and a masked one, ``g`` adjusts and forces. Each is
-    a tree of ``nodes`` slots. ``counts``: the tokens of paths are counted."""
+    a tree of ``nodes`` slots. ``counts``: the tokens of paths are counted. With ``row_counts`` each
+    sequence has so many rows of its tree, and two rows of padding follow."""
+    held = row_counts or [nodes] * len(kinds)
+    slots = [(kind, slot) for kind, n in zip(kinds, held, strict=True) for slot in range(n)]
+    padding = 2 if row_counts else 0
 
     def make(rng: np.random.Generator) -> Arrays:
         sequences = len(kinds)
-        rows = sequences * nodes
+        rows = len(slots) + padding
         marks = rng.integers(-5, 4, (sequences, vocab)).clip(0)
         marks += rng.integers(0, 2, marks.shape) * IN_PROMPT
         marks += (rng.integers(0, 9, marks.shape) == 0) * ENDS_OUTPUT
@@ -54,7 +61,7 @@ def adjust(
         return (
             (rng.standard_normal((rows, vocab)) * 3).astype(np.float32),
             row_tokens if counts else None,
-            _ancestors(rng, sequences, nodes) if counts else None,
+            _ancestors(rng, held, nodes, padding) if counts else None,
             rng.integers(0, 40, rows).astype(np.int32),
             np.array([_OF_KIND[kind] for kind in kinds], np.int32),
             np.full(sequences, forced, np.int32),
@@ -63,11 +70,10 @@ def adjust(
             bias.astype(np.float32),
             rng.integers(-(2**31), 2**31, (sequences, words)).astype(np.int32),
             marks.astype(np.int32),
+            np.cumsum([0, *held]).astype(np.int32) if row_counts else None,
         )
 
-    changed = [
-        r for r in range(len(kinds) * nodes) if _changes(kinds[r // nodes], r % nodes, forced)
-    ]
+    changed = [r for r, (kind, slot) in enumerate(slots) if _changes(kind, slot, forced)]
     compare = {"raw": np.array(changed, int)}
     return Case(name, make, compare=compare, atol=0, rtol=0, kernel_atol=0, kernel_rtol=0)
 
@@ -78,16 +84,19 @@ def _changes(kind: str, slot: int, forced: int) -> bool:
     return kind in "abg" or by_guide.get(kind, False)
 
 
-def _ancestors(rng: np.random.Generator, sequences: int, nodes: int) -> np.ndarray:
+def _ancestors(
+    rng: np.random.Generator, held: Sequence[int], nodes: int, padding: int
+) -> np.ndarray:
     """The packed bits of random trees: each slot's own and those of its ancestors."""
-    bits = np.zeros((sequences, nodes, -(-nodes // 32)), np.uint32)
-    for b in range(sequences):
+    bits = np.zeros((len(held), nodes, -(-nodes // 32)), np.uint32)
+    for b in range(len(held)):
         parents = random_tree(rng, count=nodes, depth=nodes)
         for slot, parent in enumerate(parents):
             if slot:
                 bits[b, slot] |= bits[b, parent]
             bits[b, slot, slot // 32] |= np.uint32(1 << slot % 32)
-    return bits.reshape(sequences * nodes, -1).view(np.int32)
+    found = [bits[b, :count] for b, count in enumerate(held)]
+    return np.concatenate([*found, bits[0, :1].repeat(padding, axis=0)]).view(np.int32)
 
 
 CASES: tuple[Case, ...] = (
@@ -104,8 +113,11 @@ CASES: tuple[Case, ...] = (
 )
 
 KERNEL_CASES: tuple[Case, ...] = (
+    adjust("rows of their own", "f-gmfab", nodes=5, forced=2, row_counts=[3, 1, 5, 2, 3, 0, 4]),
+    adjust("rows of their own, more sequences than lanes", "ab-m" * 9, nodes=2,
+           row_counts=[2, 1, 1, 2] * 9),
     adjust("more tokens than a block has", "-amb", vocab=4099),
     adjust("trees, more tokens than a block has", "a-mb", nodes=5, vocab=2051),
     adjust("forced rows, more tokens than a block has", "fg-m", nodes=3, forced=2, vocab=2051),
     adjust("gpu: the vocabulary of GPT-OSS", "-ambb" * 3, nodes=4, vocab=201_088),
-)
+)  # fmt: skip

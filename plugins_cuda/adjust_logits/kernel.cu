@@ -3,6 +3,7 @@
 //
 // Moves 20 bytes a token: 4 MB a row at 201088 logits.
 #include "../_device/ptx.cuh"
+#include "../_device/row_place.cuh"
 
 // As runtime/engine_dir/plan.py has them.
 constexpr int kAdjusts = 1, kMaskedRow = 2, kForcedRows = 4;
@@ -29,7 +30,7 @@ struct Penalties {
 };
 
 extern "C" __global__ void __launch_bounds__(kBlock)
-    adjust_logits(float* logits,             // in and out [R, V], R = B · nodes
+    adjust_logits(float* logits,             // in and out [R, V], R = B · nodes without row_start
                   const int* row_tokens,     // [R] or null
                   const int* ancestor_bits,  // [R, bit_words] or null
                   const int* positions,      // [R]
@@ -42,25 +43,30 @@ extern "C" __global__ void __launch_bounds__(kBlock)
                   const float* bias,         // [B, V]
                   const int* mask,           // [B, words]
                   const int* marks,          // [B, V]
+                  const int* row_start,      // [B + 1] or null
                   float* raw,                // out [R, V], the rows that change
-                  int vocab, int words, int nodes, int bit_words) {
+                  int vocab, int words, int nodes, int batch, int bit_words) {
   DYNAMIC_SHARED(int, path);  // [nodes]: the token of each slot on the row's path, else -1
   pdl_launch_dependents();
   pdl_wait();
-  const int r = blockIdx.y, b = r / nodes, change = load_l2_int(changes + b);
+  const int r = blockIdx.y;
+  const RowPlace place(row_start, r, nodes, batch);
+  const int b = place.sequence, slot = place.slot;
+  if (b == batch) return;
+  const int change = load_l2_int(changes + b);
   const bool adjusts = (change & kAdjusts) != 0;
   // A guide's mask is that of the root, or of the row behind those that the guide forces.
   const int first_free = (change & kForcedRows) != 0 ? load_l2_int(forced + b) : 0;
-  const bool is_masked = (change & kMaskedRow) != 0 && r % nodes == first_free;
-  const bool is_forced = r % nodes < first_free && row_tokens != nullptr;
+  const bool is_masked = (change & kMaskedRow) != 0 && slot == first_free;
+  const bool is_forced = slot < first_free && row_tokens != nullptr;
   if (!adjusts && !is_masked && !is_forced) return;
   // The next slot is another row: that of a forced row always is one of the sequence.
   const int only = is_forced ? load_l2_int(row_tokens + r + 1) : 0;
   const bool counts = adjusts && row_tokens != nullptr && ancestor_bits != nullptr;
-  for (int j = threadIdx.x; counts && j < nodes; j += kBlock) {
+  for (int j = threadIdx.x; counts && j < place.rows; j += kBlock) {
     const int word = load_l2_int(ancestor_bits + static_cast<int64_t>(r) * bit_words + j / 32);
     const bool is_on_path = (static_cast<uint32_t>(word) >> j % 32 & 1u) != 0;
-    path[j] = is_on_path ? load_l2_int(row_tokens + b * nodes + j) : -1;
+    path[j] = is_on_path ? load_l2_int(row_tokens + place.first + j) : -1;
   }
   __syncthreads();
   const int64_t row = static_cast<int64_t>(r) * vocab, state = static_cast<int64_t>(b) * vocab;
@@ -76,7 +82,7 @@ extern "C" __global__ void __launch_bounds__(kBlock)
     if (adjusts) {
       int marked = load_l2_int(marks + state + token);
 #pragma unroll 1
-      for (int j = 0; counts && j < nodes; ++j) marked += path[j] == token;
+      for (int j = 0; counts && j < place.rows; ++j) marked += path[j] == token;
       x = __fadd_rn(x, load_l2_float(bias + state + token));
       if (is_early && (marked & kEndsOutput) != 0) x = kMasked;
       x = penalise(x, marked);

@@ -21,6 +21,7 @@ _POINTERS = (
     "bias",
     "mask",
     "marks",
+    "row_start",
     "raw",
 )
 
@@ -30,16 +31,19 @@ def lower(request: LoweringRequest) -> Lowering:
     rows, vocab = request.tensors["logits"].shape
     sequences, words = request.tensors["mask"].shape
     bits = request.tensors.get("ancestor_bits")
+    # Of a ragged step each sequence may have most of the rows.
+    nodes = rows if "row_start" in request.tensors else rows // sequences
     launch = OpLaunch(
         kernel=Kernel("adjust_logits", "adjust_logits"),
         grid=(-(-vocab // (_BLOCK * _TOKENS_OF_A_THREAD)), rows, 1),
         block=_BLOCK,
-        shared_bytes=rows // sequences * ITEM_BYTES["int32"],
+        shared_bytes=nodes * ITEM_BYTES["int32"],
         arguments=(
             *_POINTERS,
             vocab,
             words,
-            rows // sequences,
+            nodes,
+            sequences,
             0 if bits is None else bits.shape[1],
         ),
     )

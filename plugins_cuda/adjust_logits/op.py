@@ -21,25 +21,43 @@ if TYPE_CHECKING:
     import torch
 
 
+def row_places(
+    sequences: int, rows: int, row_start: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The sequence [R] and the slot [R] of each row, and whether it is one of a sequence [R].
+
+    Without ``row_start`` [B+1] all sequences have R / B rows. Padding has those of sequence 0.
+    """
+    import torch
+
+    row = torch.arange(rows)
+    if row_start is None:
+        nodes = rows // sequences
+        return row // nodes, row % nodes, torch.ones(rows, dtype=torch.bool)
+    sequence = torch.searchsorted(row_start[1:].contiguous(), row.int(), right=True)
+    is_used = sequence < sequences
+    sequence = sequence.where(is_used, 0)
+    return sequence, row - row_start[sequence], is_used
+
+
 def counted(
     marks: torch.Tensor,
     row_tokens: torch.Tensor | None,
     ancestor_bits: torch.Tensor | None,
-    rows: int,
+    slots: torch.Tensor,
 ) -> torch.Tensor:
-    """The marks of each of ``rows`` rows: its sequence's ``marks`` [B, V], and its own path.
+    """The ``marks`` [R, V] of each row's sequence, and its own path.
 
-    The path are the row's own token and those of its ancestors among the rows of its sequence.
+    The path are the row's own token and those of its ancestors among the rows of its sequence,
+    of which it has ``slots`` [R].
     """
-    nodes = rows // marks.shape[0]
-    marks = marks.repeat_interleave(nodes, dim=0)
+    marks = marks.clone()
     if row_tokens is None or ancestor_bits is None:
         return marks
-    for r in range(rows):
-        first = r - r % nodes
-        for j in range(nodes):
+    for r, slot in enumerate(slots.tolist()):
+        for j in range(min(32 * ancestor_bits.shape[1], len(slots) - r + slot)):
             if int(ancestor_bits[r, j // 32]) >> j % 32 & 1:
-                marks[r, int(row_tokens[first + j])] += 1
+                marks[r, int(row_tokens[r - slot + j])] += 1
     return marks
 
 
@@ -52,16 +70,14 @@ def allowed(mask: torch.Tensor, vocab: int) -> torch.Tensor:
 
 
 def guided_rows(
-    changes: torch.Tensor, forced: torch.Tensor, rows: int
+    changes: torch.Tensor, forced: torch.Tensor, slots: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Which of R rows are forced to the token of the next slot, and which are masked: bool [R]."""
-    import torch
+    """Which of R rows are forced to the token of the next slot, and which are masked: bool [R].
 
-    nodes = rows // changes.shape[0]
-    slot = torch.arange(rows) % nodes
-    of_row = changes.repeat_interleave(nodes)
-    first_free = forced.where((changes & FORCED_ROWS) != 0, 0).repeat_interleave(nodes)
-    return slot < first_free, ((of_row & MASKED_ROW) != 0) & (slot == first_free)
+    ``changes`` and ``forced`` [R] are those of each row's sequence, ``slots`` [R] its slot there.
+    """
+    first_free = forced.where((changes & FORCED_ROWS) != 0, 0)
+    return slots < first_free, ((changes & MASKED_ROW) != 0) & (slots == first_free)
 
 
 def reference(
@@ -78,10 +94,13 @@ def reference(
     bias: torch.Tensor,
     mask: torch.Tensor,
     marks: torch.Tensor,
+    row_start: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Steps 1 to 4 of SamplingParams on ``logits`` fp32 [R, V], and a guide's mask, in place.
 
-    Rows b·N1 to b·N1 + N1 − 1 belong to sequence b, N1 = R / B: a tree whose slot 0 is the root.
+    Rows ``row_start[b]`` to ``row_start[b+1]`` − 1 belong to sequence b: a tree whose slot 0 is the
+    root. Rows after those of all sequences do not change. Without ``row_start`` int32 [B+1] each
+    sequence has R / B rows.
     Where ``changes`` int32 [B] has the bit ``ADJUSTS``, ``bias`` fp32 [B, V] is added; at
     ``positions`` [R] below ``min_position`` int32 [B] the tokens marked as ends become MASKED; then
     come the penalties fp32 [B] (``repetition`` 1, ``frequency`` and ``presence`` 0 change
@@ -102,25 +121,21 @@ def reference(
     """
     import torch
 
-    rows = logits.shape[0]
-    nodes = rows // changes.shape[0]
-
-    def per_row(values: torch.Tensor) -> torch.Tensor:
-        return values.repeat_interleave(nodes, dim=0)
-
-    marks = counted(marks, row_tokens, ancestor_bits, rows)
+    sequence, slot, is_used = row_places(changes.shape[0], logits.shape[0], row_start)
+    changes = changes[sequence].where(is_used, 0)
+    marks = counted(marks[sequence], row_tokens, ancestor_bits, slot)
     count = (marks & (ENDS_OUTPUT - 1)).float()
-    x = logits.float() + per_row(bias)
-    early = ((marks & ENDS_OUTPUT) != 0) & (positions < per_row(min_position)).unsqueeze(1)
+    x = logits.float() + bias[sequence]
+    early = ((marks & ENDS_OUTPUT) != 0) & (positions < min_position[sequence]).unsqueeze(1)
     x = torch.where(early, float(MASKED), x)
-    factor = per_row(repetition).unsqueeze(1)
+    factor = repetition[sequence].unsqueeze(1)
     seen = ((marks & IN_PROMPT) != 0) | (count > 0)
     x = torch.where(seen, torch.where(x > 0, x / factor, x * factor), x)
-    less = x - per_row(frequency).unsqueeze(1) * count - per_row(presence).unsqueeze(1)
+    less = x - frequency[sequence].unsqueeze(1) * count - presence[sequence].unsqueeze(1)
     x = torch.where(count > 0, less, x)
-    x = torch.where((per_row(changes) & ADJUSTS).bool().unsqueeze(1), x, logits.float())
-    is_forced, is_masked = guided_rows(changes, forced, rows)
-    refused = is_masked.unsqueeze(1) & ~per_row(allowed(mask, x.shape[1]))
+    x = torch.where((changes & ADJUSTS).bool().unsqueeze(1), x, logits.float())
+    is_forced, is_masked = guided_rows(changes, forced[sequence], slot)
+    refused = is_masked.unsqueeze(1) & ~allowed(mask, x.shape[1])[sequence]
     if row_tokens is not None:
         others = torch.arange(x.shape[1]) != row_tokens.roll(-1).unsqueeze(1)
         refused |= is_forced.unsqueeze(1) & others
@@ -147,6 +162,7 @@ OP = OpSpec(
         TensorSpec("bias", "float32", _OF_SEQUENCES),
         TensorSpec("mask", "int32", ("B", "words")),
         TensorSpec("marks", "int32", _OF_SEQUENCES),
+        TensorSpec("row_start", "int32", ("B1",), optional=True),
     ),
     outputs=(
         TensorSpec("adjusted", "float32", _OF_ROWS),

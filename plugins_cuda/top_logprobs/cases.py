@@ -18,20 +18,24 @@ def top(
     vocab: int = 61,
     digits: int | None = None,
     most: int = 20,
+    row_counts: Sequence[int] = (),
 ) -> Case:
     """A sequence of ``nodes`` rows for each of ``counts``; ``digits`` rounds the logits, which
-    makes ties. One row is forced where some are."""
+    makes ties. One row is forced where some are. With ``row_counts`` each sequence has so many rows
+    instead, and two rows of padding follow."""
+    held = row_counts or [nodes] * len(counts)
+    slots = np.array([slot for n in held for slot in range(n)])
 
     def make(rng: np.random.Generator) -> Arrays:
-        rows = len(counts) * nodes
+        rows = len(slots) + 2 * bool(row_counts)
         logits, raw = (rng.standard_normal((2, rows, vocab)) * 3).astype(np.float32)
         if digits is not None:
             logits, raw = np.round(logits, digits), np.round(raw, digits)
         kinds = [0, ADJUSTS, MASKED_ROW, FORCED_ROWS | MASKED_ROW][: 4 if nodes > 1 else 3]
         changes = rng.choice(kinds, len(counts)).astype(np.int32)
-        slot, of_row = np.arange(rows) % nodes, changes.repeat(nodes)
+        of_row = changes.repeat(held)
         last = np.where(of_row & FORCED_ROWS, 1, np.where(of_row & MASKED_ROW, 0, -1))
-        raw[((of_row & ADJUSTS) == 0) & (slot > last)] = np.nan
+        raw[: len(slots)][((of_row & ADJUSTS) == 0) & (slots > last)] = np.nan
         return (
             logits,
             raw,
@@ -40,6 +44,7 @@ def top(
             changes,
             np.full(len(counts), 1, np.int32),
             np.array(counts, np.int32),
+            np.cumsum([0, *held]).astype(np.int32) if row_counts else None,
         )
 
     return Case(name, make, {"most": most}, kernel_atol=2e-5, kernel_rtol=1e-5)
@@ -56,6 +61,7 @@ CASES: tuple[Case, ...] = (
 )
 
 KERNEL_CASES: tuple[Case, ...] = (
+    top("rows of their own", [5, 0, 20, 1, 3], nodes=4, row_counts=[4, 1, 2, 0, 3]),
     top("more parts than one", [20, 0, 3], vocab=20_011),
     top("ties across parts", [20, 11], vocab=17_000, digits=0),
     top("trees, more parts than one", [4, 0], nodes=3, vocab=9_001),

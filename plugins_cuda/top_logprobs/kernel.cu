@@ -11,6 +11,7 @@
 #include "../_device/infinity.cuh"
 #include "../_device/l2_word.cuh"
 #include "../_device/ordered_key.cuh"
+#include "../_device/row_place.cuh"
 
 constexpr int kThreads = 512, kWarps = kThreads / 32;
 constexpr int kTokens = 16;  // of a thread
@@ -24,13 +25,16 @@ struct RowKind {
   bool changes;
   int wanted;  // likeliest tokens
 
-  __device__ RowKind(const int* of_changes, const int* forced, const int* top_count, int r,
-                     int nodes, int most) {
-    const int change = load_l2_int(of_changes + r / nodes);
-    const int first_free = (change & kForcedRows) != 0 ? load_l2_int(forced + r / nodes) : 0;
-    const bool is_masked = (change & kMaskedRow) != 0 && r % nodes == first_free;
-    changes = (change & kAdjusts) != 0 || is_masked || r % nodes < first_free;
-    wanted = min(load_l2_int(top_count + r / nodes), most);
+  // Padding is plain.
+  __device__ RowKind(const int* of_changes, const int* forced, const int* top_count,
+                     const RowPlace& place, int batch, int most)
+      : changes(false), wanted(0) {
+    if (place.sequence == batch) return;
+    const int change = load_l2_int(of_changes + place.sequence);
+    const int first_free = (change & kForcedRows) != 0 ? load_l2_int(forced + place.sequence) : 0;
+    const bool is_masked = (change & kMaskedRow) != 0 && place.slot == first_free;
+    changes = (change & kAdjusts) != 0 || is_masked || place.slot < first_free;
+    wanted = min(load_l2_int(top_count + place.sequence), most);
   }
   __device__ bool is_plain() const {
     return !changes && wanted <= 0;
@@ -52,19 +56,21 @@ __device__ __forceinline__ float block_sum(float value) {
 }
 
 // Grid (parts, R).
-extern "C" __global__ void __launch_bounds__(kThreads) list_parts(const float* logits,   // [R, V]
-                                                                  const float* raw,      // [R, V]
-                                                                  const int* changes,    // [B]
-                                                                  const int* forced,     // [B]
-                                                                  const int* top_count,  // [B]
-                                                                  uint64_t* workspace_best,  // out
-                                                                  float* workspace_sums,     // out
-                                                                  int vocab, int most, int nodes) {
+extern "C" __global__ void __launch_bounds__(kThreads)
+    list_parts(const float* logits,       // [R, V]
+               const float* raw,          // [R, V]
+               const int* changes,        // [B]
+               const int* forced,         // [B]
+               const int* top_count,      // [B]
+               const int* row_start,      // or null
+               uint64_t* workspace_best,  // out
+               float* workspace_sums,     // out
+               int vocab, int most, int nodes, int batch) {
   __shared__ uint64_t of_warps[kWarps];
   pdl_launch_dependents();
   pdl_wait();
   const int r = blockIdx.y, part = r * gridDim.x + blockIdx.x;
-  const RowKind kind(changes, forced, top_count, r, nodes, most);
+  const RowKind kind(changes, forced, top_count, RowPlace(row_start, r, nodes, batch), batch, most);
   if (kind.is_plain()) return;
   const float* row = (kind.changes ? raw : logits) + static_cast<int64_t>(r) * vocab;
   float x[kTokens];
@@ -112,17 +118,18 @@ extern "C" __global__ void __launch_bounds__(kThreads)
                const int* changes,              // [B]
                const int* forced,               // [B]
                const int* top_count,            // [B]
+               const int* row_start,            // [B + 1] or null
                const uint64_t* workspace_best,  // in
                const float* workspace_sums,     // in
                float* logprob,                  // out [R]
                int* top_ids,                    // out [R, most]
                float* top_logprobs,             // out [R, most]
-               int vocab, int parts, int most, int nodes) {
+               int vocab, int parts, int most, int nodes, int batch) {
   __shared__ uint64_t of_warps[kWarps];
   pdl_launch_dependents();
   pdl_wait();
   const int r = blockIdx.x, stride = max(most, 1);
-  const RowKind kind(changes, forced, top_count, r, nodes, most);
+  const RowKind kind(changes, forced, top_count, RowPlace(row_start, r, nodes, batch), batch, most);
   if (kind.is_plain()) {
     if (threadIdx.x == 0) logprob[r] = load_l2_float(chosen_logprob + r);
     for (int n = threadIdx.x; n < most; n += kThreads) {

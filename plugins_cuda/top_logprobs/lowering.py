@@ -21,7 +21,8 @@ def lower(request: LoweringRequest) -> Lowering:
     CTAs of sequences that change nothing and list nothing return at once.
     """
     rows, vocab = request.tensors["logits"].shape
-    nodes = rows // request.tensors["changes"].shape[0]
+    (batch,) = request.tensors["changes"].shape
+    nodes = rows // batch
     most = int(request.attributes["most"])
     parts = -(-vocab // _LOGITS_OF_A_PART)
     listed = OpLaunch(
@@ -30,7 +31,8 @@ def lower(request: LoweringRequest) -> Lowering:
         block=_THREADS,
         shared_bytes=0,
         arguments=(
-            "logits", "raw", "changes", "forced", "top_count", _BEST, _SUMS, vocab, most, nodes,
+            "logits", "raw", "changes", "forced", "top_count", "row_start", _BEST, _SUMS, vocab,
+            most, nodes, batch,
         ),
     )  # fmt: skip
     joined = OpLaunch(
@@ -39,8 +41,9 @@ def lower(request: LoweringRequest) -> Lowering:
         block=_THREADS,
         shared_bytes=0,
         arguments=(
-            "logits", "raw", "choice", "chosen_logprob", "changes", "forced", "top_count", _BEST,
-            _SUMS, "logprob", "top_ids", "top_logprobs", vocab, parts, most, nodes,
+            "logits", "raw", "choice", "chosen_logprob", "changes", "forced", "top_count",
+            "row_start", _BEST, _SUMS, "logprob", "top_ids", "top_logprobs", vocab, parts, most,
+            nodes, batch,
         ),
     )  # fmt: skip
     # Of every part the largest logit even where none is asked for: sums are relative to it.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from specbuild.plugins_cuda.adjust_logits.op import guided_rows
+from specbuild.plugins_cuda.adjust_logits.op import guided_rows, row_places
 from specbuild.plugins_cuda.opspec import AttributeSpec, OpSpec, TensorSpec
 from specbuild.plugins_cuda.top_logprobs.lowering import lower
 from specbuild.plugins_cuda.traffic import NoTraffic
@@ -22,12 +22,13 @@ def reference(
     changes: torch.Tensor,
     forced: torch.Tensor,
     top_count: torch.Tensor,
+    row_start: torch.Tensor | None = None,
     *,
     most: int,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The natural log-probability ``logprob`` fp32 [R] of ``choice`` int32 [R] by its raw logits.
 
-    Rows b·N1 to b·N1 + N1 − 1 belong to sequence b, N1 = R / B. In rows that AdjustLogits does not
+    Sequences have rows as in AdjustLogits. In rows that AdjustLogits does not
     change, the raw logits are ``logits`` fp32 [R, V], and the log-probability is ``chosen_logprob``
     fp32 [R], bit for bit: the choice was made from these. Else they are ``raw`` fp32 [R, V]. By
     ``changes`` and ``forced`` int32 [B] these are the rows with the bit ``ADJUSTS``, those that a
@@ -39,9 +40,9 @@ def reference(
     """
     import torch
 
-    nodes = logits.shape[0] // changes.shape[0]
-    is_forced, is_masked = guided_rows(changes, forced, logits.shape[0])
-    of_row, top_count = (x.repeat_interleave(nodes) for x in (changes, top_count))
+    sequence, slot, is_used = row_places(changes.shape[0], logits.shape[0], row_start)
+    of_row, top_count = (x[sequence].where(is_used, 0) for x in (changes, top_count))
+    is_forced, is_masked = guided_rows(of_row, forced[sequence], slot)
     is_changed = ((of_row & ADJUSTS) != 0) | is_forced | is_masked
     logits = torch.where(is_changed.unsqueeze(1), raw, logits)
     logprobs = logits.double().log_softmax(dim=1)
@@ -70,6 +71,7 @@ OP = OpSpec(
         TensorSpec("changes", "int32", ("B",)),
         TensorSpec("forced", "int32", ("B",)),
         TensorSpec("top_count", "int32", ("B",)),
+        TensorSpec("row_start", "int32", ("B1",), optional=True),
     ),
     outputs=(
         TensorSpec("logprob", "float32", ("R",)),

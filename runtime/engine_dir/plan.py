@@ -47,6 +47,8 @@ SELECT, TARGET, ACCEPT = "select", "target", "accept"
 ADJUSTED_DONE = "adjusted_done"
 # The port [rows] of the accepted paths of the last step that listed the likeliest tokens.
 TOP_PATH = "top_path"
+# The port [B + 1] of the first row of each sequence, of the last ragged step that writes logits.
+FIRST_ROWS = "first_rows"
 # The port [B] of the number of rows of each sequence in a ragged step.
 ROW_COUNTS = "row_counts"
 # The port of the chains that the host proposes (suffix decoding).
@@ -270,7 +272,8 @@ class Port:
     (fp32), ``marks`` [B, V] and ``mask`` [B, V / 32], which change logits. ``top_ids``,
     ``top_logprobs`` [rows, 20] are of the target's rows in the last step that applied them, and
     ``top_path`` [rows], which is [B, D + 1] for a step of depth D, has the slots of its accepted
-    paths. ``prefill.logits`` [B, V] is of the last prefill launch.
+    paths. If the step is ragged, slot 0 of sequence b is in row ``first_rows[b]`` [B + 1].
+    ``prefill.logits`` [B, V] is of the last prefill launch.
 
     SpecPV: ``full_step``, ``verified_len``, ``view_blocks``, ``summarised``, ``budget`` [B],
     ``buffered_tokens`` [B, F], ``partial_tables`` [L, B, kv_heads, V] and its layers

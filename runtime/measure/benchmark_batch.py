@@ -51,7 +51,8 @@ class BenchmarkBatch:
 
     def offer(self, entry: ProgramEntry) -> None:
         """Write chains of maximum length from the sequences' tokens as host proposals."""
-        chains = np.resize(self.tokens.T, (entry.draft_tokens, self.batch)).T
+        length = entry.rows // entry.batch - 1
+        chains = np.resize(self.tokens.T, (length, self.batch)).T
         self.executor.write(OFFERED, host_chain_values(entry, dict(enumerate(chains))))
 
     def give_rows(self, entry: ProgramEntry) -> None:

@@ -122,7 +122,8 @@ class _Points:
                 step_s = self._time(placed, entry, (placed.batch, shape, False), context)
                 parts.append(f"{shape_text(shape)} {step_s * 1e3:.3f}")
         for length in self.table.host_chain_lengths(batch=placed.batch, full_logits=False):
-            entry = self.table.host_chain_step(length, batch=placed.batch, full_logits=False)
+            lengths = [length] * placed.batch
+            entry = self.table.host_chain_step(lengths, batch=placed.batch, full_logits=False)
             placed.offer(entry)
             shape = DraftShape(1, length, length)
             step_s = self._time(placed, entry, (placed.batch, shape, True), context)

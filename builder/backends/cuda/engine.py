@@ -31,7 +31,7 @@ from specbuild.builder.backends.cuda.step.engine_parts import EngineParts
 from specbuild.builder.backends.cuda.step.forms import step_forms
 from specbuild.builder.backends.cuda.step.fused_graph import FusedGraph, WeightTensors
 from specbuild.builder.backends.cuda.step.ir import ProgramIr
-from specbuild.builder.backends.cuda.step.offered import offered_lengths
+from specbuild.builder.backends.cuda.step.offered import offered_sizes
 from specbuild.builder.backends.cuda.step.programs import (
     NO_DRAFT,
     PREFILL_ROWS,
@@ -40,7 +40,6 @@ from specbuild.builder.backends.cuda.step.programs import (
     batch_buckets,
     deepest,
     draft_shapes,
-    fits,
     prefill_program,
     score_program,
     step_program,
@@ -327,15 +326,23 @@ def _offered(
     parts: EngineParts, plan: EnginePlan, lower: Lower
 ) -> list[tuple[ProgramEntry, LoweredProgram]]:
     """The steps that verify the host's chains; none without a drafter on the host."""
-    drafter = plan.host_drafter
-    lengths = () if drafter is None else offered_lengths(drafter.max_tokens)
+    if plan.host_drafter is None:
+        return []
+    longest = plan.host_drafter.max_tokens
     kinds: tuple[KeptLogits, ...] = ("none", "all")
-    return [
-        _step(parts, StepForm(batch, shape, logits, offered=True), lower)
-        for batch, length in product(batch_buckets(plan.limits.max_batch_size), lengths)
-        if fits(batch, shape := DraftShape(1, length, length), 0)
-        for logits in kinds
+    # Recurrent states, views and lists have capacity for equal numbers of rows alone.
+    ragged = parts.states is None and parts.views is None and parts.dsa is None
+    forms = [
+        StepForm(
+            batch,
+            DraftShape(1, longest_of, longest_of),
+            offered=True,
+            ragged_rows=rows if ragged and batch > 1 else 0,
+        )
+        for batch in batch_buckets(plan.limits.max_batch_size)
+        for longest_of, rows in offered_sizes(batch, longest, ragged=ragged)
     ]
+    return [_step(parts, replace(form, logits=kept), lower) for form in forms for kept in kinds]
 
 
 def _adjusted(

@@ -20,6 +20,7 @@ from specbuild.runtime.engine_dir.plan import (
     ADJUSTED_DONE,
     ADJUSTS,
     ENDS_OUTPUT,
+    FIRST_ROWS,
     FORCED,
     FORCED_ROWS,
     IN_PROMPT,
@@ -148,7 +149,8 @@ class LogitProcessorRows:
             return None
         ids, logprobs = (self._executor.fetch(name) for name in _TOP)
         path = self._executor.fetch(TOP_PATH) if entry.draft_depth else None
-        return RowTopLogprobs(entry, ids, logprobs, path)
+        first_rows = self._executor.fetch(FIRST_ROWS) if entry.is_ragged else None
+        return RowTopLogprobs(entry, ids, logprobs, path, first_rows)
 
     def _marks(self, sequence: SequenceState) -> np.ndarray:
         row = np.zeros(self._vocab, np.int32)
@@ -167,7 +169,8 @@ class LogitProcessorRows:
 class RowTopLogprobs:
     """The most likely tokens of a launch of ``entry``. They arrive asynchronously from the device.
 
-    ``path`` has the slots of the accepted paths, if the step verified drafts.
+    ``path`` has the slots of the accepted paths, if the step verified drafts, and ``first_rows``
+    the row of each sequence's slot 0, if it was ragged.
     """
 
     def __init__(
@@ -176,9 +179,10 @@ class RowTopLogprobs:
         ids: Callable[[], np.ndarray],
         logprobs: Callable[[], np.ndarray],
         path: Callable[[], np.ndarray] | None,
+        first_rows: Callable[[], np.ndarray] | None,
     ) -> None:
         self._entry = entry
-        self._pending = (ids, logprobs, path)
+        self._pending = (ids, logprobs, path, first_rows)
         self._fetched: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None
 
     def get(self, sequence: SequenceState, row: int, num_tokens: int) -> Sequence[TopLogprobs]:
@@ -197,11 +201,14 @@ class RowTopLogprobs:
     def _received(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Wait for the arrays. The last one is [B, tokens]: the target's row of each token."""
         if self._fetched is None:
-            ids, logprobs, path = self._pending
-            entry, first = self._entry, np.arange(self._entry.batch)[:, None]
-            rows = first
+            ids, logprobs, path, first_rows = self._pending
+            entry = self._entry
+            first = np.arange(entry.batch) * (entry.draft_tokens + 1)
+            if first_rows is not None:
+                first = first_rows()[: entry.batch]
+            rows = first[:, None]
             if path is not None:
                 slots = path()[: entry.batch * (entry.draft_depth + 1)]
-                rows = first * (entry.draft_tokens + 1) + slots.reshape(entry.batch, -1)
+                rows = rows + slots.reshape(entry.batch, -1)
             self._fetched = ids(), logprobs(), rows
         return self._fetched

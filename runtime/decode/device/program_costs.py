@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from math import inf
 
 from specbuild.runtime.decode.device.program_table import ProgramTable
+from specbuild.runtime.decode.device.proposals import likeliest_depths
 from specbuild.runtime.draft.costs import StepContext, StepTimes
 from specbuild.runtime.draft.device_costs import StepCosts
 from specbuild.runtime.draft.draft_models import RaggedShape, model_of
@@ -78,7 +79,7 @@ def _min_sequences(shape: DraftShape, programs: ProgramTable) -> int:
 
 
 class ProposalCosts:
-    """Costs of steps that verify host chains. A program has rows for its longest chain.
+    """Costs of steps that verify host chains. A program has rows for a mean length of chains.
 
     Before such a step the device waits for the host. Measured times include this wait. They correct
     the table's times per chain length.
@@ -101,21 +102,27 @@ class ProposalCosts:
             if table_s is None:
                 continue
             step_s = self._step_s(length, table_s * ratio)
-            rate = (batch + sum(sum(chances[:length]) for chances in cumulative_probs)) / (
-                batch * step_s
-            )
+            depths = self._depths(length, cumulative_probs)
+            accepted = sum(sum(c[:d]) for c, d in zip(cumulative_probs, depths, strict=True))
+            rate = (batch + accepted) / (batch * step_s)
             if rate > best_rate:
-                best, best_rate = (
-                    tuple(min(length, len(chances)) for chances in cumulative_probs),
-                    rate,
-                )
+                best, best_rate = tuple(depths), rate
         return best, best_rate
+
+    def _depths(self, length: int, cumulative_probs: Sequence[Sequence[float]]) -> list[int]:
+        """Return the depths of chains in the smallest program with this mean length."""
+        batch = len(cumulative_probs)
+        lengths = [length] * batch
+        entry = self._programs.host_chain_step(lengths, batch=batch, full_logits=self._full_logits)
+        chains = [chain[: entry.draft_tokens] for chain in cumulative_probs]
+        return likeliest_depths(chains, entry.rows - batch if entry.is_ragged else batch * length)
 
     def learn(self, outcome: StepOutcome, ratio: float) -> None:
         """See ``HostProposalCosts``."""
         assert isinstance(outcome.shape, ProposedDepths) and outcome.step_s
-        batch, depth = outcome.step_context.batch, outcome.shape.draft_depth
-        length = next(n for n in self._lengths(batch) if n >= depth)
+        batch, depths = outcome.step_context.batch, outcome.shape.depths
+        entry = self._programs.host_chain_step(depths, batch=batch, full_logits=self._full_logits)
+        length = entry.rows // entry.batch - 1
         table_s = self._table_s(length, outcome.step_context)
         if table_s is not None:
             expected_s = table_s * ratio + _HOST_S

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from specbuild.runtime.draft.draft_models import shape_of, shape_text, sorted_by_model
 from specbuild.runtime.engine_dir.manifest import DraftShape
 from specbuild.runtime.engine_dir.plan import Plan, ProgramEntry
@@ -121,7 +123,10 @@ class ProgramTable:
         return [p for p in steps if p.batch >= batch]
 
     def host_chain_lengths(self, *, batch: int, full_logits: bool) -> tuple[int, ...]:
-        """Return the lengths of host chains that steps of ``batch`` sequences verify, ascending."""
+        """Return the mean lengths of host chains for which steps have rows, ascending.
+
+        In a step that is not ragged all chains may be that long.
+        """
         key = (batch, full_logits)
         if key not in self._chain_lengths:
             matching = (
@@ -129,16 +134,30 @@ class ProgramTable:
                 for p in self._host_chain_steps
                 if p.batch >= batch and p.full_logits >= full_logits
             )
-            self._chain_lengths[key] = tuple(sorted({p.draft_tokens for p in matching}))
+            self._chain_lengths[key] = tuple(sorted({p.rows // p.batch - 1 for p in matching}))
         return self._chain_lengths[key]
 
-    def host_chain_step(self, length: int, *, batch: int, full_logits: bool) -> ProgramEntry:
-        """Return the step for ``batch`` sequences and host chains of up to ``length`` tokens."""
+    def host_chain_step(
+        self, lengths: Collection[int], *, batch: int, full_logits: bool
+    ) -> ProgramEntry:
+        """Return the step for ``batch`` sequences and host chains of these lengths."""
+        longest, rows = max(lengths), batch + sum(lengths)
         matching = [
-            p for p in self._host_chain_steps if p.batch >= batch and p.draft_tokens >= length
+            p
+            for p in self._host_chain_steps
+            if p.batch >= batch and p.draft_tokens >= longest and p.rows >= rows
         ]
-        what = f"steps of {batch} sequences with host chains of {length} tokens"
+        what = f"steps of {batch} sequences with host chains of {longest} tokens"
         return _smallest(matching, full_logits=full_logits, what=what)
+
+    def host_chain_limits(self, *, batch: int, full_logits: bool) -> tuple[int, int]:
+        """Return the most tokens of one host chain, and of all chains of a step; 0 for no step."""
+        matching = [
+            p for p in self._host_chain_steps if p.batch >= batch and p.full_logits >= full_logits
+        ]
+        # The step with the most rows has the longest chains.
+        largest = max(matching, key=lambda p: (p.rows, p.draft_tokens), default=None)
+        return (0, 0) if largest is None else (largest.draft_tokens, largest.rows - batch)
 
     @property
     def max_host_chain(self) -> int:

@@ -49,11 +49,11 @@ class DeviceProposals:
         """
         forced = [self._forces_rows and s in checked for s in sequences]
         full_logits |= any(forced)
-        lengths = self._programs.host_chain_lengths(batch=rows, full_logits=full_logits)
-        if not lengths:
+        longest, most = self._programs.host_chain_limits(batch=rows, full_logits=full_logits)
+        if not longest:
             return ()
         max_tokens = [
-            min(s.tokens_left - 1, lengths[-1] + n) for s, n in zip(sequences, unread, strict=True)
+            min(s.tokens_left - 1, longest + n) for s, n in zip(sequences, unread, strict=True)
         ]
         # A chain that a guide may refuse is not proposed. After a refusal the draft ingests tokens
         # from the refused one on, and its buffer must still hold them.
@@ -73,7 +73,9 @@ class DeviceProposals:
                 tokens[b] = sequence.guide.forced(sequence.output)[: max(max_tokens[b], 0)]
                 probs[b] = (1.0,) * len(tokens[b])
         self._sequences, self._proposal = sequences, HostProposal(tokens, tuple(probs))
-        return tuple(c[n:] for c, n in zip(probs, unread, strict=True))
+        read = [c[n:] for c, n in zip(probs, unread, strict=True)]
+        depths = likeliest_depths(read, most)
+        return tuple(c[:depth] for c, depth in zip(read, depths, strict=True))
 
     def write(
         self,
@@ -97,6 +99,19 @@ class DeviceProposals:
     def release(self, sequence: SequenceState) -> None:
         """Remove a sequence that finished or whose loop was closed."""
         self._drafter.release(sequence)
+
+
+def likeliest_depths(cumulative_probs: Sequence[Sequence[float]], tokens: int) -> list[int]:
+    """Return how much of each chain belongs to the ``tokens`` likeliest tokens of all chains.
+
+    ``cumulative_probs[b]`` never rise. Of equal tokens the earlier ones of a chain come first.
+    """
+    depths = [len(chain) for chain in cumulative_probs]
+    if sum(depths) <= tokens:
+        return depths
+    nodes = [(-p, i, b) for b, chain in enumerate(cumulative_probs) for i, p in enumerate(chain)]
+    kept = Counter(b for _, _, b in sorted(nodes)[:tokens])
+    return [kept[b] for b in range(len(cumulative_probs))]
 
 
 def max_unread_tokens(sequences: Sequence[SequenceState], steps: Iterable[StepAhead]) -> list[int]:

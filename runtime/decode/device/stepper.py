@@ -325,11 +325,10 @@ class DeviceStepper:
             return LaunchResult(self._new_tokens)
         if ahead.proposal_lengths is not None and self._proposals is not None:
             self._proposals.record(verified)
-        drafts = [new.accepted for new in self._new_tokens]
+        context, hits = flight.step_context, [new.accepted for new in self._new_tokens]
         sampled = [n.sequence.request.params.sampling.temperature > 0 for n in self._new_tokens]
         indices = [new.sequence.index for new in self._new_tokens]
-        context, chosen = flight.step_context, flight.chosen
-        outcome = StepOutcome(context, chosen, depths, drafts, step_s, sampled, indices)
+        outcome = StepOutcome(context, flight.chosen, depths, hits, step_s, sampled, indices)
         return LaunchResult(self._new_tokens, outcome)
 
     def _count_kept(
@@ -378,7 +377,8 @@ class DeviceStepper:
         full = needs_full_logits(ahead.rows.values())
         if ahead.proposal_lengths is not None:
             full |= any(sequence in self._checks for sequence in ahead.rows.values())
-            return self._programs.host_chain_step(ahead.depth, batch=ahead.batch, full_logits=full)
+            lengths, batch = ahead.proposal_lengths.values(), ahead.batch
+            return self._programs.host_chain_step(lengths, batch=batch, full_logits=full)
         return self._programs.step(
             ahead.shape,
             batch=ahead.batch,

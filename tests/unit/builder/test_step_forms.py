@@ -11,12 +11,15 @@ import pytest
 from exact_steps import exact_forms
 
 from specbuild.builder.backends.cuda.step.forms import step_forms
+from specbuild.builder.backends.cuda.step.offered import offered_sizes
 from specbuild.builder.backends.cuda.step.programs import (
     NO_DRAFT,
     StepForm,
+    batch_buckets,
     draft_shapes,
 )
 from specbuild.builder.backends.cuda.step.views import refresh_capacities
+from specbuild.builder.engine.backend_sizes import MAX_DECODE_ROWS
 from specbuild.runtime.decode.device.program_table import ProgramTable
 from specbuild.runtime.draft.draft_models import RaggedShape
 from specbuild.runtime.draft.draft_models import shape_of as named
@@ -206,6 +209,35 @@ def test_ragged_steps(shape: DraftShape, batch: int, rows: dict[int, list[int]])
         with pytest.raises(EngineFileError, match="no program"):
             table.step(ragged, batch=smallest, full_logits=True)
     assert not any(isinstance(shape, RaggedShape) for shape in table.shapes())
+
+
+@pytest.mark.parametrize("longest", [1, 10, 64, 127])
+@pytest.mark.parametrize("batch", [1, 2, 4, 8, 16, 32, 64, 128])
+def test_steps_with_host_chains(batch: int, longest: int) -> None:
+    """Ragged ones are fewer, hold longer chains, and as many tokens together as equal ones."""
+    equal, ragged = (offered_sizes(batch, longest, ragged=kind) for kind in (False, True))
+    assert all(rows == batch * (most + 1) <= MAX_DECODE_ROWS for most, rows in equal)
+    assert [rows for _, rows in ragged] == sorted({rows for _, rows in ragged})
+    assert len(ragged) <= len(equal)
+    assert [rows for _, rows in ragged[-1:]] == [rows for _, rows in equal[-1:]]
+    if batch == 1:
+        assert ragged == equal
+    for most, rows in ragged:
+        assert rows // batch - 1 <= most <= min(longest, rows - batch)
+
+
+@pytest.mark.parametrize("shape", [CHAIN, TREE, DraftShape(1, 3, 3), DraftShape(1, 7, 7)])
+@pytest.mark.parametrize("batch", [4, 16, 32, 64])
+def test_ragged_steps_do_not_add_programs(shape: DraftShape, batch: int) -> None:
+    """With a draft and suffix decoding: what chains of the draft add, chains of the host save."""
+    added = sum(
+        form.ragged_rows > 0 for form in step_forms(parts(), by_draft(draft_shapes(shape)), batch)
+    )
+    saved = sum(
+        2 * (len(offered_sizes(b, 64, ragged=False)) - len(offered_sizes(b, 64, ragged=True)))
+        for b in batch_buckets(batch)
+    )
+    assert added <= saved
 
 
 def test_several_drafts_have_steps_of_their_own() -> None:

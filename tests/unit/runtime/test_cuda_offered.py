@@ -14,7 +14,7 @@ from p_eagle_drafts import write_p_eagle
 from plan_host import PlanHost, lowered_engine, step_name
 
 from specbuild.builder.backends.cuda.engine import LoweredEngine
-from specbuild.builder.backends.cuda.step.offered import offered_lengths
+from specbuild.builder.backends.cuda.step.offered import offered_sizes
 from specbuild.runtime.engine_dir.manifest import DraftShape
 from specbuild.runtime.engine_dir.plan import FORCED_ROWS, MASKED_ROW
 
@@ -73,14 +73,20 @@ def admitted(lowered: LoweredEngine, count: int) -> tuple[PlanHost, list[list[in
 
 
 def offer(host: PlanHost, length: int, chains: list[list[int]]) -> str:
-    """Writes chains for the step of so many sequences; its name."""
+    """Writes chains for the step of so many sequences and a mean of ``length`` tokens; its name."""
     batch = len(chains)
+    name = f"step@{batch}.offered-{length}"
+    if batch > 1:
+        rows = batch * (length + 1)
+        names = (e.name for e, _ in host.engine.programs if e.rows == rows and e.host_proposal)
+        name = next(name for name in names if name.endswith(f".rows-{rows}"))
+        length = host.entry(name).draft_tokens
     port = host.port("offered").fill_(-1)
     tokens = port[batch : batch * (length + 2)].view(batch, length + 1)
     for row, chain in enumerate(chains):
         port[row] = 1 + len(chain)
         tokens[row, 1 : 1 + len(chain)] = torch.tensor(chain, dtype=torch.int32)
-    return f"step@{batch}.offered-{length}"
+    return name
 
 
 def plain(lowered: LoweredEngine, count: int) -> list[list[int]]:
@@ -98,14 +104,16 @@ def test_chains_are_accepted_as_far_as_they_are_right(alone: LoweredEngine, coun
     host, outputs = admitted(alone, count)
     random = np.random.default_rng(3)
     while min(len(o) for o in outputs) < TOKENS:
-        length = int(random.choice(offered_lengths(LONGEST)))
-        chains, right = [], []
+        sizes = offered_sizes(count, LONGEST, ragged=True)
+        most, rows = sizes[int(random.integers(len(sizes)))]
+        chains, right, left = [], [], rows - count
         for row in range(count):
-            known = len(outputs[row])
-            chain = expected[row][known : known + int(random.integers(0, length + 1))]
+            known, length = len(outputs[row]), int(random.integers(0, min(most, left) + 1))
+            chain = expected[row][known : known + length]
+            left -= len(chain)
             right.append(int(random.integers(0, len(chain) + 1)))
             chains.append([*chain[: right[-1]], *(t + 1 for t in chain[right[-1] :])])
-        for row, step in enumerate(host.step(offer(host, length, chains))):
+        for row, step in enumerate(host.step(offer(host, rows // count - 1, chains))):
             left = TOKENS - len(outputs[row])
             assert step.accepted == min(right[row], max(left - 1, 0))
             assert len(step.tokens) == min(right[row] + 1, left)
@@ -155,7 +163,8 @@ def test_the_drafts_cache_is_that_of_drafting(beside: LoweredEngine, count: int)
     host, outputs = admitted(beside, count)
     capacity = host.port("pending_tokens").shape[1]
     assert capacity < LONGEST
-    kinds = [LONGEST, 7, None, LONGEST, step_name(count, DraftShape(1, 1, 1)), 3]
+    short = 3 if count == 1 else 1
+    kinds = [LONGEST, 7, None, LONGEST, step_name(count, DraftShape(1, 1, 1)), short]
     for turn, kind in enumerate(kinds):
         if kind is None or isinstance(kind, str):
             name = kind or step_name(count)

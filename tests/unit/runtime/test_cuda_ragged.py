@@ -7,6 +7,7 @@ import pytest
 import torch
 from checkpoints import write_pair
 from plan_host import PlanHost, lowered_engine, step_name
+from rank_host import RankHost
 
 from specbuild.builder.backends.cuda.engine import LoweredEngine
 from specbuild.runtime.engine_dir.manifest import DraftShape
@@ -16,20 +17,22 @@ CHAIN = DraftShape(1, DEPTH, DEPTH)
 RAGGED = f"{step_name(4, CHAIN)}.rows-12"
 
 
-@pytest.fixture(scope="module")
-def lowered(tmp_path_factory: pytest.TempPathFactory) -> LoweredEngine:
+@pytest.fixture(scope="module", params=[1, 2], ids=["one GPU", "two GPUs"])
+def lowered(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> LoweredEngine:
     path = tmp_path_factory.mktemp("checkpoints")
     write_pair(path)
     sizes = {"max_seq_len": 128, "max_batch_size": 4, "page_size": 16}
     return lowered_engine(
         path / "target", path / "draft", draft_top_k=1, draft_depth=DEPTH, draft_tokens=DEPTH,
-        **sizes,
+        tensor_parallel=request.param, **sizes,
     )  # fmt: skip
 
 
 def admitted(lowered: LoweredEngine, temperature: float) -> tuple[PlanHost, list[list[int]]]:
     """Four prompts with the first token of each; the third has a budget of few tokens."""
-    host = PlanHost(lowered)
+    host = (RankHost if lowered.plan.ranks > 1 else PlanHost)(lowered)
     host.port("ignore_eos").fill_(1)
     vocab = host.port("score.logits").shape[1]
     random, outputs = np.random.default_rng(8), []

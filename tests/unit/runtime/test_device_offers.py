@@ -5,6 +5,8 @@ The toy device refuses to read a slot of the draft's cache that was never writte
 
 from __future__ import annotations
 
+import itertools
+import operator
 import random
 from collections.abc import Sequence
 from dataclasses import replace
@@ -22,6 +24,7 @@ from toy_plan import BATCHES, DEEPEST, SHAPES
 
 from specbuild.runtime.decode.device.program_costs import ProposalCosts
 from specbuild.runtime.decode.device.program_table import ProgramTable
+from specbuild.runtime.decode.device.proposals import likeliest_depths
 from specbuild.runtime.draft.costs import StepContext
 from specbuild.runtime.draft.device_costs import METHOD, ShapeCosts, StepCosts
 from specbuild.runtime.draft.host_proposal import (
@@ -241,6 +244,60 @@ def test_the_program_with_the_most_tokens_a_second_is_taken() -> None:
     for _ in range(60):
         offers.learn(outcome, 1.0)
     assert best([0.9] * 9)[1] < rate / 3
+
+
+@examples(60)
+@given(
+    st.lists(st.lists(st.sampled_from([0.0, 0.3, 0.6, 0.9, 1.0]), max_size=4), min_size=1,
+             max_size=4),
+    st.integers(0, 16),
+)  # fmt: skip
+def test_the_likeliest_tokens_of_all_chains_are_proposed(
+    chances: list[list[float]], tokens: int
+) -> None:
+    chains = [list(itertools.accumulate(chain, operator.mul)) for chain in chances]
+    depths = likeliest_depths(chains, tokens)
+
+    def expected(cut: Sequence[int]) -> float:
+        return sum(sum(chain[:n]) for chain, n in zip(chains, cut, strict=True))
+
+    assert sum(depths) == min(tokens, sum(map(len, chains)))
+    every = itertools.product(*(range(len(chain) + 1) for chain in chains))
+    best = max(expected(cut) for cut in every if sum(cut) <= tokens)
+    assert expected(depths) == pytest.approx(best)
+
+
+def test_a_few_tokens_of_one_sequence_take_a_small_step() -> None:
+    """A step of two sequences has rows for one chain of 2, or for two of the longest."""
+    table = ProgramTable(offering(drafted=False, max_batch_size=4).device.plan)
+    for lengths, rows in (((2, 0), 4), ((1, 1), 4), ((3, 0), 20), ((9, 9), 20)):
+        assert table.host_chain_step(lengths, batch=2, full_logits=True).rows == rows
+    assert table.host_chain_lengths(batch=2, full_logits=False) == (1, LONGEST)
+    assert table.host_chain_limits(batch=2, full_logits=False) == (LONGEST, 2 * LONGEST)
+    assert table.host_chain_limits(batch=4, full_logits=False) == (0, 0)
+
+
+def test_likeliest_tokens_beside_chains_of_other_lengths() -> None:
+    """Lists of the likeliest tokens, penalties and log-probabilities stay those without chains."""
+    batch = [[3, 1, 4], [1, 5, 9, 2]]
+    params = [
+        GenerateParams(max_new_tokens=25, ignore_eos=True, top_logprobs=3),
+        GenerateParams(
+            max_new_tokens=18, top_logprobs=2, sampling=SamplingParams(frequency_penalty=0.9)
+        ),
+    ]
+    plain = run(toy_cuda().engine, batch, params, speculation=None)
+    outputs = {tuple(ids): tokens for ids, tokens in zip(batch, plain.ids, strict=True)}
+    for seed in range(3):
+        policy = Mixed(seed=seed, offers=0.9, shapes=[None])
+        toy, knowing = mixed(policy, outputs, drafted=False, errors=0.2)
+        found = run(toy.engine, batch, params)
+        assert found.ids == plain.ids
+        for ours, theirs in zip(found.records, plain.records, strict=True):
+            assert ours.logprobs == theirs.logprobs
+            assert ours.top_logprobs == theirs.top_logprobs
+        assert any(accepted for _, accepted in knowing.offered)
+        assert any(name.startswith("step@2.offered") for name in toy.device.started)
 
 
 def test_a_dear_step_is_left_alone() -> None:

@@ -14,7 +14,7 @@ import torch
 from fake_gpu import FakeGpu, FakeKernel
 from page_ledger import PageLedger
 from toy_model import D2T, DRAFT_VOCAB, VOCAB, logits_of, mix
-from toy_offers import accepted_rows, offered_tree
+from toy_offers import accepted_rows, counts_port, offered_tree, slot_rows
 from toy_plan import BATCHES, SHAPES, cuda_manifest, plan_file, toy_plan
 from toy_processors import processed
 
@@ -99,7 +99,7 @@ class ToyDevice:
             tree = self._tree(entry)
         tables = [self.port(f"page_table.{g}", n) for g in ("full", "sliding")]
         given = (None,) * 4 if tree is None else (tree[0], tree[2], tree[3], tree[4])
-        counts = self.port("row_counts", n) if entry.is_ragged else None
+        counts = self.port(counts_port(entry), n) if entry.is_ragged else None
         rows = op_named("VerifyInputs").reference(
             *(*given, *state, *tables, None, None, None, self._floor("floor", n), counts),
             page_size=self.manifest.group("full").page_size,
@@ -112,15 +112,14 @@ class ToyDevice:
         logit_rows, temperature, top_k, top_p, seed, count, floor = rows[11:]
         if not entry.full_logits:
             wanted = ((top_k != 0) | (top_p != 1) | (floor != 0)) & (temperature != 0)
-            live = torch.arange(len(wanted)) < row_start[-1]
-            if not entry.is_ragged:
-                live = (state[2] == 0).repeat_interleave(len(wanted) // n)
-            assert not (wanted & live).any(), "top-k, top-p and min-p need full logits"
+            # Rows of sequences that are done, and padding, stand at position 0.
+            assert not (wanted & (positions > 0)).any(), "top-k, top-p and min-p need full logits"
         how = (temperature, top_k, top_p, seed, positions, floor)
         if self._processes(entry):
             is_masked = self.port("changes", n) & MASKED_ROW
             self.masked_steps += int((is_masked.bool() & (state[2] == 0)).any())
-            chosen = processed(self.port, logits[logit_rows.long()], how, (ids, bits), n)
+            starts = row_start if entry.is_ragged else None
+            chosen = processed(self.port, logits[logit_rows.long()], how, (ids, bits), n, starts)
         else:
             chosen = op_named("Choose").reference(logits[logit_rows.long()], *how)
         path = accepted = None
@@ -133,7 +132,8 @@ class ToyDevice:
                 self.port("top_path")[: path.numel()] = path.flatten()
             self._commit(path, n)
         if entry.host_proposal and takes_up:
-            self._keep_accepted(entry, tree, accepted, chosen[0], aux_hidden)
+            of_slots = slot_rows(row_start, entry)
+            self._keep_accepted(entry, tree, accepted, chosen[0][of_slots], aux_hidden[of_slots])
         self._advance(entry, chosen, path, accepted, aux_hidden, row_start)
 
     def _check_tables(self, lengths: list[int], live: list[bool]) -> None:

@@ -18,6 +18,19 @@ def offered_tree(port: torch.Tensor, entry: ProgramEntry) -> tuple[torch.Tensor,
     return tokens, slots - 1, slots, bits.expand(n, nodes)[..., None], port[:n]
 
 
+def counts_port(entry: ProgramEntry) -> str:
+    """The port of the rows of each sequence of a ragged step."""
+    return "offered" if entry.host_proposal else "row_counts"
+
+
+def slot_rows(row_start: torch.Tensor, entry: ProgramEntry) -> torch.Tensor:
+    """The row of each slot of all chains; any row for slots that have none."""
+    if not entry.is_ragged:
+        return torch.arange(entry.rows)
+    slots = row_start[:-1].unsqueeze(1) + torch.arange(entry.draft_tokens + 1)
+    return slots.flatten().clamp(max=entry.rows - 1).long()
+
+
 def accepted_rows(
     tree: tuple[torch.Tensor, ...],
     accepted: Sequence[int],

@@ -93,6 +93,7 @@ def ports_of(manifest: Manifest) -> dict[str, tuple[tuple[int, ...], str]]:
     ints |= {"ring.tokens": (RING, b, emitted), "ring.step": (RING,)}
     ints |= {"offered": (b * (longest + 2),)} if longest else {}
     ints |= {"row_counts": (b,)} if drafted else {}
+    ints |= {"first_rows": (b + 1,)} if longest else {}
     ints |= {"ring.accepted": (RING, b), "ring.count": (RING, b)}
     floats = {"temperature": (b,), "top_p": (b,), "ring.logprobs": (RING, b, emitted)}
     floats |= {f"prefill.{name}": (b,) for name in ("temperature", "top_p", "logprob")}
@@ -171,13 +172,17 @@ def longest_offered(manifest: Manifest) -> int:
 
 
 def _offered(manifest: Manifest) -> list[ProgramEntry]:
-    """Steps for chains of 3 and of the longest that the host proposes, up to two sequences."""
-    found = []
-    for n in sorted({3, longest_offered(manifest)}) if longest_offered(manifest) else ():
-        for batch, full_logits in itertools.product(BATCHES[:2], (False, True)):
-            name, shape = f"step@{batch}.offered-{n}.{full_logits:d}", DraftShape(1, n, n)
-            entry = _entry(name, "step", batch, batch * (n + 1), shape, full_logits)
-            found.append(dataclasses.replace(entry, host_proposal=True))
+    """Steps for chains of 3 and of the longest that the host proposes, up to two sequences.
+
+    Two have ragged steps: with rows for chains of 1 on average, and for the longest ones.
+    """
+    longest, found = longest_offered(manifest), []
+    sizes = [(1, n, n + 1) for n in sorted({3, longest})]
+    sizes += [(2, min(longest, 2 * n), 2 * (n + 1)) for n in (1, longest)]
+    for (batch, n, rows), full_logits in itertools.product(sizes if longest else (), (False, True)):
+        name, shape = f"step@{batch}.offered-{n}.{rows}.{full_logits:d}", DraftShape(1, n, n)
+        entry = _entry(name, "step", batch, rows, shape, full_logits)
+        found.append(dataclasses.replace(entry, host_proposal=True, is_ragged=batch > 1))
     return found
 
 

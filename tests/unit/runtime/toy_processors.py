@@ -19,11 +19,12 @@ def processed(
     how: tuple[torch.Tensor | None, ...],
     path: tuple[torch.Tensor | None, torch.Tensor | None],
     sequences: int,
+    row_start: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Choices and log-probabilities of the rows of ``sequences``, from ``raw`` [R, V].
 
-    ``how`` are Choose's inputs. ``path`` are the rows' tokens and ancestors. The ports of the
-    likeliest tokens are written.
+    ``how`` are Choose's inputs. ``path`` are the rows' tokens and ancestors. ``row_start`` is that
+    of a ragged step. The ports of the likeliest tokens are written.
     """
     assert how[4] is not None
     changes = port("changes", sequences)
@@ -32,13 +33,17 @@ def processed(
     if (changes & FORCED_ROWS).any():
         forced = port("forced", sequences)
     logits, raw = op_named("AdjustLogits").reference(
-        *(raw, *path, how[4], changes, forced), *(port(name, sequences) for name in _STATE)
+        *(raw, *path, how[4], changes, forced),
+        *(port(name, sequences) for name in _STATE),
+        row_start,
     )
     choice, chosen = op_named("Choose").reference(logits, *how)
     asked = (changes, forced, port("top_count", sequences))
     logprob, top_ids, top_logprobs = op_named("TopLogprobs").reference(
-        logits, raw, choice, chosen, *asked, most=MAX_TOP_LOGPROBS
+        logits, raw, choice, chosen, *asked, row_start, most=MAX_TOP_LOGPROBS
     )
+    if row_start is not None:
+        port("first_rows", sequences + 1).copy_(row_start)
     port("top_ids", len(raw)).copy_(top_ids)
     port("top_logprobs", len(raw)).copy_(top_logprobs)
     return choice, logprob

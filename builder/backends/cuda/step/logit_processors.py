@@ -35,9 +35,11 @@ def choose_processed(
     sequence, whose marks have all of the output.
     """
     outputs, path, batch = outputs or {}, {}, logits.shape[0]
+    row_start = None
     if rows is not None:
         path = {"row_tokens": rows.inputs["token_ids"]}
         path["ancestor_bits"], batch = rows.inputs["ancestor_bits"], rows.batch
+        row_start = None if rows.row_count is None else rows.inputs["row_start"]
     processed = program.call(
         "AdjustLogits",
         {
@@ -45,6 +47,7 @@ def choose_processed(
             **path,
             "logits": logits,
             "positions": sampling["position"],
+            "row_start": row_start,
         },
     )
     chosen = program.call(
@@ -60,6 +63,7 @@ def choose_processed(
             "raw": processed["raw"],
             "choice": chosen["choice"],
             "chosen_logprob": chosen["logprob"],
+            "row_start": row_start,
         },
         {"most": MAX_TOP_LOGPROBS},
         outputs={

@@ -6,16 +6,35 @@ from collections.abc import Mapping
 
 from specbuild.builder.backends.cuda.step.engine_parts import EngineParts
 from specbuild.builder.backends.cuda.step.ir import ProgramIr, Tensor
+from specbuild.builder.backends.cuda.step.state import LONG_CHAIN
 from specbuild.builder.backends.cuda.step.target import TargetRows
+from specbuild.builder.engine.backend_sizes import MAX_DECODE_ROWS
 from specbuild.runtime.engine_dir.plan import OFFERED
 
 # Chains that steps are made for beside the longest: a root and its chain fill a tile of rows.
 _LENGTHS = (3, 7, 15, 31, 63, 127)
+# Mean lengths of chains in ragged steps.
+_MEAN_LENGTHS = (1, 7, 31, 127)
 
 
-def offered_lengths(longest: int) -> tuple[int, ...]:
-    """The chains that steps verify, rising, where the host proposes up to ``longest`` tokens."""
-    return (*(length for length in _LENGTHS if length < longest), longest)
+def offered_sizes(batch: int, longest: int, *, ragged: bool) -> tuple[tuple[int, int], ...]:
+    """The longest chain and the rows of each step for ``batch`` sequences, by rows.
+
+    The host proposes up to ``longest`` tokens. Without ``ragged``, and for one sequence, there are
+    rows for whole chains of all sequences. Each sequence of a ragged step has a chain of its own
+    length, and there are rows for the mean of these lengths.
+    """
+    is_ragged = ragged and batch > 1
+    lengths = [n for n in _LENGTHS if n < longest] + [longest]
+    lengths = [n for n in lengths if batch * (n + 1) <= MAX_DECODE_ROWS]
+    if is_ragged and lengths:
+        means = [n for n in _MEAN_LENGTHS if 3 < n < lengths[-1] or (n == 1 and lengths[-1] > 3)]
+        lengths = [*means, lengths[-1]]
+    sizes = []
+    for n in lengths:
+        most = min(longest, max(n, LONG_CHAIN), batch * n) if is_ragged else n
+        sizes.append((most, batch * (n + 1)))
+    return tuple(sizes)
 
 
 def offered_chains(parts: EngineParts, batch: int, length: int) -> dict[str, Tensor]:

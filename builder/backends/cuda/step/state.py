@@ -16,6 +16,7 @@ from specbuild.runtime.engine_dir.plan import (
     EXCHANGE_EPOCH,
     EXCHANGE_FAULT,
     EXCHANGE_LIMIT,
+    FIRST_ROWS,
     FORCED,
     LIST_BUDGET,
     OFFERED,
@@ -33,6 +34,8 @@ EOS_IDS = 8
 CHECK_FIELDS = 5
 # Rows whose logits a score program writes at once.
 SCORE_LOGIT_ROWS = 64
+# The longest host chain of a ragged step with fewer tokens a sequence: its ancestors are one word.
+LONG_CHAIN = 31
 
 _INT, _FLOAT, _BF16 = "int32", "float32", "bfloat16"
 # The inputs of ops that exchange data between ranks, as inputs of graphs.
@@ -168,6 +171,7 @@ def _sequences(s: StateSizes) -> Ports:
         }
     if s.offered:
         ports[OFFERED] = ((s.batch * (s.offered + 2),), _INT)
+        ports[FIRST_ROWS] = ((s.batch + 1,), _INT)
     if s.sparse:
         ports[LIST_BUDGET] = (b, _INT)
     if s.checks:
@@ -189,6 +193,8 @@ def _adjusted(s: StateSizes) -> Ports:
     """
     b, row = (s.batch,), (s.batch, s.vocab)
     rows = max(s.batch, MAX_DECODE_ROWS)
+    # Slots of paths: of a ragged step more than rows, since any sequence may have most of them.
+    slots = max(rows, s.batch * (min(s.offered, LONG_CHAIN) + 1))
     return {
         **{
             name: (b, _INT)
@@ -200,7 +206,7 @@ def _adjusted(s: StateSizes) -> Ports:
         "mask": ((s.batch, -(-s.vocab // 32)), _INT),
         "top_ids": ((rows, MAX_TOP_LOGPROBS), _INT),
         "top_logprobs": ((rows, MAX_TOP_LOGPROBS), _FLOAT),
-        TOP_PATH: ((rows,), _INT),
+        TOP_PATH: ((slots,), _INT),
     }
 
 

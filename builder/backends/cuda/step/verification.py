@@ -8,7 +8,7 @@ from specbuild.builder.backends.cuda.step.engine_parts import EngineParts
 from specbuild.builder.backends.cuda.step.ir import ProgramIr, Tensor
 from specbuild.builder.backends.cuda.step.target import SAMPLING, TargetRows
 from specbuild.runtime.engine_dir.manifest import DraftShape
-from specbuild.runtime.engine_dir.plan import OFFERED, ROW_COUNTS, TARGET
+from specbuild.runtime.engine_dir.plan import FIRST_ROWS, OFFERED, ROW_COUNTS, TARGET
 
 
 def row_counts(parts: EngineParts, batch: int, *, offered: bool) -> dict[str, Tensor]:
@@ -46,6 +46,9 @@ def verify_rows(
         f"page_table_{group}": parts.page_table(group, batch) for group in parts.target_groups
     }
     program.section = TARGET
+    placed = {}
+    if ragged_rows and FIRST_ROWS in parts.ports.tensors:
+        placed["row_start"] = parts.ports.first(FIRST_ROWS, batch + 1)
     made = program.call(
         "VerifyInputs",
         {
@@ -55,6 +58,7 @@ def verify_rows(
             **tables,
         },
         {"page_size": parts.page_size, "rows": ragged_rows},
+        outputs=placed,
         sizes={"T": ragged_rows or batch * nodes, "B1": batch + 1, "words": -(-nodes // 32)},
     )
     slots = {group: made[f"write_slot_{group}"] for group in parts.target_groups}
