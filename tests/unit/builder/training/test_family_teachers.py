@@ -20,6 +20,9 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
         "moe_intermediate_size": 24}),
     "GLM-4.5": ("glm4_moe", {}),
     "MiniMax-M2": ("minimax_m2", {}),
+    "Qwen3.5": ("qwen3_5_text", {}),
+    "Qwen3.5 with experts": ("qwen3_5_moe_text", {}),
+    "Qwen3-Next": ("qwen3_next", {}),
 }  # fmt: skip
 
 
