@@ -45,7 +45,7 @@ def on_cuda(stored: str) -> str:
 def on_cuda_of_gguf(kind: BlockType) -> str:
     """How a CUDA engine stores a type of GGUF."""
     form = quantized_form(GgufTensor(kind.name, (1, _COLUMNS), kind, Path(), 0, 0))
-    return "bf16" if code_storage(code_form(form), _COLUMNS) is None else "codes"
+    return "bf16" if code_storage({code_form(form)}, _COLUMNS) is None else "codes"
 
 
 def rows() -> Iterator[tuple[str, ...]]:

@@ -174,9 +174,10 @@ def write_gpt_oss(folder: Path, **options: Any) -> tuple[Path, dict[str, Any], d
     return model, keys | {"tokenizer.ggml.eos_token_id": 0}, gpt_oss_twin(model)
 
 
-def write_gguf_llama(folder: Path, kind: str, **sizes: int) -> Path:
+def write_gguf_llama(folder: Path, kind: str, values: str = "", **sizes: int) -> Path:
     """Write a random Llama whose matrices, but for the embedding, have this GGUF type.
 
+    Values and down projections have the type ``values``, if there is one.
     ``sizes`` are those of its config.json: hidden_size, intermediate_size, head_dim and
     num_attention_heads among them.
     """
@@ -192,8 +193,9 @@ def write_gguf_llama(folder: Path, kind: str, **sizes: int) -> Path:
     }  # fmt: skip
 
     def kinds(name: str, shape: tuple[int, ...]) -> str:
-        is_matrix = len(shape) == 2 and "embed_tokens" not in name
-        return kind if is_matrix else "F32"
+        if len(shape) != 2 or "embed_tokens" in name:
+            return "F32"
+        return values if values and ("v_proj" in name or "down_proj" in name) else kind
 
     with patch.object(gguf_models, "mixed", kinds):
         tensors = gguf_models.llama_twin(folder / "model", config)

@@ -9,10 +9,9 @@
 template <int scale_bytes>
 struct ByteCodeUnits : CodedUnits<2, scale_bytes, 1> {
   static constexpr Apart kApart = Apart::kAlways;
-  using Held = typename CodedUnits<2, scale_bytes, 1>::Held;
 
   // of_word(row, four codes, low pair, high pair) for each word of a block.
-  template <int block, class OfWord>
+  template <int block, class Held, class OfWord>
   static __device__ __forceinline__ void decode_words(const Held& held, uint32_t (&first)[4],
                                                       uint32_t (&second)[4],
                                                       const OfWord& of_word) {
@@ -31,19 +30,15 @@ struct ByteCodeUnits : CodedUnits<2, scale_bytes, 1> {
 template <bool bf16>
 struct Q8Units : ByteCodeUnits<bf16 ? 96 : 64> {
   using Base = ByteCodeUnits<bf16 ? 96 : 64>;
-  using Held = typename Base::Held;
 
-  template <class Load>
-  static __device__ __forceinline__ void load_scales(Held& held, const unsigned char* unit,
-                                                     const Load& load) {
-    const int lane = threadIdx.x % 32;
-    held.scales[0] = load(Base::scales_at(unit) + (lane / 4 * 2 + lane % 2) * 4);
+  static __device__ __forceinline__ int scale_place(int, int g, int t) {
+    return (g * 2 + t % 2) * 4;
   }
 
-  template <int block>
+  template <int block, class Held>
   static __device__ __forceinline__ void decode(const Held& held, uint32_t (&first)[4],
                                                 uint32_t (&second)[4]) {
-    const uint32_t stored = word_of_lane(held.scales[0], block);
+    const uint32_t stored = held.template word<0>(block);
     const float2 scales = bf16 ? unpack_bf16x2(stored) : unpack_f16x2(stored);
     Base::template decode_words<block>(
         held, first, second, [&](auto row, uint32_t word, uint32_t& low, uint32_t& high) {
@@ -59,22 +54,18 @@ struct Q8Units : ByteCodeUnits<bf16 ? 96 : 64> {
 template <bool of_row>
 struct Fp8CodeUnits : ByteCodeUnits<of_row ? 80 : 16> {
   using Base = ByteCodeUnits<of_row ? 80 : 16>;
-  using Held = typename Base::Held;
 
-  template <class Load>
-  static __device__ __forceinline__ void load_scales(Held& held, const unsigned char* unit,
-                                                     const Load& load) {
-    const int lane = threadIdx.x % 32, row = of_row ? lane / 4 * 2 : 0;
-    held.scales[0] = load(Base::scales_at(unit) + (row + lane % 2) * 4);
+  static __device__ __forceinline__ int scale_place(int, int g, int t) {
+    return ((of_row ? g * 2 : 0) + t % 2) * 4;
   }
 
-  template <int block>
+  template <int block, class Held>
   static __device__ __forceinline__ void decode(const Held& held, uint32_t (&first)[4],
                                                 uint32_t (&second)[4]) {
     // What stands in a pair is a code times 2^-120.
     constexpr float kUnit = 1.329227995784916e36f;
-    const float own = __uint_as_float(held.scales[0]) * kUnit;
-    const float scales[2] = {float_of_lane(own, 0), float_of_lane(own, 1)};
+    const float scales[2] = {__uint_as_float(held.template word<0>(0)) * kUnit,
+                             __uint_as_float(held.template word<0>(1)) * kUnit};
     Base::template decode_words<block>(
         held, first, second, [&](auto row, uint32_t word, uint32_t& low, uint32_t& high) {
           low = scaled_pair(E4m3Code::low_pair(word), scales[row.value]);

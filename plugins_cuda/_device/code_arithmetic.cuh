@@ -20,12 +20,9 @@ __device__ __forceinline__ void each_pair(const Visit& visit) {
   visit(Row<3>());
 }
 
-// A word that the lane 4g + ``from`` holds, for all four lanes of a row.
-__device__ __forceinline__ uint32_t word_of_lane(uint32_t word, int from) {
-  return __shfl_sync(0xFFFFFFFFu, word, (threadIdx.x & 28u) + from);
-}
+// A number that the lane 4g + ``from`` has, for all four lanes of a row.
 __device__ __forceinline__ float float_of_lane(float value, int from) {
-  return __uint_as_float(word_of_lane(__float_as_uint(value), from));
+  return __shfl_sync(0xFFFFFFFFu, value, (threadIdx.x & 28u) + from);
 }
 
 // To the left by ``by`` bits, to the right where that is negative.

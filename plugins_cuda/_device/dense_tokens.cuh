@@ -38,7 +38,7 @@ __device__ __forceinline__ void stream_tokens(Stream& stream, unsigned char* sha
     cp_async_commit();
     stream.start_ring();
     between();
-    cp_async_wait<Shape::kRing>();
+    cp_async_wait<Stream::kLate>();
     // Other lanes' copies have brought the norm's weight, and what partial sums take the place of.
     __syncwarp();
     if constexpr (kNormed) {

@@ -17,18 +17,9 @@ __device__ __forceinline__ uint32_t nibble_pair(uint32_t word) {
 template <int scale_bytes, int scale_words>
 struct NibbleUnits : CodedUnits<1, scale_bytes, scale_words> {
   static constexpr Apart kApart = Apart::kAlways;
-  using Held = typename CodedUnits<1, scale_bytes, scale_words>::Held;
-
-  // This lane's word of ``lane_words`` for the quad, [g][words].
-  template <int words, class Load>
-  static __device__ __forceinline__ uint32_t own_word(const unsigned char* scales,
-                                                      const Load& load) {
-    const int g = threadIdx.x % 32 / 4, word = min(static_cast<int>(threadIdx.x) % 4, words - 1);
-    return load(scales + (g * words + word) * 4);
-  }
 
   // of_word<row>(codes of a row in this block, pairs) for both rows.
-  template <int block, class OfWord>
+  template <int block, class Held, class OfWord>
   static __device__ __forceinline__ void decode_words(const Held& held, uint32_t (&first)[4],
                                                       uint32_t (&second)[4],
                                                       const OfWord& of_word) {
@@ -45,26 +36,21 @@ struct NibbleUnits : CodedUnits<1, scale_bytes, scale_words> {
 template <int group, class Scales = SplitScales>
 struct Int4Units : NibbleUnits<(group == 32 ? 80 : 48) + Scales::kFreeBytes, 1> {
   using Base = NibbleUnits<(group == 32 ? 80 : 48) + Scales::kFreeBytes, 1>;
-  using Held = typename Base::Held;
   static constexpr Apart kApart = Apart::kAllAtOnce;
   static constexpr bool kByBlock = group == 32;
-  static constexpr int kScaleWords = kByBlock ? 2 : 1;
+  static constexpr int kRowWords = kByBlock ? 2 : 1;  // of scales
   static_assert(group == 32 || group == 64, "a unit has 64 columns");
 
-  template <class Load>
-  static __device__ __forceinline__ void load_scales(Held& held, const unsigned char* unit,
-                                                     const Load& load) {
-    const int g = threadIdx.x % 32 / 4, word = min(static_cast<int>(threadIdx.x) % 4, kScaleWords);
-    const int place = word < kScaleWords ? g * kScaleWords + word : kScaleWords * 8 + g / 2;
-    held.scales[0] = load(Base::scales_at(unit) + place * 4);
+  static __device__ __forceinline__ int scale_place(int, int g, int t) {
+    return (t < kRowWords ? g * kRowWords + t : kRowWords * 8 + g / 2) * 4;
   }
 
-  template <int block>
+  template <int block, class Held>
   static __device__ __forceinline__ void decode(const Held& held, uint32_t (&first)[4],
                                                 uint32_t (&second)[4]) {
-    const Scales scales(word_of_lane(held.scales[0], kByBlock ? block : 0));
+    const Scales scales(held.template word<0>(kByBlock ? block : 0));
     // Two bytes for the two rows; with groups of 32 a nibble of each belongs to a block.
-    uint32_t zeros = word_of_lane(held.scales[0], kScaleWords) >> (threadIdx.x % 8 / 4 * 16);
+    uint32_t zeros = held.template word<0>(kRowWords) >> (threadIdx.x % 8 / 4 * 16);
     if (kByBlock) zeros = zeros >> (4 * block) & 0x0F0Fu;
     Base::template decode_words<block>(
         held, first, second, [&](auto row, uint32_t word, uint32_t (&pairs)[4]) {
@@ -80,17 +66,15 @@ struct Int4Units : NibbleUnits<(group == 32 ? 80 : 48) + Scales::kFreeBytes, 1> 
 
 // With an fp16 scale and an fp16 minimum for 32 columns.
 struct Q41Units : NibbleUnits<144, 1> {
-  template <class Load>
-  static __device__ __forceinline__ void load_scales(Held& held, const unsigned char* unit,
-                                                     const Load& load) {
-    held.scales[0] = own_word<4>(scales_at(unit), load);
+  static __device__ __forceinline__ int scale_place(int, int g, int t) {
+    return (g * 4 + t) * 4;
   }
 
-  template <int block>
+  template <int block, class Held>
   static __device__ __forceinline__ void decode(const Held& held, uint32_t (&first)[4],
                                                 uint32_t (&second)[4]) {
-    const float2 scales = unpack_f16x2(word_of_lane(held.scales[0], block));
-    const float2 minima = unpack_f16x2(word_of_lane(held.scales[0], 2 + block));
+    const float2 scales = unpack_f16x2(held.template word<0>(block));
+    const float2 minima = unpack_f16x2(held.template word<0>(2 + block));
     decode_words<block>(held, first, second, [&](auto row, uint32_t word, uint32_t (&pairs)[4]) {
       const float scale = row.value ? scales.y : scales.x;
       const float minimum = row.value ? minima.y : minima.x;
@@ -106,29 +90,21 @@ struct Q41Units : NibbleUnits<144, 1> {
 template <int bits>
 struct KUnits : NibbleUnits<bits == 5 ? 256 : 128, bits == 5 ? 2 : 1> {
   using Base = NibbleUnits<bits == 5 ? 256 : 128, bits == 5 ? 2 : 1>;
-  using Held = typename Base::Held;
   static constexpr bool kFifth = bits == 5;
 
-  template <class Load>
-  static __device__ __forceinline__ void load_scales(Held& held, const unsigned char* unit,
-                                                     const Load& load) {
-    const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    const unsigned char* scales = Base::scales_at(unit);
-    if constexpr (kFifth) {
-      held.scales[1] = load(scales + lane * 4);
-      scales += 128;
-    }
-    // Lanes 0 and 1 hold the two rows' scale and minimum, lanes 2 and 3 the multiples.
-    held.scales[0] = load(scales + t / 2 * 64 + (g * 2 + t % 2) * 4);
+  // Lanes 0 and 1 hold the two rows' scale and minimum, lanes 2 and 3 the multiples.
+  static __device__ __forceinline__ int scale_place(int number, int g, int t) {
+    if (number == 1) return (g * 4 + t) * 4;
+    return (kFifth ? 128 : 0) + t / 2 * 64 + (g * 2 + t % 2) * 4;
   }
 
-  template <int block>
+  template <int block, class Held>
   static __device__ __forceinline__ void decode(const Held& held, uint32_t (&first)[4],
                                                 uint32_t (&second)[4]) {
     // Each lane makes the numbers of one row; exact products of 11 and 6 bits.
     const int own = threadIdx.x % 2;
-    const float2 of_block = unpack_f16x2(word_of_lane(held.scales[0], own));
-    const uint32_t multiples = word_of_lane(held.scales[0], 2 + own);
+    const float2 of_block = unpack_f16x2(held.template word<0>(own));
+    const uint32_t multiples = held.template word<0>(2 + own);
     const float scale = of_block.x * byte_to_float<block>(multiples);
     const float minimum = of_block.y * byte_to_float<2 + block>(multiples);
     const float scales[2] = {float_of_lane(scale, 0), float_of_lane(scale, 1)};
@@ -139,7 +115,7 @@ struct KUnits : NibbleUnits<bits == 5 ? 256 : 128, bits == 5 ? 2 : 1> {
             uint32_t codes = nibble_pair<decltype(i)::value>(word);
             if constexpr (kFifth) {
               constexpr int place = decltype(i)::value + 4 * decltype(row)::value + 8 * block;
-              codes |= shifted<4 - place>(held.scales[1]) & 0x00100010u;
+              codes |= shifted<4 - place>(held.template own<1>()) & 0x00100010u;
             }
             codes = add_bf16x2(codes, 0xC300C300u);
             pairs[i.value] = fused_pair(codes, scales[row.value], minima[row.value]);
@@ -148,38 +124,49 @@ struct KUnits : NibbleUnits<bits == 5 ? 256 : 128, bits == 5 ? 2 : 1> {
   }
 };
 
-// Q6_K: an fp16 scale for 256 columns, and multiples of it for 16.
-struct Q6KUnits : NibbleUnits<352, 3> {
-  template <class Load>
-  static __device__ __forceinline__ void load_scales(Held& held, const unsigned char* unit,
-                                                     const Load& load) {
-    const int lane = threadIdx.x % 32, g = lane / 4, t = min(lane % 4, 2);
-    const unsigned char* const more = scales_at(unit);
-    held.scales[0] = load(more + lane * 8);
-    held.scales[1] = load(more + lane * 8 + 4);
-    // Lanes 0 and 1 hold the two rows' multiples, lane 2 both scales.
-    held.scales[2] = load(more + 256 + (t < 2 ? (g * 2 + t) * 4 : 64 + g * 4));
+// Six bits, an fp16 scale for 256 columns and multiples of it for 16: Q6_K. With minima, an fp16
+// number for 256 columns and multiples of it for 32, also other K-quants beside it.
+template <bool minima>
+struct SixBitUnits : NibbleUnits<minima ? 416 : 352, minima ? 4 : 3> {
+  using Base = NibbleUnits<minima ? 416 : 352, minima ? 4 : 3>;
+
+  // Two words of further bits; lanes 0 and 1 hold the two rows' multiples, lane 2 both scales and
+  // lane 3 both minima; the multiples of these.
+  static __device__ __forceinline__ int scale_place(int number, int g, int t) {
+    if (number < 2) return (g * 4 + t) * 8 + number * 4;
+    if (number == 3) return 384 + g * 4;
+    return 256 + (t < 2 ? (g * 2 + t) * 4 : 64 + (minima ? t - 2 : 0) * 32 + g * 4);
   }
 
-  template <int block>
+  template <int block, class Held>
   static __device__ __forceinline__ void decode(const Held& held, uint32_t (&first)[4],
                                                 uint32_t (&second)[4]) {
-    const float2 of_block = unpack_f16x2(word_of_lane(held.scales[2], 2));
+    const float2 of_block = unpack_f16x2(held.template word<2>(2));
     // Sixteen columns are those of two lanes; products of 11 and 8 bits are exact.
     const int group = 2 * block + threadIdx.x % 4 / 2;
     const auto scale_of = [&](int row, float scale) {
-      return scale * signed_byte_to_float(word_of_lane(held.scales[2], row), group);
+      return scale * signed_byte_to_float(held.template word<2>(row), group);
     };
     const float scales[2] = {scale_of(0, of_block.x), scale_of(1, of_block.y)};
-    decode_words<block>(held, first, second, [&](auto row, uint32_t word, uint32_t (&pairs)[4]) {
-      each_pair([&](auto i) {
-        constexpr int place = 2 * decltype(i)::value + 8 * decltype(row)::value;
-        const uint32_t high = shifted<4 - place>(held.scales[block]) & 0x00300030u;
-        // 128 + code - 160, exact.
-        const uint32_t codes =
-            add_bf16x2(nibble_pair<decltype(i)::value>(word) | high, 0xC320C320u);
-        pairs[i.value] = scaled_pair(codes, scales[row.value]);
-      });
-    });
+    float addends[2] = {0.0f, 0.0f};
+    if constexpr (minima) {
+      const float2 least = unpack_f16x2(held.template word<2>(3));
+      const uint32_t multiples = held.template own<3>();
+      addends[0] = least.x * byte_to_float<block>(multiples);
+      addends[1] = least.y * byte_to_float<2 + block>(multiples);
+    }
+    Base::template decode_words<block>(
+        held, first, second, [&](auto row, uint32_t word, uint32_t (&pairs)[4]) {
+          each_pair([&](auto i) {
+            constexpr int place = 2 * decltype(i)::value + 8 * decltype(row)::value;
+            const uint32_t high = shifted<4 - place>(held.template own<block>()) & 0x00300030u;
+            // 128 + code - 160, exact.
+            const uint32_t codes =
+                add_bf16x2(nibble_pair<decltype(i)::value>(word) | high, 0xC320C320u);
+            pairs[i.value] = minima ? fused_pair(codes, scales[row.value], addends[row.value])
+                                    : scaled_pair(codes, scales[row.value]);
+          });
+        });
   }
 };
+using Q6KUnits = SixBitUnits<false>;

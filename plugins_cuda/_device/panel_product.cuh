@@ -47,7 +47,7 @@ struct HeldPanel {
       for (int piece = 0; piece < Units::kLoads; ++piece) {
         units[u].pieces[piece] = load_early16(unit + piece * kLoadBytes);
       }
-      Units::load_scales(units[u], unit, load_early4);
+      load_scales<Units>(units[u], unit, load_early4);
     }
   }
 

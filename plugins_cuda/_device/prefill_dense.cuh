@@ -36,7 +36,7 @@ struct DenseWeights {
         raw.units[i].pieces[piece] =
             there ? load_constant16(unit + piece * kLoadBytes) : make_uint4(0, 0, 0, 0);
       }
-      Units::load_scales(raw.units[i], unit, [](const void* of) { return load_constant4(of); });
+      load_scales<Units>(raw.units[i], unit, [](const void* of) { return load_constant4(of); });
     }
     at += kPanelUnits * Units::kBytes;
   }

@@ -29,15 +29,18 @@ struct Elements {
 template <class Shape>
 __device__ __forceinline__ void store_partials(
     float* place, const float (&sums)[Shape::kTiles][Shape::kTokenTiles][4]) {
+  constexpr int kTokenPairs = Shape::kPartialTokens / 2;
   const int lane = threadIdx.x % 32;
+  if (lane % 4 >= kTokenPairs) return;
+  const int own_pair = kTokenPairs == 4 ? lane : lane / 4 * kTokenPairs + lane % 4;
 #pragma unroll
   for (int t = 0; t < Shape::kTiles; ++t) {
 #pragma unroll
     for (int n = 0; n < Shape::kTokenTiles; ++n) {
-      float* tile = place + (t * Shape::kTokenTiles + n) * (kHalfTileBytes / 4);
+      float* tile = place + (t * Shape::kTokenTiles + n) * (Shape::kTilePartialBytes / 4);
       const float* own = sums[t][n];
-      reinterpret_cast<float2*>(tile)[lane] = make_float2(own[0], own[1]);
-      reinterpret_cast<float2*>(tile)[32 + lane] = make_float2(own[2], own[3]);
+      reinterpret_cast<float2*>(tile)[own_pair] = make_float2(own[0], own[1]);
+      reinterpret_cast<float2*>(tile)[8 * kTokenPairs + own_pair] = make_float2(own[2], own[3]);
     }
   }
 }
@@ -47,13 +50,13 @@ __device__ __forceinline__ void store_partials(
 template <class Shape, int kStrideBytes, class Emit>
 __device__ __forceinline__ void add_partials(const float* partials, const Elements& elements,
                                              int count, Emit emit) {
-  constexpr int kTileFloats = kHalfTileBytes / 4, kStride = kStrideBytes / 4;
+  constexpr int kTileFloats = Shape::kTilePartialBytes / 4, kStride = kStrideBytes / 4;
   for (int index = threadIdx.x; index < count; index += Shape::kThreads) {
     const Element e = elements.at(index);
     if (!elements.holds(e)) continue;
     const float* from = partials +
                         (e.tile * Shape::kTokenTiles + e.token / kTokensPerTile) * kTileFloats +
-                        e.g * kTokensPerTile + e.token % kTokensPerTile;
+                        e.g * Shape::kPartialTokens + e.token % kTokensPerTile;
     float low = 0.0f, high = 0.0f;
 #pragma unroll
     for (int first = 0; first < Shape::kSlices; first += Shape::kGroupSlices) {

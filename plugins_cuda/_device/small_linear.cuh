@@ -33,7 +33,7 @@ __host__ __device__ constexpr int larger(int a, int b) {
 // tokens; kDepth: steps in flight, kRing of them in shared memory; kGroupSlices: slices that are
 // added up before groups of them are. A step is a unit of the weight.
 template <int kBlocks_, int kWarps_, int kSlices_, int kGroupSlices_, int kTiles_, int kTokenTiles_,
-          int kDepth_, int kRing_, class Units_>
+          int kDepth_, int kRing_, class Units_, int kPartialTokens_ = kTokensPerTile>
 struct LinearShape {
   using Units = Units_;
   static constexpr int kBlocks = kBlocks_, kWarps = kWarps_, kSlices = kSlices_, kTiles = kTiles_;
@@ -51,15 +51,17 @@ struct LinearShape {
   static constexpr int kSteps = round_up(kSliceUnits, kDepth);
   static constexpr bool kEven =
       kSliceBlocks * kSlices == kBlocks && kSteps == kSliceUnits && kWholeUnits;
-  static constexpr int kWarpPartialBytes = kTiles * kTokenTiles * kHalfTileBytes;
+  static constexpr int kPartialTokens = kPartialTokens_;
+  static constexpr int kTilePartialBytes = kPartialTokens * 64;
+  static constexpr int kWarpPartialBytes = kTiles * kTokenTiles * kTilePartialBytes;
   static constexpr int kPartialBytes = kWarps * kWarpPartialBytes;
   static constexpr int kRingBytes = kWarps * kRing * kTiles * Units::kBytes;
   // Whether a thread adds up at most one element of a chunk.
   static constexpr bool kOneElement = kTiles * kPairsPerTile * kMostTokens <= kThreads;
   static_assert(kSlices % kGroupSlices == 0, "whole groups");
   static_assert(kDepth <= kSteps, "more steps in flight than there are");
-  static_assert(kInRegisters > 0, "what is started early waits in registers");
-  static_assert(kRing == 0 || !Units::kScaled, "scales have no place in shared memory");
+  static_assert(kInRegisters > 0 || Units::kScaled, "what is started early waits in registers");
+  static_assert(kRing == 0 || kInRegisters == 0 || !Units::kScaled, "scales have one place");
 };
 
 // The slice of K of this warp, where warps split K or each has all of it.
@@ -151,6 +153,7 @@ template <class Shape, class Chunks>
 class WeightStream {
  public:
   using Sums = float[Shape::kTiles][Shape::kTokenTiles][4];
+  static constexpr int kLate = Shape::kRing;  // groups of copies that follow the tokens
 
   __device__ __forceinline__ WeightStream(const typename Shape::Units::Stored* weight,
                                           const Chunks& chunks, unsigned char* ring, int slice)
@@ -276,7 +279,7 @@ class WeightStream {
         }
       }
       if (slot < Shape::kInRegisters && needed) {
-        Units::load_scales(held_[slot][t], address, [](const void* at) { return load_early4(at); });
+        load_scales<Units>(held_[slot][t], address, [](const void* at) { return load_early4(at); });
       }
     }
     if (slot >= Shape::kInRegisters) cp_async_commit();

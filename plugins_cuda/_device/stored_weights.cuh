@@ -71,3 +71,7 @@ template <>
 struct WeightUnits<15> {
   using Units = Q8Units<true>;
 };
+template <>
+struct WeightUnits<16> {
+  using Units = SixBitUnits<true>;
+};

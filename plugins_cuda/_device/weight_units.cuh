@@ -19,11 +19,21 @@ constexpr int kLoadBytes = 512;
 // all loads are in flight at once, or in loops too.
 enum class Apart { kNever, kAllAtOnce, kAlways };
 
-// What a lane holds of a unit: its codes, and words of scales.
+// What a lane holds of a unit: its codes, and words of scales. ``word`` is what the lane 4g + from
+// has, for all four lanes of a row, and ``own`` this lane's.
 template <int kLoads, int kScaleWords>
 struct HeldUnit {
   uint4 pieces[kLoads];
   uint32_t scales[kScaleWords];
+
+  template <int number>
+  __device__ __forceinline__ uint32_t word(int from) const {
+    return __shfl_sync(0xFFFFFFFFu, scales[number], (threadIdx.x & 28u) + from);
+  }
+  template <int number>
+  __device__ __forceinline__ uint32_t own() const {
+    return scales[number];
+  }
 };
 template <int kLoads>
 struct HeldUnit<kLoads, 0> {
@@ -37,16 +47,13 @@ struct Bf16Units {
   using Stored = uint16_t;
   using Held = HeldUnit<kLoads, 0>;
 
-  template <int block>
+  template <int block, class Held>
   static __device__ __forceinline__ void decode(const Held& held, uint32_t (&first)[4],
                                                 uint32_t (&second)[4]) {
     const uint4 upper = held.pieces[0], lower = held.pieces[1];
     set_operand(first, upper.x, lower.x, upper.y, lower.y);
     set_operand(second, upper.z, lower.z, upper.w, lower.w);
   }
-
-  template <class Load>
-  static __device__ __forceinline__ void load_scales(Held&, const unsigned char*, const Load&) {}
 
   static __device__ __forceinline__ void set_operand(uint32_t (&to)[4], uint32_t a, uint32_t b,
                                                      uint32_t c, uint32_t d) {
@@ -57,10 +64,12 @@ struct Bf16Units {
   }
 };
 
-// Codes of two blocks, and scales of ``scale_bytes`` behind them, of which a lane holds some words.
+// Codes of two blocks, and scales of ``scale_bytes`` behind them, of which a lane holds some words:
+// the lane 4g + t those at scale_place(number, g, t), counted in bytes from the first scale.
 template <int loads, int scale_bytes, int scale_words>
 struct CodedUnits {
   static constexpr int kBlocks = 2, kLoads = loads, kBytes = kLoads * kLoadBytes + scale_bytes;
+  static constexpr int kScaleWords = scale_words;
   static constexpr bool kScaled = true;
   static constexpr Apart kApart = Apart::kNever;
   using Stored = unsigned char;
@@ -75,26 +84,35 @@ struct CodedUnits {
 // Codes with a power of two for 32 columns: one byte a row and block.
 template <int loads>
 struct ScaledUnits : CodedUnits<loads, 32, 1> {
-  using Base = CodedUnits<loads, 32, 1>;
-  using Held = typename Base::Held;
-
-  // ``unit``: this lane's 16 bytes.
-  template <class Load>
-  static __device__ __forceinline__ void load_scales(Held& held, const unsigned char* unit,
-                                                     const Load& load) {
-    held.scales[0] = load(Base::scales_at(unit) + threadIdx.x % 32 / 4 * 4);
+  static __device__ __forceinline__ int scale_place(int, int g, int) {
+    return g * 4;
   }
 };
 
+// Loads this lane's words of scales; ``unit``: its 16 bytes.
+template <class Units, class Load>
+__device__ __forceinline__ void load_scales(typename Units::Held& held, const unsigned char* unit,
+                                            const Load& load) {
+  if constexpr (Units::kScaled) {
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int i = 0; i < Units::kScaleWords; ++i) {
+      held.scales[i] = load(Units::scales_at(unit) + Units::scale_place(i, lane / 4, lane % 4));
+    }
+  }
+}
+
 // e2m1 with a scale for 32 columns: a piece is both blocks of rows g and g + 8.
 struct Mxfp4Units : ScaledUnits<1> {
-  template <int block>
+  template <int block, class Held>
   static __device__ __forceinline__ void decode(const Held& held, uint32_t (&first)[4],
                                                 uint32_t (&second)[4]) {
     const uint4 codes = held.pieces[0];
     uint32_t a[4], b[4];
-    decode_word_by_half<block>(block ? codes.z : codes.x, alternate_scales(held.scales[0], 0), a);
-    decode_word_by_half<block>(block ? codes.w : codes.y, alternate_scales(held.scales[0], 1), b);
+    decode_word_by_half<block>(block ? codes.z : codes.x,
+                               alternate_scales(held.template own<0>(), 0), a);
+    decode_word_by_half<block>(block ? codes.w : codes.y,
+                               alternate_scales(held.template own<0>(), 1), b);
     Bf16Units::set_operand(first, a[0], b[0], a[1], b[1]);
     Bf16Units::set_operand(second, a[2], b[2], a[3], b[3]);
   }
@@ -103,11 +121,12 @@ struct Mxfp4Units : ScaledUnits<1> {
 // Bytes with a scale for 32 columns: a piece is one block of rows g and g + 8.
 template <class Code>
 struct ByteUnits : ScaledUnits<2> {
-  template <int block>
+  template <int block, class Held>
   static __device__ __forceinline__ void decode(const Held& held, uint32_t (&first)[4],
                                                 uint32_t (&second)[4]) {
     const uint4 codes = held.pieces[block];
-    const uint32_t upper = scales_of(held.scales[0], 0), lower = scales_of(held.scales[0], 1);
+    const uint32_t upper = scales_of(held.template own<0>(), 0),
+                   lower = scales_of(held.template own<0>(), 1);
     uint32_t a[4], b[4];
     decode_pairs<block>(codes.x, upper, a[0], a[1]);
     decode_pairs<block>(codes.y, upper, a[2], a[3]);

@@ -5,8 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from specbuild.plugins_cuda.cases import Arrays, Case
-from specbuild.plugins_cuda.linear.cases import draw
+from specbuild.plugins_cuda.linear.cases import draw, draw_codes
+from specbuild.plugins_cuda.linear.group_codes import GROUP_STORAGES
 from specbuild.plugins_cuda.linear.packing import pack_rows
+from specbuild.plugins_cuda.linear.storage import INT4, Q4_K, Q6_K, Q8, Storage
 
 
 def chosen_table(
@@ -45,6 +47,18 @@ def embed(
     return Case(name, make, {"scale": scale}, atol=0, rtol=0, kernel_atol=0, kernel_rtol=0)
 
 
+def embed_codes(
+    tokens: int, width: int, storage: Storage, *, scale: float = 1.0, prefix: str = ""
+) -> Case:
+    """``tokens`` rows of a table of 64 rows in codes."""
+
+    def make(rng: np.random.Generator) -> Arrays:
+        return rng.integers(0, 64, tokens).astype(np.int32), draw_codes(rng, 64, width, storage)
+
+    name = f"{prefix}{tokens} rows of {width}, {storage.name}" + f", times {scale:g}" * (scale != 1)
+    return Case(name, make, {"scale": scale}, atol=0, rtol=0, kernel_atol=0, kernel_rtol=0)
+
+
 CASES: tuple[Case, ...] = (
     embed(1, 32),
     embed(7, 192),
@@ -57,6 +71,9 @@ CASES: tuple[Case, ...] = (
 KERNEL_CASES: tuple[Case, ...] = (
     embed(3, 2880),
     embed(40, 96, vocab=48, packed=True),
+    *(embed_codes(11, 320, storage) for storage in GROUP_STORAGES),
+    embed_codes(5, 128, INT4, scale=73.5),
+    *(embed_codes(300, 2048, storage, prefix="gpu: ") for storage in (INT4, Q8, Q4_K, Q6_K)),
     embed(64, 2880, vocab=2000, prefix="gpu: "),
     embed(2048, 2880, vocab=2000, prefix="gpu: "),
     embed(2048, 2048, vocab=2000, packed=True, prefix="gpu: "),

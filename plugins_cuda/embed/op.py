@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from specbuild.plugins_cuda.embed.lowering import lower
+from specbuild.plugins_cuda.linear.block_scaled import decoded
+from specbuild.plugins_cuda.linear.code_units import UNIT_COLUMNS
 from specbuild.plugins_cuda.linear.packing import BLOCK, HALF_ROWS, TILE_ROWS
 from specbuild.plugins_cuda.opspec import AttributeSpec, OpSpec, TensorSpec
 from specbuild.plugins_cuda.traffic import Weights
@@ -14,17 +16,22 @@ if TYPE_CHECKING:
 
 
 def table_rows(table: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-    """Rows ``ids`` [T] → [T, H] of a ``table`` [V, H], or of one packed by ``pack_rows``."""
+    """Rows ``ids`` [T] → [T, H] of a ``table`` [V, H], or of a packed one, in bf16 or in codes."""
+    import torch
+
     ids = ids.long()
     if table.ndim == 2:
         return table[ids]
-    tiles = table[ids // TILE_ROWS].unflatten(2, (2, HALF_ROWS, BLOCK))
+    tiles = table[ids // TILE_ROWS]
+    if table.dtype == torch.uint8:
+        tiles = decoded(tiles, UNIT_COLUMNS * table.shape[1])
+    tiles = tiles.unflatten(2, (2, HALF_ROWS, BLOCK))
     half, row = ids % TILE_ROWS // HALF_ROWS, ids % HALF_ROWS
     return tiles[range(len(ids)), :, half, row].flatten(1)
 
 
 def reference(token_ids: torch.Tensor, table: torch.Tensor, *, scale: float = 1.0) -> torch.Tensor:
-    """``table`` [V, H], in order or packed, at ``token_ids`` [T] → [T, H].
+    """``table`` [V, H], in order, packed or in codes, at ``token_ids`` [T] → [T, H].
 
     Values are multiplied by ``scale`` in fp32 and rounded.
     """

@@ -24,6 +24,7 @@ from specbuild.plugins_cuda.linear.storage import (
     FP8_ROWS,
     INT4_BF16,
     INT4_G32_BF16,
+    K_MIXED,
     LOAD_BYTES,
     MXFP4,
     Q8_BF16,
@@ -75,7 +76,7 @@ def draw_groups(
         drawn |= torch.from_numpy(rng.integers(0, 2, (rows, columns), np.uint8)) << 7
         codes, middle, size = drawn.view(torch.float8_e4m3fn), 0, 100.0
     else:
-        signed = MINIMUM not in codec.parts and ZERO not in codec.parts
+        signed = storage is K_MIXED or (MINIMUM not in codec.parts and ZERO not in codec.parts)
         middle = most // 2 if signed else 0
         codes = torch.from_numpy(rng.integers(0, most, (rows, columns))) - middle
         size = most / 4.0

@@ -62,11 +62,14 @@ class GroupedCodes:
     parts: Mapping[str, GroupPart]
 
     def with_parts(self, columns: Mapping[str, int]) -> GroupedCodes:
-        """The weight with these parts, each for so many columns."""
+        """The weight with these parts, each for so many columns; minima that it lacks are zero."""
         width = self.codes.shape[1]
+        none = GroupPart(self.codes.new_zeros(len(self.codes), 1).float(), width)
+        minima = {MINIMUM: none, BLOCK_MINIMUM: none}
+        parts = {**minima, **self.parts}
         return GroupedCodes(
             self.codes,
-            {name: self.parts[name].for_columns(size, width) for name, size in columns.items()},
+            {name: parts[name].for_columns(size, width) for name, size in columns.items()},
         )
 
     def numbers(self, name: str) -> torch.Tensor:

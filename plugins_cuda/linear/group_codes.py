@@ -7,7 +7,7 @@ describe the storages.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING
 
 from specbuild.plugins_cuda.linear.byte_codes import BYTE_CODECS
@@ -23,11 +23,11 @@ _CODECS: Mapping[Storage, Codec] = {**NIBBLE_CODECS, **BYTE_CODECS}
 GROUP_STORAGES = tuple(_CODECS)
 
 
-def code_storage(form: CodeForm, columns: int) -> Storage | None:
-    """The storage of a weight of ``columns`` columns with such codes, None where none has them."""
+def code_storage(forms: Collection[CodeForm], columns: int) -> Storage | None:
+    """The storage of a weight of ``columns`` columns whose rows have such codes; None: none has."""
     for storage, codec in _CODECS.items():
-        group = form.block[1]
-        if codec.takes(form) and (group >= columns or group % codec.columns == 0):
+        whole = all(f.block[1] >= columns or f.block[1] % codec.columns == 0 for f in forms)
+        if whole and all(codec.takes(form) for form in forms):
             return storage
     return None
 

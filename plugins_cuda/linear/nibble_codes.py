@@ -17,7 +17,11 @@ A unit has, for lane 4·g + t, blocks of 32 columns and halves h (rows g + 8·h)
                                        at 16 more
                 [g][h][4] u8           128 + the multiples of the scale for 16 columns each
                 [g][h] fp16            the scale of a row's 256 columns
+    k-mixed     as q6_k, then
+                [g][h] fp16            the minimum of a row's 256 columns
+                [g][h][block] u8       the multiples of it in each block
 
+Rows of Q4_K and Q5_K that share a weight with Q6_K's are stored as k-mixed, with the same numbers.
 Columns that fill the last unit have the code of zero, or numbers that are never multiplied.
 """
 
@@ -53,6 +57,7 @@ from specbuild.plugins_cuda.linear.storage import (
     INT4_BF16,
     INT4_G32,
     INT4_G32_BF16,
+    K_MIXED,
     LOAD_BYTES,
     Q4_1,
     Q4_K,
@@ -221,36 +226,52 @@ def _fifth_places() -> torch.Tensor:
     return torch.tensor([[0, 4], [8, 12]], dtype=torch.int32)
 
 
-def _pack_q6_k(weight: GroupedCodes) -> torch.Tensor:
-    import torch
+def _six_bit_codec(storage: Storage) -> Codec:
+    """Q6_K, and K-quants of other types beside it."""
+    has_minima = storage is K_MIXED
 
-    codes = whole_units(weight.codes).to(torch.int32) + _SIX_BIT_MIDDLE
-    high = _bit_words(by_lane(codes >> _NIBBLE_BITS), 2)
-    high = high[..., 0] | high[..., 1] << 8
-    groups = by_row((weight.numbers(SCALE) + _MULTIPLE_BIAS).to(torch.uint8), 4)
-    blocks = by_row(exact(weight.numbers(BLOCK_SCALE), torch.float16), 1)
-    return joined_bytes(nibble_words(codes & _NIBBLE), high, groups, blocks, size=Q6_K.elements)
+    def pack(weight: GroupedCodes) -> torch.Tensor:
+        import torch
 
+        codes = whole_units(weight.codes).to(torch.int32) + _SIX_BIT_MIDDLE
+        high = _bit_words(by_lane(codes >> _NIBBLE_BITS), 2)
+        high = high[..., 0] | high[..., 1] << 8
+        groups = by_row((weight.numbers(SCALE) + _MULTIPLE_BIAS).to(torch.uint8), 4)
+        scales = [by_row(exact(weight.numbers(BLOCK_SCALE), torch.float16), 1)]
+        if has_minima:
+            scales.append(by_row(exact(weight.numbers(BLOCK_MINIMUM), torch.float16), 1))
+            scales.append(by_row(weight.numbers(MINIMUM).to(torch.uint8), 2))
+        words = nibble_words(codes & _NIBBLE)
+        return joined_bytes(words, high, groups, *scales, size=storage.elements)
 
-def _read_q6_k(packed: torch.Tensor) -> torch.Tensor:
-    import torch
+    def values(packed: torch.Tensor) -> torch.Tensor:
+        import torch
 
-    words, more, groups, blocks = split_bytes(
-        packed, LOAD_BYTES, LOAD_BYTES // 2, 4 * TILE_ROWS, 2 * TILE_ROWS
-    )
-    high = _lane_words(more, 2)[..., None].expand(-1, -1, -1, -1, -1, 2)
-    codes = _nibbles(words) | _word_bits(high, 2, 2, torch.tensor([0, 8])) << _NIBBLE_BITS
-    scale = spread(groups.unflatten(-1, (HALF_ROWS, 2, 4)), _SIX_BIT_COLUMNS) - _MULTIPLE_BIAS
-    scale = scale * spread(_halves(blocks, 2, 1), UNIT_COLUMNS)
-    return (from_lanes(codes).float() - _SIX_BIT_MIDDLE) * scale
+        words, more, groups, blocks, least, multiples = split_bytes(
+            packed, LOAD_BYTES, LOAD_BYTES // 2, 4 * TILE_ROWS, 2 * TILE_ROWS,
+            *(2 * (2 * TILE_ROWS * has_minima,)),
+        )  # fmt: skip
+        high = _lane_words(more, 2)[..., None].expand(-1, -1, -1, -1, -1, 2)
+        codes = _nibbles(words) | _word_bits(high, 2, 2, torch.tensor([0, 8])) << _NIBBLE_BITS
+        scale = spread(groups.unflatten(-1, (HALF_ROWS, 2, 4)), _SIX_BIT_COLUMNS) - _MULTIPLE_BIAS
+        scale = scale * spread(_halves(blocks, 2, 1), UNIT_COLUMNS)
+        found = (from_lanes(codes).float() - _SIX_BIT_MIDDLE) * scale
+        if has_minima:
+            parts = spread(multiples.unflatten(-1, (HALF_ROWS, 2, 2)), BLOCK)
+            found = found + parts * spread(_halves(least, 2, 1), UNIT_COLUMNS)
+        return found
+
+    def takes(form: CodeForm) -> bool:
+        return form.has_factors and form.bits <= _SIX_BITS and form.has_minima <= has_minima
+
+    parts = {SCALE: _SIX_BIT_COLUMNS, BLOCK_SCALE: UNIT_COLUMNS}
+    if has_minima:
+        parts |= {MINIMUM: BLOCK, BLOCK_MINIMUM: UNIT_COLUMNS}
+    return Codec(parts, _SIX_BITS, takes, pack, values)
 
 
 def _takes_q4_1(form: CodeForm) -> bool:
     return _few_bits(form, _NIBBLE_BITS) and form.has_minima and form.scale_dtype == "F16"
-
-
-def _takes_q6_k(form: CodeForm) -> bool:
-    return form.has_factors and not form.has_minima and form.bits == _SIX_BITS
 
 
 NIBBLE_CODECS = {
@@ -261,11 +282,7 @@ NIBBLE_CODECS = {
     Q4_1: Codec({SCALE: BLOCK, MINIMUM: BLOCK}, 4, _takes_q4_1, _pack_q4_1, _read_q4_1),
     Q4_K: _k_codec(4, Q4_K),
     Q5_K: _k_codec(5, Q5_K),
-    Q6_K: Codec(
-        {SCALE: _SIX_BIT_COLUMNS, BLOCK_SCALE: UNIT_COLUMNS},
-        _SIX_BITS,
-        _takes_q6_k,
-        _pack_q6_k,
-        _read_q6_k,
-    ),
+    Q6_K: _six_bit_codec(Q6_K),
+    # Behind those that it can stand in for.
+    K_MIXED: _six_bit_codec(K_MIXED),
 }

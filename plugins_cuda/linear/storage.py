@@ -6,7 +6,7 @@ A tile of 16 rows is cut into *units* of one or two blocks of 32 columns, which 
     fp8    [N/16, ⌈K/64⌉, 1056]      uint8  1024 e4m3 codes and 32 scales (``block_scaled.py``)
     mxfp4  [N/16, ⌈K/64⌉, 544]       uint8  1024 e2m1 codes, two a byte, and 32 scales
     int8   [N/16, ⌈K/64⌉, 1056]      uint8  1024 signs and magnitudes and 32 scales
-    int4, int4-g32, q8 (each also -bf16), q4_1, q4_k, q5_k, q6_k, fp8-block, fp8-rows
+    int4, int4-g32, q8 (each also -bf16), q4_1, q4_k, q5_k, q6_k, k-mixed, fp8-block, fp8-rows
            [N/16, ⌈K/64⌉, elements]  uint8  codes of a checkpoint (``group_codes.py``)
 
 fp8, mxfp4 and int8 have powers of two for scales and round a bf16 weight. The others keep the codes
@@ -74,13 +74,27 @@ Q4_1 = Storage("q4_1", 8, "uint8", 2, 1, LOAD_BYTES + 9 * TILE_ROWS, heavy=True)
 Q4_K = Storage("q4_k", 9, "uint8", 2, 1, LOAD_BYTES + 8 * TILE_ROWS, True, 3)
 Q5_K = Storage("q5_k", 10, "uint8", 2, 1, LOAD_BYTES + 16 * TILE_ROWS, True, 6)
 Q6_K = Storage("q6_k", 11, "uint8", 2, 1, LOAD_BYTES + 22 * TILE_ROWS, True, 7)
+# Rows of Q4_K, Q5_K and Q6_K in one weight.
+K_MIXED = Storage("k-mixed", 16, "uint8", 2, 1, LOAD_BYTES + 26 * TILE_ROWS, True, 8)
 FP8_ROWS = Storage("fp8-rows", 12, "uint8", 2, 2, 2 * LOAD_BYTES + 5 * TILE_ROWS, heavy=True)
 # The same with bf16 scales.
 INT4_BF16 = Storage("int4-bf16", 13, "uint8", 2, 1, INT4.elements + TILE_ROWS, heavy=True)
 INT4_G32_BF16 = Storage("int4-g32-bf16", 14, "uint8", 2, 1, INT4_G32.elements + TILE_ROWS, True)
 Q8_BF16 = Storage("q8-bf16", 15, "uint8", 2, 2, Q8.elements + 2 * TILE_ROWS, heavy=True)
 _OF_BF16 = (INT4_BF16, INT4_G32_BF16, Q8_BF16)
-CODE_STORAGES = (*_OF_BF16, INT4, INT4_G32, Q8, FP8_BLOCK, FP8_ROWS, Q4_1, Q4_K, Q5_K, Q6_K)
+CODE_STORAGES = (
+    *_OF_BF16,
+    INT4,
+    INT4_G32,
+    Q8,
+    FP8_BLOCK,
+    FP8_ROWS,
+    Q4_1,
+    Q4_K,
+    Q5_K,
+    Q6_K,
+    K_MIXED,
+)
 STORAGES = (BF16, FP8, MXFP4, *CODE_STORAGES)
 
 

@@ -4,9 +4,10 @@
 slices of K and of groups of them changes a result's bits; both follow from K alone, so that a row's
 result is the same in every bucket. The rest is a matter of speed (tactics: ``ctas``; ``unit``,
 pairs that stay together; ``loads`` in flight in registers; ``ring``, whether as many more wait in
-shared memory as fit; ``rows``, whether few tokens too wide to stand there as fragments do so as
-rows; ``held``, whether the sums of a CTA's chunks wait for each other where all fit; ``many``,
-whether the kernels of ``many_tokens.py`` take over, and ``panels``, whether with panels).
+shared memory as fit, or all of codes that few tokens are multiplied by; ``rows``, whether few
+tokens too wide to stand there as fragments do so as rows; ``held``, whether the sums of a CTA's
+chunks wait for each other where all fit; ``many``, whether the kernels of ``many_tokens.py`` take
+over, and ``panels``, whether with panels).
 """
 
 from __future__ import annotations
@@ -25,7 +26,11 @@ STREAMING_KEYS = ("ctas", "unit", "loads", "ring", "rows", "held", "many", "pane
 TOKENS_PER_TILE = 8
 PAIRS_PER_TILE = 8
 _MAX_WARPS = 16
-_HALF_TILE_BYTES, _LOAD_BYTES, _FRAGMENT_BYTES = 512, 512, 512
+_LOAD_BYTES, _FRAGMENT_BYTES = 512, 512
+# Of a token's sums of a tile.
+_PARTIAL_BYTES = 64
+# So few tokens keep their own sums alone.
+_FEW_TOKENS = 2
 _ROW_BYTES = 64
 # Tokens that need no norm are held as fragments up to here; beyond, each warp streams its slice.
 _MAX_FRAGMENT_BYTES = 140 << 10
@@ -49,6 +54,9 @@ _MAX_LOADS_REFILLED = 12
 _FEW_LOADS_REFILLED = 10
 # Blocks of K of which 64 tokens are 144 KB.
 _MAX_GROUP_BLOCKS = 36
+# Steps of coded weights that wait in shared memory: more are no faster, fewer do not overlap. Two
+# are faster where all of a CTA's follow normed tokens at once.
+_MAX_PLACES, _MIN_PLACES = 3, 2
 # The switch in small_linear.cuh tells so many steps in shared memory apart.
 _MAX_RING = 5
 # O and QKV of few rows leave multiprocessors to the small launches beside them, as long as no CTA
@@ -208,9 +216,10 @@ def streaming_tactics(request: LoweringRequest, dense: Dense) -> tuple[Tactic, .
     candidates: list[Tactic] = [{}]
     if dense.rows <= TOKENS_PER_TILE:
         candidates.append({"loads": 9 if dense.storage.scaled else 12})
-    if cut["RING"] and int(cut["DEPTH"]) < dense.slice_units:
+    coded = dense.storage.scaled
+    if cut["RING"] and not coded and int(cut["DEPTH"]) < dense.slice_units:
         candidates.append({"loads": _FEW_LOADS_REFILLED})
-    if cut["FRAGMENTS"] and cut["ONE_CHUNK"] and not dense.storage.scaled:
+    if cut["FRAGMENTS"] and (cut["TOKEN_TILES"] == 1 if coded else cut["ONE_CHUNK"]):
         candidates.append({"ring": int(cut["RING"] == 0)})
     if dense.op in _HOLDING and not cut["ONE_CHUNK"]:
         candidates.append({"held": int(cut["HELD"] == 1)})
@@ -251,42 +260,48 @@ def _cut(dense: Dense, token_tiles: int, target: Target, tactic: Tactic) -> Stre
     token_bytes = dense.fragment_bytes(token_tiles, held_rows) if fragments else 0
     if dense.normed:
         token_bytes += norm_bytes(dense.blocks, token_tiles)
-    usual = _LOADS_OF_WEIGHTS if fragments else _LOADS_OF_BOTH
-    if storage.scaled:
-        usual = _LOADS_OF_CODES if fragments else _LOADS_OF_CODES_AND_TOKENS
-    loads = tactic.get("loads", storage.held_loads(usual[token_tiles]))
+    usual = (
+        (_LOADS_OF_CODES, _LOADS_OF_CODES_AND_TOKENS)
+        if storage.scaled
+        else (_LOADS_OF_WEIGHTS, _LOADS_OF_BOTH)
+    )[not fragments][token_tiles]
+    loads = tactic.get("loads", storage.held_loads(usual))
+    # Coded weights of few tokens wait in shared memory, where the tokens do too.
+    places = fragments and storage.scaled and token_tiles == 1
     # The fewest chunks whose partial sums fit.
     most_tiles = _MAX_TILES[token_tiles]
     if span > most_tiles:
         few = storage.loads == 1 and storage.scale_words <= _MAX_SCALE_WORDS_OF_TILES
-        few = few and (token_tiles == 1 or not storage.heavy)
+        few = few and not places and (token_tiles == 1 or not storage.heavy)
         most_tiles = _MAX_TILES_OF_CODE_CHUNKS if few else _MAX_TILES_OF_CHUNKS
     for most in range(most_tiles, 0, -1):
         chunks = -(-span // most)
         tiles = -(-span // chunks)
         slice_bytes = dense.fragment_bytes(token_tiles, held_rows) // dense.slices
-        warp_bytes = tiles * token_tiles * _HALF_TILE_BYTES
+        in_places = places and tactic.get("ring", 1)
+        sums = _FEW_TOKENS if in_places and dense.rows <= _FEW_TOKENS else TOKENS_PER_TILE
+        warp_bytes = tiles * token_tiles * sums * _PARTIAL_BYTES
         overlay = int(fragments and chunks == 1 and warp_bytes <= slice_bytes)
-        partials = 0 if overlay else warps * tiles * token_tiles * _HALF_TILE_BYTES
+        partials = 0 if overlay else warps * warp_bytes
         left = target.shared_bytes_per_block - token_bytes - partials
         if left < 0:
             continue
-        a_step = storage.loads * tiles
-        if not fragments:
-            a_step += storage.unit_blocks * token_tiles
-        in_registers = max(1, loads // a_step)
-        ring_step = warps * tiles * storage.loads * _LOAD_BYTES
-        ring = 0
-        # All of one chunk in flight pays; the steps of several follow one another, and the loop
-        # around them takes the registers that a ring's addresses would.
-        if fragments and chunks == 1 and not storage.scaled and tactic.get("ring", 1):
-            ring = min(_MAX_RING, left // ring_step)
-            if in_registers + ring < steps:
-                in_registers = max(1, min(loads, _MAX_LOADS_REFILLED) // a_step)
+        if in_places:
+            ring_step = warps * tiles * storage.elements
+            wanted = _MIN_PLACES if dense.normed and chunks == 1 else _MAX_PLACES
+            depth = ring = min(left // ring_step, wanted)
+            if ring < _MIN_PLACES:
+                continue
+        else:
+            beside = 0 if fragments else storage.unit_blocks * token_tiles
+            in_turn = fragments and chunks == 1 and not storage.scaled and tactic.get("ring", 1)
+            ring_step = warps * tiles * storage.loads * _LOAD_BYTES
+            depth, ring = _registers_and_ring(
+                steps, loads, storage.loads * tiles + beside, left // ring_step if in_turn else None
+            )
         holds = dense.op in _HOLDING and tactic.get("held", int(storage.scaled))
+        left -= ring * ring_step
         held = chunks if holds and (chunks - 1) * partials <= left else 1
-        depth = deep_enough(steps, in_registers + ring)
-        ring = max(0, depth - in_registers)
         shared = token_bytes + held * partials + ring * ring_step
         constants = (
             ("K_BLOCKS", dense.blocks),
@@ -299,6 +314,7 @@ def _cut(dense: Dense, token_tiles: int, target: Target, tactic: Tactic) -> Stre
             ("TOKEN_TILES", token_tiles),
             ("DEPTH", depth),
             ("RING", ring),
+            ("PARTIAL_TOKENS", sums),
             ("CTAS", ctas),
             ("UNIT_PAIRS", unit),
             ("ONE_CHUNK", int(chunks == 1)),
@@ -310,6 +326,23 @@ def _cut(dense: Dense, token_tiles: int, target: Target, tactic: Tactic) -> Stre
         )
         return Streaming(constants, (ctas, passes, 1), warps * 32, shared)
     return None
+
+
+def _registers_and_ring(
+    steps: int, loads: int, a_step: int, most_ring: int | None
+) -> tuple[int, int]:
+    """Steps in flight, and how many of them wait in a ring of at most ``most_ring``; None: none is.
+
+    All of one chunk in flight pays; the steps of several follow one another, and the loop around
+    them takes the registers that a ring's addresses would.
+    """
+    ring, in_registers = 0, max(1, loads // a_step)
+    if most_ring is not None:
+        ring = min(_MAX_RING, most_ring)
+        if in_registers + ring < steps:
+            in_registers = max(1, min(loads, _MAX_LOADS_REFILLED) // a_step)
+    depth = deep_enough(steps, in_registers + ring)
+    return depth, max(0, depth - in_registers)
 
 
 def _rows_held(dense: Dense, token_tiles: int) -> int:

@@ -19,17 +19,20 @@ pytestmark = pytest.mark.timeout(600)
 # Slices of K of one block and of three: neighbours share a unit of two.
 HIDDEN, INNER, HEADS, TOKENS = 512, 1536, 8, 40
 LENGTHS = (5, 230, 40, 17)
-KINDS = ("Q4_0", "Q8_0", "Q4_1", "Q4_K", "Q5_K", "Q6_K")
+KINDS = (
+    "Q4_0", "Q8_0", "Q4_K with Q6_K", "Q4_K", "Q5_K", "Q6_K", "Q4_1", "Q5_0", "IQ4_NL",
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module", params=KINDS)
 def file(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Path]:
-    """A Llama whose matrices have one type, but for the embedding."""
-    folder = tmp_path_factory.mktemp(request.param)
+    """A Llama whose matrices have one type, or two that share a launch, but for the embedding."""
+    folder = tmp_path_factory.mktemp("file")
+    kind, _, values = request.param.partition(" with ")
     yield write_gguf_llama(
-        folder, request.param,
+        folder, kind, values,
         hidden_size=HIDDEN, intermediate_size=INNER, head_dim=64, num_attention_heads=HEADS,
     )  # fmt: skip
 
@@ -51,7 +54,7 @@ def test_no_bit_differs_from_dequantized_weights(file: Path) -> None:
             coded = engine.manifest.quantized
         if dtype == "checkpoint":
             assert coded is not None and coded.math == "bf16"
-            assert [form.dequantized for form in coded.forms] == [None]
+            assert {form.dequantized for form in coded.forms} == {None}
             assert not kept
             assert sum(form.weights for form in coded.forms) == 7 * LAYERS + 1
     assert found[0] == found[1]

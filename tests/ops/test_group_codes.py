@@ -98,6 +98,20 @@ def test_linear_has_the_bits_of_bf16(storage: Storage, columns: int) -> None:
 
 @needs_compiler
 @every_storage
+@pytest.mark.parametrize(("columns", "rows"), [(4864, 12), *slow((9056, 3), (9056, 7))])
+def test_wide_tokens_have_the_bits_of_bf16(storage: Storage, columns: int, rows: int) -> None:
+    """Tokens that shared memory does not hold as fragments."""
+    packed = torch.from_numpy(draw_codes(np.random.default_rng(columns), 48, columns, storage))
+    inputs, outputs = {"x": normal(rows, columns)}, {"y": normal(rows, 48)}
+    got, expected = (
+        run("Linear", inputs | {"weight": weight}, outputs, {"many": 0})["y"]
+        for weight in (packed, decoded(packed, columns))
+    )
+    np.testing.assert_array_equal(got, expected)
+
+
+@needs_compiler
+@every_storage
 def test_normed_projections_have_the_bits_of_bf16(storage: Storage) -> None:
     columns, width, kv_heads, page = 1504, 32, 1, 16
     packed = torch.from_numpy(draw_codes(np.random.default_rng(7), 160, columns, storage))

@@ -63,7 +63,7 @@ def fused_model(
     codes = taken.asked.kernels.weights_dtype in (None, "checkpoint")
     kept = None
     if codes and sources.quantized:
-        kept = KeptCodes(bf16_head=_why_head_is_bf16(sources, taken))
+        kept = KeptCodes(*_why_tables_are_bf16(sources, taken, graphs.plan.ranks))
     made = partial(
         cuda_passes,
         kept=kept,
@@ -79,13 +79,16 @@ def fused_model(
     return model, passes
 
 
-def _why_head_is_bf16(sources: WeightSources, taken: TakenKernelOptions) -> str:
-    """Why a quantized head is dequantized, empty where kernels decode it."""
-    if sources.target_geometry.tied_head:
-        return "the embedding shares its table"
+def _why_tables_are_bf16(
+    sources: WeightSources, taken: TakenKernelOptions, ranks: int
+) -> tuple[str, str]:
+    """Why a quantized head, and an embedding, are dequantized; empty where kernels decode them."""
+    tied = sources.target_geometry.tied_head
     if sources.drafts:
-        return "drafts may read it"
-    return "--prefilter-head copies it" if taken.asked.kernels.prefilter_head else ""
+        return ("drafts may read it",) * 2
+    table = "GPUs share the head, not the table" if tied and ranks > 1 else ""
+    head = "--prefilter-head copies it" if taken.asked.kernels.prefilter_head else table
+    return head, head if tied else ""
 
 
 class CudaBackend:

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
+import gguf_models
+import onnx_ir as ir
 import pytest
 import torch
 from fused_graphs import PAGE, blank_pools, fused_model, launch_feeds, run_graph
+from gguf_files import write_gguf
+from gguf_keys import LLAMA_KEYS, LLAMA_KINDS
+from gguf_models import llama_twin
 from left_out import slow
 from llama_checkpoints import write_llama
 from quantized_checkpoints import write_quantized
@@ -38,6 +44,68 @@ def test_layers_keep_their_codes_where_kernels_decode_them(tmp_path: Path, name:
     record = kept.record([])
     assert record is not None and record.math == "bf16"
     assert [form.weights for form in record.forms] == [14]
+
+
+@pytest.mark.parametrize("values", ["Q6_K", "Q4_K", "F16"])
+def test_types_that_share_a_launch_are_stored_as_one(tmp_path: Path, values: str) -> None:
+    """Queries and keys in Q4_K beside values in another type, as files of llama.cpp have them."""
+    write_llama(
+        tmp_path / "model", num_hidden_layers=2, hidden_size=256, intermediate_size=512,
+        head_dim=64, num_attention_heads=4, rope_parameters=None,
+    )  # fmt: skip
+    config = json.loads((tmp_path / "model" / "config.json").read_text())
+    architecture, keys = LLAMA_KINDS["llama"]
+    keys = LLAMA_KEYS | keys | {
+        ".embedding_length": 256, ".feed_forward_length": 512, ".rope.dimension_count": 64,
+        ".attention.head_count": 4, ".block_count": 2,
+    }  # fmt: skip
+
+    def kinds(name: str, shape: tuple[int, ...]) -> str:
+        if len(shape) != 2 or "embed_tokens" in name:
+            return "F32"
+        return values if "v_proj" in name else "Q4_K"
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gguf_models, "mixed", kinds)
+        tensors = llama_twin(tmp_path / "model", config)
+    file = write_gguf(tmp_path / "model.gguf", architecture, keys, tensors)
+    kept = fused_model(file, max_seq_len=64, page_size=PAGE).kept
+    stored = {(kind, storage.name): len(of) for (kind, storage), of in kept.stored.items()}
+    of_layers = {("Q4_K", "q4_k"): 2 * 4 + 1}
+    assert (
+        stored
+        == {
+            "Q6_K": of_layers | {("Q4_K", "k-mixed"): 4, ("Q6_K", "k-mixed"): 2},
+            "Q4_K": {("Q4_K", "q4_k"): 2 * 7 + 1},
+            "F16": of_layers,
+        }[values]
+    )
+    reason = "it shares a launch with weights of another type: one is not quantized"
+    lost = {("Q4_K", reason): 4} if values == "F16" else {}
+    assert {key: len(of) for key, of in kept.dequantized.items()} == lost
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_table_keeps_its_codes_and_is_stored_once(tmp_path: Path, tied: bool) -> None:
+    write_llama(
+        tmp_path / "model", num_hidden_layers=2, tie_word_embeddings=tied, rope_parameters=None
+    )
+    config = json.loads((tmp_path / "model" / "config.json").read_text())
+    architecture, keys = LLAMA_KINDS["llama"]
+    keys = LLAMA_KEYS | keys | {".block_count": 2}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gguf_models, "mixed", lambda _, shape: "Q8_0" if len(shape) == 2 else "F32")
+        tensors = llama_twin(tmp_path / "model", config)
+    file = write_gguf(tmp_path / "model.gguf", architecture, keys, tensors)
+    fused = fused_model(file, max_seq_len=64, page_size=PAGE)
+    nodes = {node.op_type: node for node in fused.models["target"].graph}
+    tables = [nodes["Embed"].inputs[1], nodes["RmsHead"].inputs[3]]
+    assert [None if t is None else t.dtype for t in tables] == [ir.DataType.UINT8] * 2
+    assert (tables[0] is tables[1]) == tied
+    assert not fused.kept.dequantized
+    assert sum(map(len, fused.kept.stored.values())) == 2 * 7 + 2 - tied
+    stored = [name for name in fused.models["target"].graph.initializers if "embed" in name]
+    assert len(stored) == 1, stored
 
 
 @pytest.mark.parametrize("name", [*QUICK, *slow(*(name for name in FORMATS if name not in QUICK))])

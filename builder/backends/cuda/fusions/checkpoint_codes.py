@@ -16,6 +16,7 @@ from specbuild.builder.backends.cuda.fusions.fused_node import JoinedRows, joine
 from specbuild.builder.checkpoint.quantization.tensor import QuantizedForm, QuantizedTensor
 from specbuild.builder.checkpoint.source import SourceTensor
 from specbuild.builder.graph.passes.weights import Recipe, recipe_of, weight_value
+from specbuild.plugins_cuda.linear.code_units import UNIT_COLUMNS
 from specbuild.plugins_cuda.linear.codec import (
     BLOCK_MINIMUM,
     BLOCK_SCALE,
@@ -32,6 +33,7 @@ from specbuild.plugins_cuda.linear.group_codes import (
     codec_of,
     pack_codes,
 )
+from specbuild.plugins_cuda.linear.packing import TILE_ROWS, packed_shape
 from specbuild.plugins_cuda.linear.storage import Storage
 from specbuild.plugins_cuda.registry import op_named
 from specbuild.runtime.engine_dir.quantized import QuantizedForm as StoredForm
@@ -40,14 +42,15 @@ from specbuild.runtime.engine_dir.quantized import QuantizedProducts
 Sources = tuple[str, ...]
 # Ops whose kernels decode them, by the weight.
 _WEIGHTS = {
+    "Embed": "table",
     "Linear": "weight",
     "RmsHead": "weight",
     "RmsQkvRope": "weight",
     "RmsSwiglu": "gate_up",
 }
-# Of these codes kernels have zero points, of others none.
-_FEW_BITS = 4
 _NO_PRODUCT = "the op that reads it has no kernel for codes"
+_UNKNOWN = "no kernel decodes its codes"
+_NO_UNITS = f"its rows are no multiple of {UNIT_COLUMNS} columns, or no multiple of {TILE_ROWS}"
 _MIXED = "it shares a launch with weights of another type"
 
 
@@ -56,10 +59,11 @@ class KeptCodes:
     """The weights of a checkpoint by their type: those in which storage, or why in bf16.
 
     A weight is named by the tensors that it was read from. ``bf16_head`` is why the head is stored
-    in bf16, empty where it may have codes.
+    in bf16, and ``bf16_table`` why the embedding is; empty where they may have codes.
     """
 
     bf16_head: str = ""
+    bf16_table: str = ""
     stored: dict[tuple[str, Storage], set[Sources]] = field(default_factory=dict)
     dequantized: dict[tuple[str, str], set[Sources]] = field(default_factory=dict)
 
@@ -109,12 +113,11 @@ def keep_codes(model: ir.Model, *, kept: KeptCodes) -> int:
             continue
         index = [tensor.name for tensor in op_named(node.op_type).inputs].index(name)
         weight = node.inputs[index]
-        rows = joined_rows(weight)
+        rows = _joined_rows(weight)
         if weight is None or rows is None:
             continue
-        found = _storage(rows.recipes)
-        if node.op_type == "RmsHead" and kept.bf16_head:
-            found = kept.bf16_head
+        reason = _why_table_is_bf16(node, rows, kept)
+        found = reason or _storage(rows.recipes)
         kept.add(rows.recipes, found)
         if isinstance(found, str):
             continue
@@ -127,22 +130,41 @@ def keep_codes(model: ir.Model, *, kept: KeptCodes) -> int:
     return changed
 
 
+def _joined_rows(weight: ir.Value | None) -> JoinedRows | None:
+    """What a weight's rows are made of: a table that no head shares is one of the checkpoint's."""
+    joined, recipe = joined_rows(weight), recipe_of(weight)
+    if joined is None and recipe is not None and recipe.quantized is not None:
+        return JoinedRows((recipe,), lambda rows: rows)
+    return joined
+
+
+def _why_table_is_bf16(node: ir.Node, rows: JoinedRows, kept: KeptCodes) -> str:
+    """Why a head's or an embedding's table has no codes; empty where it may have some."""
+    if node.op_type not in ("Embed", "RmsHead"):
+        return ""
+    vocab, width = rows.recipes[0].shape
+    if vocab % TILE_ROWS or width % UNIT_COLUMNS:
+        return _NO_UNITS
+    return kept.bf16_head if node.op_type == "RmsHead" else kept.bf16_table
+
+
 def _storage(recipes: tuple[Recipe, ...]) -> Storage | str:
     """The storage of weights that are packed together, or why they have none."""
-    found: set[Storage | str] = {_storage_of(recipe) for recipe in recipes}
-    if len(found) == 1:
-        return found.pop()
-    reasons = [reason for reason in found if isinstance(reason, str)]
-    return _MIXED if len(reasons) != 1 else f"{_MIXED}: {reasons[0]}"
+    forms = [None if recipe.quantized is None else recipe.quantized.form for recipe in recipes]
+    reasons = {_why_bf16(form) for form in forms}
+    if reasons != {""}:
+        [*named] = sorted(reasons - {""})
+        return f"{_MIXED}: {named[0]}" if "" in reasons else named[0]
+    made = {code_form(form) for form in forms if form is not None}
+    found = code_storage(made, recipes[0].shape[1])
+    return found or (_UNKNOWN if len(made) == 1 else _MIXED)
 
 
-def _storage_of(recipe: Recipe) -> Storage | str:
-    if recipe.quantized is None:
+def _why_bf16(form: QuantizedForm | None) -> str:
+    """Why such a weight has no codes wherever it stands; empty where it may have some."""
+    if form is None:
         return "one is not quantized"
-    form = recipe.quantized.form
-    if form.has_order:
-        return "its groups are no runs of columns"
-    return code_storage(code_form(form), recipe.shape[1]) or "no kernel decodes its codes"
+    return "its groups are no runs of columns" if form.has_order else ""
 
 
 def code_form(form: QuantizedForm) -> CodeForm:
@@ -157,11 +179,12 @@ def code_form(form: QuantizedForm) -> CodeForm:
 def _coded(packed: Recipe | None, rows: JoinedRows, storage: Storage) -> Recipe:
     """The recipe of a packed weight's codes."""
     assert packed is not None
-    tiles, blocks, _ = packed.shape
+    in_order = len(packed.shape) == 2
+    tiles, blocks = packed_shape(*packed.shape)[:2] if in_order else packed.shape[:2]
     sources = [recipe.quantized for recipe in rows.recipes if recipe.quantized is not None]
 
     def load() -> torch.Tensor:
-        parts = [aligned_parts(_grouped(source.load()), storage) for source in sources]
+        parts = [aligned_parts(_grouped(source.load(), storage), storage) for source in sources]
         numbers = {
             name: GroupPart(rows.join(*(part.numbers(name) for part in parts)), size)
             for name, size in codec_of(storage).parts.items()
@@ -174,8 +197,8 @@ def _coded(packed: Recipe | None, rows: JoinedRows, storage: Storage) -> Recipe:
     return Recipe(shape, torch.uint8, packed.sources, load)
 
 
-def _grouped(weight: QuantizedTensor) -> GroupedCodes:
-    """The weight; integer codes with zero points are not negative, and all have some."""
+def _grouped(weight: QuantizedTensor, storage: Storage) -> GroupedCodes:
+    """The weight; where ``storage`` has zero points, codes are not negative and all have some."""
     form, codes, zeros = weight.form, weight.codes, weight.zero_points
     scales, columns = _of_rows(weight, weight.scales), form.block[1]
     parts = {SCALE: GroupPart(scales, columns)}
@@ -190,7 +213,7 @@ def _grouped(weight: QuantizedTensor) -> GroupedCodes:
         if of.group_minima is not None and of.block_minima is not None:
             parts[MINIMUM] = GroupPart(of.group_minima.float(), columns)
             parts[BLOCK_MINIMUM] = GroupPart(of.block_minima, of.columns)
-    elif form.code_type == "int" and form.bits <= _FEW_BITS and weight.minima is None:
+    elif ZERO in codec_of(storage).parts:
         middle = 1 << form.bits - 1 if codes.dtype == torch.int8 else 0
         codes = codes.to(torch.int16) + middle
         zeros = torch.zeros(weight.scales.shape, dtype=torch.int16) if zeros is None else zeros

@@ -152,7 +152,7 @@ def _retyped(value: ir.Value | None, dtype: torch.dtype) -> ir.Value | None:
     if recipe.dtype != dtype:
         load, less = recipe.load, int(recipe.less_1)
         made = Recipe(recipe.shape, dtype, recipe.sources, lambda: (load() - less).to(dtype))
-        set_recipe(weight, replace(made, less_1=recipe.less_1))
+        set_recipe(weight, replace(made, less_1=recipe.less_1, quantized=recipe.quantized))
     return weight
 
 
