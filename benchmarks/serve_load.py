@@ -19,6 +19,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, median, quantiles
+from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import urlopen
 
@@ -124,7 +125,9 @@ def spread_ms(values_s: list[float]) -> dict[str, float]:
     return {name: round(1e3 * value, 3) for name, value in spread.items()}
 
 
-def measure(load: Load, count: int, requests: int, processes: int, pid: int | None) -> dict:
+def measure(
+    load: Load, count: int, requests: int, processes: int, pid: int | None
+) -> dict[str, Any]:
     """The figures of one load. Raises SystemExit if a request fails or loses an event."""
     seeds = [list(range(i, requests, count)) for i in range(count)]
     parts = [seeds[i::processes] for i in range(min(processes, count))]
@@ -140,7 +143,7 @@ def measure(load: Load, count: int, requests: int, processes: int, pid: int | No
     events = sum(sample.events for sample in done)
     # The steady part: all clients have begun, and none has left.
     tpot_s = [(s.last_s - s.first_s) / (load.tokens - 1) for s in done]
-    figures: dict = {
+    figures: dict[str, Any] = {
         "clients": count, "requests": requests, "tokens": load.tokens,
         "prompt_tokens": load.prompt_tokens, "processes": len(parts),
         "seconds": round(took_s, 3), "events": events,

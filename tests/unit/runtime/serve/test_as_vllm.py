@@ -42,7 +42,7 @@ def test_zero_logprobs_are_those_of_the_chosen_tokens(url: str, stream: bool) ->
     tops = [top for part in parts for top in part["top_logprobs"]]
     tokens = [token for part in parts for token in part["tokens"]]
     values = [value for part in parts for value in part["token_logprobs"]]
-    assert len(tops) == len(TEXT) + FIELDS["max_tokens"]  # type: ignore[operator]
+    assert len(tops) == len(TEXT) + FIELDS["max_tokens"]
     assert tops[0] is values[0] is None
     assert tops[1:] == [{t: v} for t, v in zip(tokens[1:], values[1:], strict=True)]
 
@@ -56,7 +56,7 @@ def test_a_chat_ends_with_its_last_text(url: str) -> None:
     assert all(choice["delta"]["content"] for choice in choices[1:])
     assert all(len(choice["logprobs"]["content"]) == 1 for choice in choices[1:])
     assert [c["finish_reason"] for c in choices] == [None] * (len(choices) - 1) + ["length"]
-    assert len(choices) == 1 + FIELDS["max_tokens"]  # type: ignore[operator]
+    assert len(choices) == 1 + FIELDS["max_tokens"]
     # The prompt belongs to the chunk, not to a choice.
     prompts = [chunk.get("prompt_token_ids") for chunk in streamed]
     assert prompts[0] and not any(prompts[1:])
