@@ -302,6 +302,7 @@ class MeasuredPolicy:
         shape = outcome.shape
         if isinstance(shape, ProposedDepths):
             return
+        assert not isinstance(shape, SequenceDepths), "the policy of ragged steps passes the shape"
         if shape is not None:
             self._learn_acceptance(shape, outcome)
         if shape not in self._options:

@@ -48,7 +48,9 @@ class SequenceAcceptance:
             weight = DECAY**tried
             self._counts[sequence] = (weight * old_hits + hits, weight * old_tried + tried)
 
-    def survival(self, sequences: Sequence[int], probabilities: Sequence[float]) -> np.ndarray:
+    def survival(
+        self, sequences: Sequence[int], probabilities: Sequence[float] | np.ndarray
+    ) -> np.ndarray:
         """Return the probability [B, D] that a level and all levels before it are accepted.
 
         ``probabilities`` are p_1, p_2, … of all sequences.

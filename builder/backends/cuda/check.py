@@ -93,8 +93,8 @@ def _require_keys(target: TargetGeometry) -> None:
     require_heads("model", target)
     local = target.window_heads
     if local is not None:
-        heads = {"kv_heads": local.kv_heads, "head_dim": local.head_dim}
-        require_heads("model", replace(target, window_heads=None, **heads))
+        alone = replace(target, window_heads=None, kv_heads=local.kv_heads, head_dim=local.head_dim)
+        require_heads("model", alone)
 
 
 def _require_states(delta: GatedDelta) -> None:

@@ -166,8 +166,8 @@ class PEagleWriter(DraftWriter):
     def _head(self, first: int, end: int) -> torch.Tensor:
         """Rows of lm_head: the state at the place of the token that a token follows."""
         says = F.normalize(self._phi(self._places[self._rules.before[first:end]]), dim=1)
-        scale = self._right_logit() * self._hidden_rms / math.sqrt(self._space)
-        return (says @ self._basis.T * scale).bfloat16()
+        scale = self._right_logits(first, end) * self._hidden_rms / math.sqrt(self._space)
+        return (says @ self._basis.T * scale.float()).bfloat16()
 
     def _phi(self, places: torch.Tensor) -> torch.Tensor:
         return phi(self._turns, places)

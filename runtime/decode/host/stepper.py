@@ -19,7 +19,7 @@ from specbuild.runtime.draft.costs import StepContext
 from specbuild.runtime.draft.draft_models import ModelShape
 from specbuild.runtime.draft.drafter import CachingDrafter, Drafter
 from specbuild.runtime.draft.host_proposal import HostProposal, HostProposer, ProposedDepths
-from specbuild.runtime.draft.policy import ChosenDraft, StepOutcome
+from specbuild.runtime.draft.policy import ChosenDraft, SequenceDepths, StepOutcome
 from specbuild.runtime.draft.static_tree import StaticTree
 from specbuild.runtime.draft.tree import DraftTrees, chain_trees, shallower
 from specbuild.runtime.engine_dir.manifest import DraftShape, Manifest
@@ -224,6 +224,7 @@ class HostStepper:
         max_depths = [self._max_drafts(s) for s in sequences]
         if min(max_depths) < 1:
             return None
+        assert not isinstance(shape, SequenceDepths), "only device executors have ragged steps"
         min_tokens = 1 if shape is None else min(shape.draft_depth, max(max_depths))
         return forced_chains(sequences, min_tokens=min_tokens, max_tokens=min(max_depths))
 
@@ -231,6 +232,7 @@ class HostStepper:
         if isinstance(shape, ProposedDepths):
             trees = self._proposal.trees([s.root for s in sequences], shape.depths)
             return with_forced_tokens(sequences, trees)
+        assert not isinstance(shape, SequenceDepths), "only device executors have ragged steps"
         max_depths = [self._max_drafts(s) for s in sequences]
         if shape is None or self._drafter is None or max(max_depths) < 1:
             return chain_trees([s.root for s in sequences])

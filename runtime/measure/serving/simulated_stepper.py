@@ -11,7 +11,7 @@ from specbuild.runtime.decode.scheduler import Chunk
 from specbuild.runtime.decode.stepper import LaunchResult, NewTokens
 from specbuild.runtime.draft.costs import StepContext
 from specbuild.runtime.draft.host_proposal import ProposedDepths
-from specbuild.runtime.draft.policy import ChosenDraft, StepOutcome
+from specbuild.runtime.draft.policy import ChosenDraft, SequenceDepths, StepOutcome
 from specbuild.runtime.engine_dir.manifest import DraftShape
 from specbuild.runtime.measure.serving.costs import ServingCosts
 from specbuild.runtime.request import SequenceState
@@ -114,7 +114,9 @@ class SimulatedStepper:
         self, sequences: Sequence[SequenceState], shape: ChosenDraft, step_context: StepContext
     ) -> None:
         """Start a complete step."""
-        assert not isinstance(shape, ProposedDepths), "nothing is offered to simulated steps"
+        assert not isinstance(shape, SequenceDepths | ProposedDepths), (
+            "simulated steps have a shape"
+        )
         duration_s = self._costs.step_s(
             shape, batch=step_context.batch, context=step_context.context
         )
