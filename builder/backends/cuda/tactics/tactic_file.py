@@ -23,7 +23,7 @@ REMEDY = "measure with specbuild tune again"
 # Rows: what is fastest for 5 is for 8, so every power of two stands for those below it.
 _ROW_AXES = ("T", "R")
 # How much a pool or a table could hold does not tell how much a launch reads of it.
-_UNREAD_AXES = ("pages", "P", "B1")
+_UNREAD_AXES = ("pages", "P", "P_and_factors", "B1")
 UNREAD = "*"
 
 
