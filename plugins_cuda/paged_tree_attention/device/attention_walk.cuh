@@ -5,8 +5,8 @@
 // SHARED_BYTES (what their launch gives them), too.
 //
 // Tile c is the positions 32c … 32c + 31. Chunks of four tiles go to slot `chunk mod SPLIT`, the
-// tiles of a chunk to the slot's four chains. Where SPLIT_TEAMS is 0 the CTA has four teams, each of
-// which takes a chain of every slot; else it has SPLIT_TEAMS, each of which takes all chains of
+// tiles of a chunk to the slot's four chains. Where SPLIT_TEAMS is 0 the CTA has four teams, each
+// of which takes a chain of every slot; else it has SPLIT_TEAMS, each of which takes all chains of
 // slots of its own. Tiles of committed keys are fetched once for all rows of the CTA. A row with
 // ancestors in the tree has tiles of its own from tree_start's on, whose keys stand where they will
 // once they are committed. The only row of a CTA fetches them like that; several rows share a copy
@@ -31,9 +31,9 @@ using Mma = MmaRows<Config::kGroup, Config::kRows>;
 constexpr int kPairs = ceil_div(Config::kRows, Mma::kAll);  // m16 tiles of a warp
 // Loops stay rolled where registers would spill.
 constexpr bool kIsCrowded = kPairs > (Config::kSplitTeams > 0 ? 1 : 2);
-constexpr int kCopiesAtOnce = kIsCrowded                                      ? 1
+constexpr int kCopiesAtOnce = kIsCrowded                                       ? 1
                               : Config::kSplitTeams > 0 && Config::kWidth > 64 ? 4
-                                                                              : 32;
+                                                                               : 32;
 constexpr int kRowLanes = 16;
 constexpr int kThreads = 32 * kTeams * Config::kRowWarps;
 constexpr int kTileUnits = kTile * kRowUnits;

@@ -9,9 +9,9 @@
 //   of the launch   kRows (of the bucket), kSequences
 //   of decoding     kRouterExperts and kRouterWarps of a CTA, kStaged (router weights); kCtas,
 //                   kWarps, kRingStages, kPieces (of a stage), kTiles (that advance together),
-//                   kSlices (of K in gate/up), kPassRows (of one pass over weights), kPlaces (for rows in shared memory),
-//                   kRowsResident (all have one), kStaticBytes, kSharedBytes, kAddThreads,
-//                   kAddColumns
+//                   kSlices (of K in gate/up), kPassRows (of one pass over weights), kPlaces (for
+//                   rows in shared memory), kRowsResident (all have one), kStaticBytes,
+//                   kSharedBytes, kAddThreads, kAddColumns
 //   of prompts      kRouterRows (of a CTA); those of _device/prefill_gemm.cuh; kSteps (of a packed
 //                   tile, 16 mma rows × 32 columns each), kMostTiles (of tokens, whatever the
 //                   routing); those of prefill_few.cuh
