@@ -214,9 +214,10 @@ def streaming_tactics(request: LoweringRequest, dense: Dense) -> tuple[Tactic, .
     """The candidates for a launch, the default first."""
     cut = dict(streaming(request, dense).constants)
     candidates: list[Tactic] = [{}]
-    if dense.rows <= TOKENS_PER_TILE:
-        candidates.append({"loads": 9 if dense.storage.scaled else 12})
     coded = dense.storage.scaled
+    # A ring of codes holds steps, not loads.
+    if dense.rows <= TOKENS_PER_TILE and not (coded and cut["RING"]):
+        candidates.append({"loads": 9 if coded else 12})
     if cut["RING"] and not coded and int(cut["DEPTH"]) < dense.slice_units:
         candidates.append({"loads": _FEW_LOADS_REFILLED})
     if cut["FRAGMENTS"] and (cut["TOKEN_TILES"] == 1 if coded else cut["ONE_CHUNK"]):
