@@ -135,8 +135,8 @@ MUTATIONS = (
     # Decode.
     Mutation(
         _EMISSION,
-        "tokens[num_replayed:], max(0, new.accepted - num_replayed)",
-        "tokens[num_replayed:], new.accepted",
+        "tokens[num_replayed:], max(0, accepted - num_replayed)",
+        "tokens[num_replayed:], accepted",
         _runtime("emission"),
     ),
     Mutation(

@@ -95,9 +95,10 @@ def test_a_completion_has_the_likeliest_tokens(client: openai.OpenAI) -> None:
     chunks = [c for c in client.completions.create(**given, logprobs=5, stream=True) if c.choices]
     joined = [best for c in chunks for best in c.choices[0].logprobs.top_logprobs]  # type: ignore[union-attr]
     assert joined == whole.top_logprobs
-    none = client.completions.create(**given, logprobs=0).choices[0].logprobs
-    assert none is not None and none.top_logprobs is None
-    assert none.token_logprobs == whole.token_logprobs
+    chosen = client.completions.create(**given, logprobs=0).choices[0].logprobs
+    assert chosen is not None and chosen.token_logprobs == whole.token_logprobs
+    pairs = zip(whole.tokens, whole.token_logprobs, strict=True)
+    assert chosen.top_logprobs == [{text: logprob} for text, logprob in pairs]
 
 
 def test_a_chat_has_the_likeliest_tokens(client: openai.OpenAI) -> None:
