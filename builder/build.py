@@ -130,7 +130,7 @@ def _written(
     size = weight_bytes(lowered.weights)
     progress.note(f"the engine stores {size / 1e6:.1f} MB of weights")
     # For an engine that stores its own weights, they are in a separate file during the build.
-    stores_weights = lowered.make_plans is not None and not lowered.weights_beside
+    stores_weights = lowered.make_plans is not None and not lowered.stores_separate_weights
     require_space(output.parent, 2 * size if stores_weights else size)
     report = BuildReport(
         passes=lowered.passes,

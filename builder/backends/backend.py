@@ -1,4 +1,4 @@
-"""What a backend is: one object that says which builds it takes, and lowers their graphs."""
+"""The interface of a backend: it validates the options of a build and lowers the graphs."""
 
 from __future__ import annotations
 
@@ -27,26 +27,26 @@ from specbuild.runtime.engine_dir.drafters.record import DRAFT_MODEL_ROLES, Draf
 from specbuild.runtime.engine_dir.geometry import TargetGeometry
 from specbuild.runtime.engine_dir.quantized import QuantizedProducts
 
-# The roles that are models; the others are single ops.
+# The roles that are models; each other role is a single op.
 MODEL_ROLES = ("target", *DRAFT_MODEL_ROLES)
 
 MakePlans: TypeAlias = Callable[[EngineFolder], tuple[BuiltPlans, dict[str, RoleReport]]]
 
 
 @dataclass(frozen=True)
-class TakenOptions:
-    """The options of a build that a backend takes. ``device`` is what the engine is built for.
+class BackendOptions:
+    """The validated options of a build. ``device`` is the hardware the engine is built for.
 
-    A backend that reads files by its options adds what they hold.
+    A backend whose options name files adds their contents in a subclass.
     """
 
-    asked: BuildOptions
+    requested: BuildOptions
     device: str
 
 
 @dataclass(frozen=True)
 class PortableGraphs:
-    """The portable graphs of an engine by role, and what they were exported from."""
+    """The portable graphs of an engine by role, with the sizes and weights of their export."""
 
     models: dict[str, ir.Model]
     plan: EnginePlan
@@ -55,13 +55,12 @@ class PortableGraphs:
 
 @dataclass(frozen=True)
 class Lowered:
-    """Files and weights; ``models`` are the graphs among the files, by role.
+    """The files and weights of an engine; ``models`` are the graphs among the files, by role.
 
-    ``plan`` is the engine's, with what the backend settled of it. ``refused`` are the kernels and
-    sizes that gave way to others. ``quantized`` describes products with codes of the checkpoint.
-    ``make_plans`` builds the engines
-    that take the graphs' place, None where there are none; they hold the weights too, unless these
-    are ``weights_beside``.
+    ``plan`` has the engine's final sizes. ``refused`` lists the kernels and sizes that the backend
+    could not use. ``quantized`` describes products with the checkpoint's quantized weights.
+    ``make_plans`` builds TensorRT engines that replace the graphs, or is None. These contain the
+    weights, unless ``stores_separate_weights`` is set.
     """
 
     plan: EnginePlan
@@ -73,55 +72,55 @@ class Lowered:
     cuda: CudaReport | None = None
     quantized: QuantizedProducts | None = None
     make_plans: MakePlans | None = None
-    weights_beside: bool = False
+    stores_separate_weights: bool = False
 
 
-Taken = TypeVar("Taken", bound=TakenOptions)
+OptionsT = TypeVar("OptionsT", bound=BackendOptions)
 
 
-class Backend(Protocol[Taken]):
-    """One backend. Whatever is refused is refused before any work, by one sentence.
+class Backend(Protocol[OptionsT]):
+    """One backend. It raises SpecbuildError for an unsupported build before any work starts.
 
-    ``sizes`` are what it chooses where nothing is asked for. ``activations`` is the type of the
-    graphs that it lowers, None where the checkpoint's own will do.
+    ``sizes`` are its default sizes. ``activations`` is the dtype of the graphs that it lowers, or
+    None for the checkpoint's dtype.
     """
 
     @property
     def facts(self) -> BackendFacts:
-        """What is true of its engines."""
+        """Return the properties of its engines."""
         ...
 
     @property
     def sizes(self) -> BackendSizes:
-        """Sizes of caches and launches."""
+        """Return the default sizes of caches and launches."""
         ...
 
     @property
     def activations(self) -> torch.dtype | None:
-        """The type of the portable graphs."""
+        """Return the dtype of the portable graphs."""
         ...
 
-    def options(self, asked: BuildOptions) -> Taken:
-        """What a build asks of it. SpecbuildError names an option that it does not take."""
+    def options(self, requested: BuildOptions) -> OptionsT:
+        """Return the validated options. Raises SpecbuildError for an unsupported option."""
         ...
 
     def check(
-        self, asked: BuildOptions, target: TargetGeometry, draft: DraftGeometry | None
+        self, requested: BuildOptions, target: TargetGeometry, draft: DraftGeometry | None
     ) -> None:
-        """SpecbuildError names what a model has that cannot be built."""
+        """Raise SpecbuildError for a part of a model that the backend cannot build."""
         ...
 
     def check_plan(self, plan: EnginePlan) -> tuple[str, ...]:
-        """Warnings of the settled sizes. SpecbuildError where they have no form together."""
+        """Return warnings about the final sizes. Raises SpecbuildError if they are unsupported."""
         ...
 
-    def lower(self, graphs: PortableGraphs, taken: Taken, progress: Progress) -> Lowered:
-        """What stands in the engine. Raises SpecbuildError where a graph cannot be lowered."""
+    def lower(self, graphs: PortableGraphs, options: OptionsT, progress: Progress) -> Lowered:
+        """Return the contents of the engine. Raises SpecbuildError if a graph cannot be lowered."""
         ...
 
 
 def model_roles(sources: WeightSources) -> tuple[str, ...]:
-    """The roles that are models, of the target and of each draft, by the engine's names."""
+    """Return the model roles of the target and of each draft, with their names in the engine."""
     of_drafts = (own_name(group, role) for group in sources.drafts for role in DRAFT_MODEL_ROLES)
     return ("target", *of_drafts)
 
@@ -132,7 +131,7 @@ def run_role_passes(
     dump_passes: Path | None,
     progress: Progress,
 ) -> tuple[PassResult, ...]:
-    """Runs a role's passes over its graph, for every role."""
+    """Run the passes of each role over its graph."""
     progress.start("lowering graphs", len(models), "graph")
     results: list[PassResult] = []
     for role, model in models.items():
@@ -142,11 +141,11 @@ def run_role_passes(
 
 
 def collected_weights(models: Mapping[str, ir.Model]) -> dict[str, Recipe]:
-    """Every weight that a graph names, once, in the order of first use."""
+    """Return every weight that a graph reads, in the order of first use."""
     weights: dict[str, Recipe] = {}
     for model in models.values():
         for name, value in model.graph.initializers.items():
             recipe = recipe_of(value)
             if recipe is not None and not weights.setdefault(name, recipe).describes(recipe):
-                raise AssertionError(f"two graphs mean different tensors by {name}")
+                raise AssertionError(f"two graphs use the name {name} for different tensors")
     return weights

@@ -1,4 +1,4 @@
-"""Options that another backend than the chosen one takes."""
+"""Errors for options that only other backends accept."""
 
 from __future__ import annotations
 
@@ -8,34 +8,34 @@ from specbuild.builder.tensorrt_options import TensorRtOptions
 from specbuild.runtime.errors import SpecbuildError
 
 
-def refuse_tensorrt_options(asked: BuildOptions) -> None:
-    """SpecbuildError names the first option that only TensorRT knows."""
-    for name in asked.tensorrt.given():
+def refuse_tensorrt_options(requested: BuildOptions) -> None:
+    """Raise SpecbuildError for the first option that only TensorRT accepts."""
+    for name in requested.tensorrt.given():
         raise SpecbuildError(f"{TensorRtOptions.flag(name)} needs --backend tensorrt")
 
 
-def refuse_cpu_options(asked: BuildOptions) -> None:
-    """SpecbuildError names the first option that only CPU engines take."""
-    for name in asked.cpu.given():
+def refuse_cpu_options(requested: BuildOptions) -> None:
+    """Raise SpecbuildError for the first option that only CPU engines accept."""
+    for name in requested.cpu.given():
         raise SpecbuildError(f"{CpuOptions.flag(name)} needs --backend cpu")
 
 
-def refuse_kernel_options(asked: BuildOptions) -> None:
-    """SpecbuildError names the first option that only engines with CUDA kernels take."""
-    kernels = asked.kernels
-    for name, given in (("gpu", asked.gpu), ("tactics", kernels.tactics)):
-        if given is not None:
-            raise SpecbuildError(f"--{name} {given} needs --backend cuda")
-    refuse_several_gpus(asked)
+def refuse_kernel_options(requested: BuildOptions) -> None:
+    """Raise SpecbuildError for the first option that only engines with CUDA kernels accept."""
+    kernels = requested.kernels
+    for name, value in (("gpu", requested.gpu), ("tactics", kernels.tactics)):
+        if value is not None:
+            raise SpecbuildError(f"--{name} {value} needs --backend cuda")
+    refuse_several_gpus(requested)
     if kernels.tuned_only:
         raise SpecbuildError("--tuned-only needs --backend cuda")
     if kernels.prefilter_head:
         raise SpecbuildError("--prefilter-head needs --backend cuda")
-    if asked.drafting.dtype is not None:
-        raise SpecbuildError(f"--draft-dtype {asked.drafting.dtype} needs --backend cuda")
+    if requested.drafting.dtype is not None:
+        raise SpecbuildError(f"--draft-dtype {requested.drafting.dtype} needs --backend cuda")
 
 
-def refuse_several_gpus(asked: BuildOptions) -> None:
-    """SpecbuildError where one engine is to run on several GPUs."""
-    if asked.ranks > 1:
-        raise SpecbuildError(f"--tensor-parallel {asked.ranks} needs --backend cuda")
+def refuse_several_gpus(requested: BuildOptions) -> None:
+    """Raise SpecbuildError if the engine is to run on several GPUs."""
+    if requested.ranks > 1:
+        raise SpecbuildError(f"--tensor-parallel {requested.ranks} needs --backend cuda")

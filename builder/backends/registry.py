@@ -1,4 +1,4 @@
-"""Every backend that a build can choose: the one place that a new one is added to."""
+"""The registry of backends. A new backend is added here."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from specbuild.builder.backends.tensorrt.plugins.backend import TENSORRT
 from specbuild.builder.backends.tensorrt.standard.backend import TENSORRT_RTX
 from specbuild.runtime.engine_dir.backends import BackendName
 
-# Each takes its own options: what ``options`` gives, ``lower`` is given again.
+# A backend's ``lower`` accepts only the type that its ``options`` returns.
 BACKENDS: Mapping[BackendName, Backend[Any]] = {
     "cpu": CPU,
     "cuda": CUDA,
@@ -22,5 +22,5 @@ BACKENDS: Mapping[BackendName, Backend[Any]] = {
 
 
 def backend_of(name: BackendName) -> Backend[Any]:
-    """The backend of ``--backend NAME``."""
+    """Return the backend of ``--backend NAME``."""
     return BACKENDS[name]

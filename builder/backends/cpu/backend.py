@@ -5,9 +5,9 @@ from __future__ import annotations
 from functools import partial
 
 from specbuild.builder.backends.backend import (
+    BackendOptions,
     Lowered,
     PortableGraphs,
-    TakenOptions,
     collected_weights,
     run_role_passes,
 )
@@ -46,64 +46,66 @@ SIZES = BackendSizes(
 
 
 class CpuBackend:
-    """See :class:`Backend`; it builds every model, in the types of its checkpoint."""
+    """See :class:`Backend`; it builds every model, in the dtypes of its checkpoint."""
 
     facts = facts_of("cpu")
     sizes = SIZES
     activations = None
 
-    def options(self, asked: BuildOptions) -> TakenOptions:
+    def options(self, requested: BuildOptions) -> BackendOptions:
         """See :class:`Backend`."""
-        refuse_tensorrt_options(asked)
-        refuse_kernel_options(asked)
-        return TakenOptions(asked, self.facts.name)
+        refuse_tensorrt_options(requested)
+        refuse_kernel_options(requested)
+        return BackendOptions(requested, self.facts.name)
 
     def check(
         self,
-        asked: BuildOptions,  # noqa: ARG002
+        requested: BuildOptions,  # noqa: ARG002
         target: TargetGeometry,
         draft: DraftGeometry | None,  # noqa: ARG002
     ) -> None:
-        """See :class:`Backend`: rounded weights alone are refused somewhere."""
+        """See :class:`Backend`: only some rounded weights are refused."""
         if target.dtype is None:
             return
-        what, moe = None, target.moe
+        unsupported, moe = None, target.moe
         if target.dtype == "fp8" and moe is not None and moe.storage != "mxfp4":
-            what = f"experts in {moe.storage} beside fp8"
+            unsupported = f"experts in {moe.storage} with other weights in fp8"
         if target.mla is not None:
-            what = f"a {target.model_type}"
-        if what is not None:
+            unsupported = f"a {target.model_type}"
+        if unsupported is not None:
             raise SpecbuildError(
-                f"--weights-dtype {target.dtype}: on a CPU it shows what a CUDA engine of the "
-                f"model would give, and there is none of {what}; leave it out"
+                f"--weights-dtype {target.dtype}: a CPU engine simulates the CUDA engine of the "
+                f"same model, but CUDA does not support {unsupported}; remove the option"
             )
 
     def check_plan(self, plan: EnginePlan) -> tuple[str, ...]:
-        """See :class:`Backend`: blocks of keys that are codes are refused."""
+        """See :class:`Backend`: SpecPV cannot score blocks of quantized keys."""
         if plan.specpv is not None and plan.choosing_group.coded:
             raise SpecbuildError(
-                "--kv-dtype fp8: SpecPV chooses blocks by keys that are no codes; leave --specpv "
-                "or --kv-dtype out, or take --specpv-score indexer"
+                "--kv-dtype fp8: SpecPV scores blocks by keys that are not quantized; remove "
+                "--specpv or --kv-dtype, or use --specpv-score indexer"
             )
         return ()
 
-    def lower(self, graphs: PortableGraphs, taken: TakenOptions, progress: Progress) -> Lowered:
+    def lower(self, graphs: PortableGraphs, options: BackendOptions, progress: Progress) -> Lowered:
         """See :class:`Backend`."""
-        models, dump = graphs.models, taken.asked.dump_passes
-        coded = [group.name for group in graphs.plan.groups if group.coded]
-        found, quantizes = QuantizedWeights(), None
-        exact = taken.asked.cpu.math == "exact"
-        if taken.asked.kernels.weights_dtype in (None, "checkpoint"):
-            quantizes = partial(quantize_products, exact=exact, found=found)
+        models, dump = graphs.models, options.requested.dump_passes
+        quantized_groups = [group.name for group in graphs.plan.groups if group.coded]
+        statistics, rewrite = QuantizedWeights(), None
+        exact = options.requested.cpu.math == "exact"
+        if options.requested.kernels.weights_dtype in (None, "checkpoint"):
+            rewrite = partial(quantize_products, exact=exact, statistics=statistics)
         rounds_to = graphs.sources.target_geometry.dtype
-        made = partial(cpu_passes, rounds_to=rounds_to, coded_groups=coded, quantized=quantizes)
-        passes = run_role_passes(models, made, dump, progress)
+        passes_of = partial(
+            cpu_passes, rounds_to=rounds_to, quantized_groups=quantized_groups, quantized=rewrite
+        )
+        passes = run_role_passes(models, passes_of, dump, progress)
         weights = collected_weights(models)
         places = weight_places(weights)
         files = {graph_file(role): portable_bytes(model, places) for role, model in models.items()}
-        if quantizes is not None:
-            found.add_others(graphs.sources.quantized.values())
-        quantized = found.record(exact=exact)
+        if rewrite is not None:
+            statistics.add_others(graphs.sources.quantized.values())
+        quantized = statistics.record(exact=exact)
         if quantized is not None and quantized.kernels and not exact:
             files[PROBE_FILE] = row_probe(quantized.kernels)
         return Lowered(graphs.plan, models, files, weights, passes, quantized=quantized)

@@ -31,27 +31,27 @@ class BlockForm:
 
     @property
     def middle(self) -> int:
-        """The operator's default zero point."""
+        """The default zero point of the operator."""
         return 1 << (self.bits - 1)
 
     @property
     def label(self) -> str:
-        """The form in reports and manifests."""
+        """The text for reports and manifests."""
         return f"{self.bits} bits, blocks of {self.size}"
 
 
 def block_form(form: QuantizedForm, columns: int) -> BlockForm | str:
-    """Return the operator's form of a weight with this many columns, or why there is none."""
+    """Return the operator's form of a weight with this many columns, or why it has none."""
     if form.code_type == "e4m3":
         return "ONNX Runtime has no product with FP8 weights on a CPU"
     size = next((size for size in BLOCK_SIZES if form.block[1] % size == 0), None)
     if size is None or columns % size:
-        return f"groups of {form.block[1]} in {columns} columns are no whole blocks"
+        return f"groups of {form.block[1]} do not divide {columns} columns into supported blocks"
     if form.has_minima and form.has_zero_points:
         return "it has minima and zero points"
-    whole_nibble = form.code_type == "int" and form.bits <= NIBBLE_BITS
+    fits_nibble = form.code_type == "int" and form.bits <= NIBBLE_BITS
     return BlockForm(
-        NIBBLE_BITS if whole_nibble else BYTE_BITS, size, form.has_minima, form.has_zero_points
+        NIBBLE_BITS if fits_nibble else BYTE_BITS, size, form.has_minima, form.has_zero_points
     )
 
 
@@ -75,7 +75,7 @@ def block_minima(weight: QuantizedTensor, form: BlockForm) -> Tensor:
     A weight is ``(code - middle) * scale`` plus the factor of its block.
     """
     assert weight.minima is not None
-    # Exact in float64, and rounded once.
+    # Computed in float64, where it is exact, so that it is rounded only once.
     from_middle = form.middle - _offset(weight, form)
     factors = weight.scales.double() * from_middle + weight.minima.double()
     return _by_block(weight, factors, form).float().contiguous()
@@ -93,18 +93,18 @@ def block_zero_points(weight: QuantizedTensor, form: BlockForm) -> Tensor:
 
 
 def column_order(weight: QuantizedTensor) -> Tensor:
-    """Return the columns in the order in which the groups are side by side, int64 [K]."""
+    """Return the order of columns that makes each group contiguous, int64 [K]."""
     assert weight.groups is not None
     return torch.argsort(weight.groups, stable=True)
 
 
 def sorted_columns(weight: QuantizedTensor) -> Tensor:
-    """Return the codes with the columns of a group side by side."""
+    """Return the codes with the columns of each group contiguous."""
     return weight.codes if weight.groups is None else weight.codes[:, column_order(weight)]
 
 
 def _offset(weight: QuantizedTensor, form: BlockForm) -> int:
-    """What is added to the checkpoint's codes: the middle, less that of unsigned codes."""
+    """Return the number to add to the checkpoint's codes: our middle minus theirs."""
     if weight.codes.dtype == torch.int8:
         return form.middle
     if form.has_zero_points:
@@ -113,7 +113,7 @@ def _offset(weight: QuantizedTensor, form: BlockForm) -> int:
 
 
 def _by_block(weight: QuantizedTensor, parts: Tensor, form: BlockForm) -> Tensor:
-    """Parts of the weight's groups [⌈N / rows⌉, groups] as those of blocks, [N, blocks]."""
+    """Return values per group [⌈N / rows⌉, groups] repeated to values per block, [N, blocks]."""
     rows, columns = weight.shape
     if weight.form.block[0] > 1:
         parts = parts.repeat_interleave(weight.form.block[0], dim=0)[:rows]

@@ -1,4 +1,4 @@
-"""The CPU lowering: portable graphs to ONNX Runtime graphs, as a readable list of passes."""
+"""The CPU lowering: the list of passes from portable graphs to ONNX Runtime graphs."""
 
 from __future__ import annotations
 
@@ -7,11 +7,9 @@ from functools import partial
 
 import onnx_ir as ir
 
-from specbuild.builder.backends.cpu.bodies import lower_ops
-from specbuild.builder.backends.cpu.coded_pools import code_pools
-from specbuild.builder.backends.cpu.norms import fuse_norms
+from specbuild.builder.backends.cpu.bodies import fuse_norms, lower_ops
 from specbuild.builder.backends.cpu.projections import merge_projections
-from specbuild.builder.backends.cpu.retype import retype_to_fp32
+from specbuild.builder.backends.cpu.retype import quantize_pools, retype_to_fp32
 from specbuild.builder.backends.cpu.rounded_weights import round_weights
 from specbuild.builder.graph.passes.cleanup import merge_equal, remove_unused
 from specbuild.builder.graph.passes.pipeline import GraphPass
@@ -42,23 +40,23 @@ def cpu_passes(
     role: str,
     *,
     rounds_to: str | None = None,
-    coded_groups: Collection[str] = (),
+    quantized_groups: Collection[str] = (),
     quantized: Callable[[ir.Model], int] | None = None,
 ) -> tuple[GraphPass, ...]:
-    """The passes of a role's graph; the target's weights get the values of ``rounds_to``.
+    """Return the passes of a role's graph; the target's weights are rounded to ``rounds_to``.
 
-    Keys and values of ``coded_groups`` are stored as codes. ``quantized`` rewrites the products of
-    quantized weights, which otherwise are dequantized.
+    Keys and values of ``quantized_groups`` are stored quantized. ``quantized`` rewrites the
+    products of quantized weights; without it these weights are dequantized.
     """
-    asked = []
+    optional = []
     if role == "target" and rounds_to is not None:
         storage = storage_named(rounds_to)
-        asked.append(GraphPass("round-weights", partial(round_weights, storage=storage)))
+        optional.append(GraphPass("round-weights", partial(round_weights, storage=storage)))
     if quantized is not None:
-        # Products that were merged before have no users left, and would be merged again.
-        asked.append(GraphPass("remove-merged", remove_unused))
-        asked.append(GraphPass("quantize-products", quantized))
-    if coded_groups:
-        asked.append(GraphPass("code-pools", partial(code_pools, groups=coded_groups)))
-    merged = 1 + [a_pass.name for a_pass in CPU_PASSES].index("merge-projections")
-    return (*CPU_PASSES[:merged], *asked, *CPU_PASSES[merged:])
+        # Products that were merged earlier have no users. Without this pass they are merged again.
+        optional.append(GraphPass("remove-merged", remove_unused))
+        optional.append(GraphPass("quantize-products", quantized))
+    if quantized_groups:
+        optional.append(GraphPass("code-pools", partial(quantize_pools, groups=quantized_groups)))
+    first = 1 + [a_pass.name for a_pass in CPU_PASSES].index("merge-projections")
+    return (*CPU_PASSES[:first], *optional, *CPU_PASSES[first:])

@@ -1,7 +1,7 @@
-"""Q, K and V of a layer from one Gemm, rotated together, heads first.
+"""Computes Q, K and V of a layer by one Gemm and rotates Q and K together, heads first.
 
-Before: three Gemms, two rotations, and a [T, heads, D] layout that attention and cache writing
-transpose. After: one Gemm, one transposition, one rotation of Q and K side by side.
+Before: three Gemms, two rotations, and a [T, heads, D] layout that attention and cache writes
+transpose. After: one Gemm, one transposition, and one rotation of the concatenated Q and K.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from specbuild.plugins_cuda.body import BodyBuilder, static_size
 
 
 def merge_projections(model: ir.Model) -> int:
-    """Rewrites every layer whose three projections read one input."""
+    """Rewrite every layer whose three projections read one input, and return their number."""
     changed = 0
     for node in list(model.graph):
         if node.op_type == "PagedTreeAttention":
@@ -27,7 +27,7 @@ def merge_projections(model: ir.Model) -> int:
 
 
 def _joinable(gemms: tuple[ir.Node, ir.Node, ir.Node]) -> bool:
-    """Whether one Gemm over the joined weights computes all three: one input, biases or none."""
+    """Return whether one Gemm with stacked weights computes all three projections."""
     inputs = {gemm.inputs[0] for gemm in gemms}
     biased = {len(gemm.inputs) > 2 and gemm.inputs[2] is not None for gemm in gemms}
     plain = all(
@@ -40,7 +40,7 @@ def _joinable(gemms: tuple[ir.Node, ir.Node, ir.Node]) -> bool:
 
 
 def _through(value: ir.Value | None) -> ir.Value | None:
-    """The value before reshapes and unsqueezes."""
+    """Return the value before reshapes and unsqueezes."""
     while (node := producer(value, "Reshape") or producer(value, "Unsqueeze")) is not None:
         value = node.inputs[0]
     return value
@@ -50,21 +50,21 @@ def _rewrite(graph: ir.Graph, layer: AttentionLayer) -> None:
     q_value, k_value = layer.attention.inputs[0], layer.k_write.inputs[1]
     v_value = layer.v_write.inputs[1]
     assert q_value is not None and k_value is not None and v_value is not None
-    q_heads, width = static_size(q_value, 1), static_size(q_value, 2)
+    q_heads, head_dim = static_size(q_value, 1), static_size(q_value, 2)
     kv_heads = static_size(k_value, 1)
     b = BodyBuilder()
-    joined = _joined_gemm(b, graph, layer.gemms)
+    projected = _joined_gemm(b, graph, layer.gemms)
     by_head = b.Transpose(
-        b.reshape(joined, 1, -1, q_heads + 2 * kv_heads, width), perm=[0, 2, 1, 3]
+        b.reshape(projected, 1, -1, q_heads + 2 * kv_heads, head_dim), perm=[0, 2, 1, 3]
     )
     qk, v = b.Split(by_head, b.i64(q_heads + kv_heads, kv_heads), outputs=2, axis=1)
-    part = attribute(layer.q.rotary, "rotary_embedding_dim", 0)
-    # ONNX Runtime wants the number of heads where a part of each turns.
-    turned = {"num_heads": q_heads + kv_heads, "rotary_embedding_dim": part} if part else {}
-    rotated = b.RotaryEmbedding(qk, *layer.q.rotary.inputs[1:], **turned)
+    width = attribute(layer.q.rotary, "rotary_embedding_dim", 0)
+    # ONNX Runtime requires the number of heads for a partial rotation.
+    options = {"num_heads": q_heads + kv_heads, "rotary_embedding_dim": width} if width else {}
+    rotated = b.RotaryEmbedding(qk, *layer.q.rotary.inputs[1:], **options)
     q, k = b.Split(rotated, b.i64(q_heads, kv_heads), outputs=2, axis=1)
     for old, new, heads in ((q_value, q, q_heads), (k_value, k, kv_heads), (v_value, v, kv_heads)):
-        rows_first = b.Transpose(b.reshape(new, heads, -1, width), perm=[1, 0, 2])
+        rows_first = b.Transpose(b.reshape(new, heads, -1, head_dim), perm=[1, 0, 2])
         rows_first.shape, rows_first.type = old.shape, old.type
         old.replace_all_uses_with(rows_first)
     graph.insert_before(layer.k_write, list(b.nodes))
@@ -80,8 +80,8 @@ def _joined_gemm(
     inputs = [gemms[0].inputs[0], weight]
     if all(bias is not None for bias in biases):
         inputs.append(derive_stacked(graph, f"{name}qkv_proj.bias", biases))
-    result: ir.Value = b.Gemm(*inputs, transB=1)
-    return result
+    output: ir.Value = b.Gemm(*inputs, transB=1)
+    return output
 
 
 def _common_name(weights: list[ir.Value | None]) -> str:

@@ -1,8 +1,8 @@
-"""Products with quantized weights: Gemm becomes MatMulNBits over the checkpoint's own codes.
+"""Products with quantized weights: Gemm becomes MatMulNBits over the checkpoint's quantized values.
 
-Weights that read one input are one product, so the input is rounded and summed once. With
-``exact`` math the input is split into two rows, ``x = x1 + x2``: x1 lies on the int8 grid of each
-block and is rounded without an error, x2 is what remains and smaller by a factor of 254.
+Weights that read the same input form one product, so the input is rounded and summed once. With
+``exact`` math the input is split into two rows, ``x = x1 + x2``. x1 is on the int8 grid of each
+block, so rounding it has no error. x2 is the remainder, smaller by a factor of 254.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ from specbuild.builder.graph.passes.weights import Recipe, derived, recipe_of, w
 from specbuild.plugins_cuda.body import CONTRIB_DOMAIN, BodyBuilder, static_size
 from specbuild.runtime.engine_dir.quantized import QuantizedForm, QuantizedProducts
 
-# Inputs are rounded to int8 per block. Other levels have no fast kernels for codes of 8 bits.
+# Inputs are rounded to int8 per block. Other levels have no fast kernels for 8-bit weights.
 ACCURACY_LEVEL = 4
-# Largest code of an input's block, and the least maximum that it is divided by.
+# The largest quantized input of a block, and a lower bound of the maximum that is divided by it.
 _LARGEST_CODE, _MIN_MAXIMUM = 127.0, 1e-30
 _NO_PRODUCT = "weights of experts and weights that the graph transforms"
 
 
 @dataclass
 class QuantizedWeights:
-    """What the pass found: how many weights of a checkpoint type have which form, or why none."""
+    """The number of weights by checkpoint type and form, or by the reason for dequantizing them."""
 
     stored: dict[tuple[str, BlockForm], set[str]] = field(default_factory=dict)
     dequantized: dict[tuple[str, str], set[str]] = field(default_factory=dict)
 
     def form_of(self, recipe: Recipe) -> BlockForm | None:
-        """The form of a weight, None where it is stored in float32; counts it."""
+        """Count a weight and return its form, or None if it is stored in float32."""
         source = recipe.quantized
         if source is None:
             return None
@@ -57,7 +57,7 @@ class QuantizedWeights:
         return form
 
     def add_others(self, tensors: Iterable[SourceTensor]) -> None:
-        """Count weights of which the graphs have no product, such as those of experts."""
+        """Count weights that no product of the graphs reads, such as those of experts."""
         counted = {
             name for group in (*self.stored.values(), *self.dequantized.values()) for name in group
         }
@@ -67,7 +67,7 @@ class QuantizedWeights:
                 self.dequantized.setdefault(key, set()).add(tensor.name)
 
     def record(self, *, exact: bool) -> QuantizedProducts | None:
-        """What the manifest states of the weights, None where none is quantized."""
+        """Return the manifest's record of the weights, or None if none is quantized."""
         forms = [
             QuantizedForm(name, len(weights), bits=form.bits, block=form.size)
             for (name, form), weights in self.stored.items()
@@ -84,7 +84,7 @@ class QuantizedWeights:
 
 @dataclass(frozen=True)
 class _Run:
-    """Rows of a product's weight that are stored in one form, None: in float32."""
+    """Rows of a product's weight that are stored in one form; None is float32."""
 
     gemm: int
     form: BlockForm | None
@@ -95,29 +95,29 @@ class _Run:
         return sum(recipe.shape[0] for recipe in self.recipes)
 
 
-def quantize_products(model: ir.Model, *, exact: bool, found: QuantizedWeights) -> int:
-    """Rewrites products and embeddings whose weights are quantized; returns how many."""
+def quantize_products(model: ir.Model, *, exact: bool, statistics: QuantizedWeights) -> int:
+    """Rewrite products and embeddings with quantized weights, and return their number."""
     graph = model.graph
     by_input: dict[ir.Value, list[ir.Node]] = {}
     for node in graph:
         if node.op_type == "Gemm" and node.inputs[0] is not None and _is_quantized(node, 1):
             by_input.setdefault(node.inputs[0], []).append(node)
     for x, gemms in by_input.items():
-        _rewrite_products(graph, x, gemms, exact=exact, found=found)
+        _rewrite_products(graph, x, gemms, exact=exact, statistics=statistics)
     gathers = [node for node in graph if node.op_type == "Gather" and _is_quantized(node, 0)]
-    rewritten = sum(_rewrite_gather(graph, node, found) for node in gathers)
+    rewritten = sum(_rewrite_gather(graph, node, statistics) for node in gathers)
     return rewritten + sum(map(len, by_input.values()))
 
 
 def _is_quantized(node: ir.Node, index: int) -> bool:
-    """Whether the node reads a quantized weight there, as a product or gather does by default."""
+    """Return whether this input is a quantized weight and the node has default attributes."""
     recipe = recipe_of(node.inputs[index])
     if recipe is None:
         return False
-    plain = attribute(node, "transA", 0) == 0 and attribute(node, "axis", 0) == 0
-    plain = plain and attribute(node, "alpha", 1.0) == attribute(node, "beta", 1.0) == 1.0
-    plain = plain and (node.op_type != "Gemm" or attribute(node, "transB", 0) == 1)
-    return plain and any(part.quantized is not None for part in _parts(recipe))
+    is_default = attribute(node, "transA", 0) == 0 and attribute(node, "axis", 0) == 0
+    is_default = is_default and attribute(node, "alpha", 1.0) == attribute(node, "beta", 1.0) == 1.0
+    is_default = is_default and (node.op_type != "Gemm" or attribute(node, "transB", 0) == 1)
+    return is_default and any(part.quantized is not None for part in _parts(recipe))
 
 
 def _parts(recipe: Recipe) -> tuple[Recipe, ...]:
@@ -130,17 +130,17 @@ def _rewrite_products(
     gemms: Sequence[ir.Node],
     *,
     exact: bool,
-    found: QuantizedWeights,
+    statistics: QuantizedWeights,
 ) -> None:
     runs: list[_Run] = []
-    for place, gemm in enumerate(gemms):
+    for index, gemm in enumerate(gemms):
         recipe = recipe_of(gemm.inputs[1])
         assert recipe is not None
-        formed = [(found.form_of(part), part) for part in _parts(recipe)]
-        # Columns of groups that are not side by side have an order of their own.
+        formed = [(statistics.form_of(part), part) for part in _parts(recipe)]
+        # A weight with permuted groups needs its input columns in the same order.
         for (_, _), pairs in groupby(formed, lambda pair: (pair[0], _order_key(pair[1]))):
-            listed = list(pairs)
-            runs.append(_Run(place, listed[0][0], tuple(part for _, part in listed)))
+            adjacent = list(pairs)
+            runs.append(_Run(index, adjacent[0][0], tuple(part for _, part in adjacent)))
     if all(run.form is None for run in runs):
         return
     b = BodyBuilder()
@@ -162,13 +162,13 @@ def _rewrite_products(
             [y] if len(members) == 1 else b.Split(y, b.i64(*sizes), outputs=len(members), axis=1)
         )
         pieces |= dict(zip(map(id, members), split, strict=True))
-    for place, gemm in enumerate(gemms):
-        own = [pieces[id(run)] for run in runs if run.gemm == place]
-        y = own[0] if len(own) == 1 else b.Concat(*own, axis=1)
+    for index, gemm in enumerate(gemms):
+        outputs = [pieces[id(run)] for run in runs if run.gemm == index]
+        y = outputs[0] if len(outputs) == 1 else b.Concat(*outputs, axis=1)
         if len(gemm.inputs) > 2 and gemm.inputs[2] is not None:
             y = b.Add(y, gemm.inputs[2])
         y.shape, y.type = gemm.outputs[0].shape, gemm.outputs[0].type
-        if place:
+        if index:
             replace(gemm, BodyBuilder(), [y], graph)
         else:
             first = gemm, y
@@ -176,44 +176,44 @@ def _rewrite_products(
 
 
 class _ProductInputs:
-    """One product's input as MatMulNBits and the block sums read it, each made once."""
+    """The input of a product in the forms that MatMulNBits and block sums read, each cached."""
 
     def __init__(self, b: BodyBuilder, graph: ir.Graph, x: ir.Value, *, exact: bool) -> None:
         self.b, self.graph, self._x = b, graph, x
         self.exact = exact
-        self._made: dict[tuple[object, ...], ir.Value] = {}
+        self._cache: dict[tuple[object, ...], ir.Value] = {}
 
     def ordered(self, name: str, recipe: Recipe) -> ir.Value:
-        """The input [T, K] with its columns in the order of the weight's groups."""
+        """Return the input [T, K] with its columns in the order of the weight's groups."""
         source = recipe.quantized
         assert source is not None
         if not source.form.has_order:
             return self._x
-        made = Recipe(
+        order = Recipe(
             (recipe.shape[1],), torch.int32, recipe.sources,
             lambda: column_order(source.load()).int(),
         )  # fmt: skip
-        return self._once(
+        return self._cached(
             ("order", name),
-            lambda: self.b.Gather(self._x, _weight(self.graph, f"{name}.order", made), axis=1),
+            lambda: self.b.Gather(self._x, _weight(self.graph, f"{name}.order", order), axis=1),
         )
 
     def blocks(self, x: ir.Value, size: int) -> ir.Value:
-        """The input as [T, blocks, size]."""
+        """Return the input as [T, blocks, size]."""
         columns = static_size(self._x, 1)
         shape = (-1, columns // size, size)
-        return self._once(("blocks", x, size), lambda: self.b.reshape(x, *shape))
+        return self._cached(("blocks", x, size), lambda: self.b.reshape(x, *shape))
 
     def block_sums(self, x: ir.Value, size: int) -> ir.Value:
-        """The sum of every block, [T, blocks]."""
+        """Return the sum of every block, [T, blocks]."""
         blocks = self.blocks(x, size)
-        return self._once(
+        return self._cached(
             ("sums", x, size), lambda: self.b.ReduceSum(blocks, self.b.i64(2), keepdims=0)
         )
 
     def two_rows(self, x: ir.Value, size: int) -> ir.Value:
-        """All x1, then all x2: [2 * T, K]."""
-        return self._once(("rows", x, size), lambda: self._split(x, size))
+        """Return all rows x1, followed by all rows x2: [2 * T, K]."""
+        return self._cached(("rows", x, size), lambda: self._split(x, size))
 
     def _split(self, x: ir.Value, size: int) -> ir.Value:
         b, blocks = self.b, self.blocks(x, size)
@@ -223,16 +223,16 @@ class _ProductInputs:
         both = b.Concat(on_grid, b.Sub(blocks, on_grid), axis=0)
         return b.reshape(both, -1, static_size(self._x, 1))
 
-    def _once(self, key: tuple[object, ...], make: Callable[[], ir.Value]) -> ir.Value:
-        if key not in self._made:
-            self._made[key] = make()
-        return self._made[key]
+    def _cached(self, key: tuple[object, ...], make: Callable[[], ir.Value]) -> ir.Value:
+        if key not in self._cache:
+            self._cache[key] = make()
+        return self._cache[key]
 
 
 def _product(
     name: str, inputs: _ProductInputs, form: BlockForm, recipes: Sequence[Recipe]
 ) -> ir.Value:
-    """The product of an input and weights of one form, [T, all of their rows]."""
+    """Return the product of an input and weights of one form, [T, rows of all weights]."""
     b, graph = inputs.b, inputs.graph
     rows, columns = sum(recipe.shape[0] for recipe in recipes), recipes[0].shape[1]
     x = inputs.ordered(name, recipes[0])
@@ -258,12 +258,12 @@ def _product(
     return y
 
 
-def _rewrite_gather(graph: ir.Graph, node: ir.Node, found: QuantizedWeights) -> int:
-    """Rows of a quantized embedding, from the codes that a tied head reads too."""
+def _rewrite_gather(graph: ir.Graph, node: ir.Node, statistics: QuantizedWeights) -> int:
+    """Read the rows of an embedding from its quantized values, which a tied head also reads."""
     weight, ids = node.inputs[0], node.inputs[1]
     recipe = recipe_of(weight)
     assert weight is not None and recipe is not None and weight.name is not None
-    form = found.form_of(recipe)
+    form = statistics.form_of(recipe)
     if form is None:
         return 0
     name, recipes = weight.name, [recipe]
@@ -293,7 +293,7 @@ def _stored(
     form: BlockForm,
     part: Callable[[QuantizedTensor, BlockForm], torch.Tensor],
 ) -> ir.Value:
-    """A part of the weights' numbers, their rows one after the other."""
+    """Return one part of the quantized weights, with their rows concatenated."""
     rows = sum(recipe.shape[0] for recipe in recipes)
     blocks = recipes[0].shape[1] // form.size
     code_bytes = form.size * form.bits // 8
@@ -303,13 +303,13 @@ def _stored(
     }
     shape, dtype = shapes.get(part, ((rows, blocks), torch.float32))
     sources = [_source(recipe) for recipe in recipes]
-    made = Recipe(
+    stacked = Recipe(
         shape=shape,
         dtype=dtype,
         sources=tuple(dict.fromkeys(name for recipe in recipes for name in recipe.sources)),
         load=lambda: torch.cat([part(source.load(), form) for source in sources]),
     )
-    return _weight(graph, name, made)
+    return _weight(graph, name, stacked)
 
 
 def _source(recipe: Recipe) -> QuantizedSource:
@@ -318,20 +318,20 @@ def _source(recipe: Recipe) -> QuantizedSource:
 
 
 def _weight(graph: ir.Graph, name: str, recipe: Recipe) -> ir.Value:
-    """The initialiser of this name, made of the recipe where there is none yet."""
+    """Return the initializer of this name, and create it from the recipe if it does not exist."""
     if name not in graph.initializers:
         graph.register_initializer(weight_value(name, recipe))
     return graph.initializers[name]
 
 
 def _order_key(recipe: Recipe) -> tuple[str, ...]:
-    """Equal for weights whose columns have one order."""
+    """Return a key that is equal for weights with the same order of columns."""
     source = recipe.quantized
     return recipe.sources if source is not None and source.form.has_order else ()
 
 
 def _joined_name(weights: Sequence[ir.Value | None]) -> str:
-    """One name of the weights: ``layers.4.mlp.gate_proj+up_proj`` of two beside each other."""
+    """Return a combined name: ``layers.4.mlp.gate_proj+up_proj`` for two adjacent weights."""
     names = [weight.name for weight in weights if weight is not None and weight.name is not None]
     if len(names) == 1:
         return names[0]

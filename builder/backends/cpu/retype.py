@@ -1,7 +1,12 @@
-"""Retypes a graph to fp32: ONNX Runtime has no bf16 kernels on a CPU."""
+"""Retypes graphs for a CPU: half precision to fp32, and pools of quantized caches to uint8.
+
+ONNX Runtime has no bf16 kernels on a CPU. The ops' bodies write quantized keys and values (e4m3) to
+uint8 pools and dequantize what they read (``kv_write/codes.py``).
+"""
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 
 import onnx_ir as ir
@@ -12,10 +17,11 @@ from specbuild.builder.graph.passes.weights import Recipe, recipe_of, set_recipe
 
 _HALF = (ir.DataType.BFLOAT16, ir.DataType.FLOAT16)
 _FLOATS = (*_HALF, ir.DataType.FLOAT)
+_QUANTIZED = ir.TensorType(ir.DataType.UINT8)
 
 
 def retype_to_fp32(model: ir.Model) -> int:
-    """Every half-precision value becomes fp32, and casts between floats disappear."""
+    """Change every half-precision value to fp32, remove casts between floats, and count both."""
     graph = model.graph
     changed = 0
     for value in list(graph.initializers.values()):
@@ -53,9 +59,32 @@ def _cast_to_fp32(node: ir.Node) -> None:
 
 def _drop_cast(node: ir.Node, source: ir.Value, graph: ir.Graph) -> None:
     output = node.outputs[0]
-    # Two graph outputs, or an input and an output, cannot be one value: the cast stays, idle.
+    # Two graph outputs, or an input and an output, cannot be one value. The cast then stays as a
+    # copy.
     if output.is_graph_output() and (source.is_graph_output() or source.producer() is None):
         _cast_to_fp32(node)
         return
     take_place(output, source, graph)
     graph.remove(node, safe=True)
+
+
+def quantize_pools(model: ir.Model, *, groups: Collection[str]) -> int:
+    """Retype the pools of these cache groups to uint8 and return their number."""
+    pools = [port for port in model.graph.inputs if _group_of(port) in groups]
+    for pool in pools:
+        _retype(pool)
+    return len(pools)
+
+
+def _group_of(port: ir.Value) -> str | None:
+    """Return the cache group of a port ``{group}.{layer}.{part}_pool``, or None for other ports."""
+    name = port.name or ""
+    return name.partition(".")[0] if name.endswith("_pool") else None
+
+
+def _retype(pool: ir.Value) -> None:
+    """Retype a pool and the outputs that share its memory."""
+    pool.type = _QUANTIZED
+    for user, index in list(pool.uses()):
+        if user.op_type in ("KvWrite", "KvCommit") and index == 0:
+            _retype(user.outputs[0])

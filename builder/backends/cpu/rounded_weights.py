@@ -1,6 +1,6 @@
-"""Weights of the target with the values that they have as codes: what ``--weights-dtype`` costs.
+"""Rounds weights of the target to simulate the accuracy of ``--weights-dtype``.
 
-A CPU engine holds them in fp32 all the same. It shows what a CUDA engine of such weights gives.
+A CPU engine stores the rounded values in fp32. They equal those of a CUDA engine with such weights.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from specbuild.plugins_cuda.linear.storage import MXFP4, Storage
 
 Make = Callable[[torch.Tensor], torch.Tensor]
 
-# A product on its way to one of these has a weight that CUDA engines keep in bf16: a router's, and
-# that of queries of latents.
-_KEPT_FOR = {"Moe", "MlaAttention"}
-_ON_THE_WAY = {"Cast", "Reshape", "RotaryEmbedding", "Transpose", "Unsqueeze"}
-# The experts' weights among Moe's inputs, and their scales.
+# CUDA engines keep a weight in bf16 if its product reaches one of these ops. These are the weights
+# of routers, and of the queries of latents.
+_BF16_USERS = {"Moe", "MlaAttention"}
+_LAYOUT_OPS = {"Cast", "Reshape", "RotaryEmbedding", "Transpose", "Unsqueeze"}
+# The indices of the experts' weights and of their scales among the inputs of Moe.
 _EXPERTS = ((2, 3), (5, 6))
 
 
 def round_weights(model: ir.Model, *, storage: Storage) -> int:
-    """Projections and head, and of MXFP4 the experts that are not yet; how many weights."""
+    """Round projections and head, and for MXFP4 also unquantized experts; return the number."""
     graph, changed = model.graph, 0
     for node in graph:
-        if node.op_type == "Gemm" and not _KEPT_FOR & _ends(node):
+        if node.op_type == "Gemm" and not _BF16_USERS & _ends(node):
             changed += _round(graph, node, 1, partial(rounded, storage=storage), storage)
         elif node.op_type == "Moe" and storage is MXFP4:
             for weight, scales in _EXPERTS:
@@ -47,13 +47,13 @@ def _round(graph: ir.Graph, node: ir.Node, index: int, make: Make, storage: Stor
 
 
 def _rounded_experts(weight: torch.Tensor) -> torch.Tensor:
-    """Experts [E, in, out], whose blocks lie along their inputs."""
+    """Round experts [E, in, out] in blocks along their inputs."""
     return rounded(weight.transpose(1, 2).contiguous(), MXFP4).transpose(1, 2)
 
 
 def _ends(node: ir.Node) -> set[str]:
-    """The ops that a node's result reaches through what only lays it out or turns it."""
-    found: set[str] = set()
+    """Return the ops that read a node's result, directly or through reshapes and rotations."""
+    users: set[str] = set()
     for user in node.outputs[0].consumers():
-        found |= _ends(user) if user.op_type in _ON_THE_WAY else {user.op_type}
-    return found
+        users |= _ends(user) if user.op_type in _LAYOUT_OPS else {user.op_type}
+    return users

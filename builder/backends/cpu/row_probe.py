@@ -1,6 +1,6 @@
-"""A small graph that shows whether ONNX Runtime's products depend on the number of rows.
+"""A small graph that tests whether ONNX Runtime's products depend on the number of rows.
 
-On some processors a launch of one row, or of an odd number of rows, takes another kernel with other
+On some processors a launch of one row, or of an odd number of rows, uses another kernel with other
 bits. The runtime runs the graph when it loads an engine, and pads launches accordingly.
 """
 
@@ -15,13 +15,13 @@ from specbuild.builder.backends.cpu.quantized_products import ACCURACY_LEVEL
 from specbuild.plugins_cuda.body import CONTRIB_DOMAIN, STANDARD_OPSET
 from specbuild.runtime.executors.cpu.row_padding import PROBE_COLUMNS as COLUMNS
 
-# Rows of a weight: more than a kernel takes at once.
+# Rows of a weight: more than one tile of any kernel.
 ROWS = 96
 _IR_VERSION = 11
 
 
 def row_probe(kernels: Sequence[tuple[int, int]]) -> bytes:
-    """The graph with one random product for each kernel, given as (bits, block)."""
+    """Return the serialized graph with one random product for each kernel (bits, block)."""
     rng = np.random.default_rng(0)
     x = ir.Value(name="x", shape=ir.Shape(["T", COLUMNS]), type=ir.TensorType(ir.DataType.FLOAT))
     nodes, initializers, outputs = [], [], []

@@ -31,7 +31,7 @@ from specbuild.builder.backends.cuda.engine import (
 )
 from specbuild.builder.backends.cuda.fusions.checkpoint_codes import KeptCodes
 from specbuild.builder.backends.cuda.lowering import cuda_passes
-from specbuild.builder.backends.cuda.options import TakenKernelOptions, taken_options
+from specbuild.builder.backends.cuda.options import KernelBackendOptions, kernel_backend_options
 from specbuild.builder.backends.cuda.shard.require import (
     require_ranks,
     require_shared_modes,
@@ -53,17 +53,17 @@ from specbuild.runtime.engine_dir.geometry import TargetGeometry
 
 
 def fused_model(
-    graphs: PortableGraphs, taken: TakenKernelOptions, progress: Progress
+    graphs: PortableGraphs, options: KernelBackendOptions, progress: Progress
 ) -> tuple[CudaModel, tuple[PassResult, ...]]:
     """The fused graphs that programs are lowered from, and what each pass changed."""
     sources, draft = graphs.sources, graphs.sources.draft_geometry
     models = {role: graphs.models[role] for role in model_roles(sources)}
     dtype = (draft.dtype if draft is not None else None) or SIZES.draft_dtype
     target_geometry = sources.target_geometry
-    codes = taken.asked.kernels.weights_dtype in (None, "checkpoint")
+    codes = options.requested.kernels.weights_dtype in (None, "checkpoint")
     kept = None
     if codes and sources.quantized:
-        kept = KeptCodes(*_why_tables_are_bf16(sources, taken, graphs.plan.ranks))
+        kept = KeptCodes(*_why_tables_are_bf16(sources, options, graphs.plan.ranks))
     made = partial(
         cuda_passes,
         kept=kept,
@@ -72,22 +72,22 @@ def fused_model(
         tied=target_geometry.tied_head,
         ranks=graphs.plan.ranks,
     )
-    passes = run_role_passes(models, made, taken.asked.dump_passes, progress)
-    screens = taken.asked.kernels.prefilter_head
+    passes = run_role_passes(models, made, options.requested.dump_passes, progress)
+    screens = options.requested.kernels.prefilter_head
     quantized = None if kept is None else kept.record(sources.quantized.values())
     model = CudaModel(models, target_geometry, draft_parts(sources), screens, quantized)
     return model, passes
 
 
 def _why_tables_are_bf16(
-    sources: WeightSources, taken: TakenKernelOptions, ranks: int
+    sources: WeightSources, options: KernelBackendOptions, ranks: int
 ) -> tuple[str, str]:
     """Why a quantized head, and an embedding, are dequantized; empty where kernels decode them."""
     tied = sources.target_geometry.tied_head
     if sources.drafts:
         return ("drafts may read it",) * 2
     table = "GPUs share the head, not the table" if tied and ranks > 1 else ""
-    head = "--prefilter-head copies it" if taken.asked.kernels.prefilter_head else table
+    head = "--prefilter-head copies it" if options.requested.kernels.prefilter_head else table
     return head, head if tied else ""
 
 
@@ -98,21 +98,21 @@ class CudaBackend:
     sizes = SIZES
     activations = torch.bfloat16
 
-    def options(self, asked: BuildOptions) -> TakenKernelOptions:
+    def options(self, requested: BuildOptions) -> KernelBackendOptions:
         """See :class:`Backend`."""
-        return taken_options(asked)
+        return kernel_backend_options(requested)
 
     def check(
         self,
-        asked: BuildOptions,
+        requested: BuildOptions,
         target: TargetGeometry,
         draft: DraftGeometry | None,
     ) -> None:
         """See :class:`Backend`."""
         require_cuda_support(target, draft)
-        require_ranks(asked.ranks)
-        if asked.ranks > 1:
-            require_shares(target, asked.ranks)
+        require_ranks(requested.ranks)
+        if requested.ranks > 1:
+            require_shares(target, requested.ranks)
 
     def check_plan(self, plan: EnginePlan) -> tuple[str, ...]:
         """See :class:`Backend`."""
@@ -123,20 +123,20 @@ class CudaBackend:
         return batch_warnings(plan)
 
     def lower(
-        self, graphs: PortableGraphs, taken: TakenKernelOptions, progress: Progress
+        self, graphs: PortableGraphs, options: KernelBackendOptions, progress: Progress
     ) -> Lowered:
         """See :class:`Backend`."""
-        model, passes = fused_model(graphs, taken, progress)
-        target, compiler = target_of(taken.gpu), Compiler(taken.gpu)
+        model, passes = fused_model(graphs, options, progress)
+        target, compiler = target_of(options.gpu), Compiler(options.gpu)
 
         def make(lowering: CallLowering) -> tuple[LoweredEngine, CudaEngine] | Unsupported:
             lowered = lower_engine(model, graphs.plan, target, lowering)
-            if taken.tuned_only:
+            if options.tuned_only:
                 require_tuned(lowering.tactics, lowering.choices(p for _, p in lowered.programs))
             engine = compile_engine(lowered, compiler, progress)
             return engine if isinstance(engine, Unsupported) else (lowered, engine)
 
-        lowering, (lowered, engine) = without_spills(target, taken.tactics, make)
+        lowering, (lowered, engine) = without_spills(target, options.tactics, make)
         choices = lowering.choices(program for _, program in lowered.programs)
         tactics = tactics_report(lowering.tactics, choices)
         foreign = of_other_compilers([c.entry for c in choices if c.entry], compiler.version)

@@ -97,7 +97,7 @@ def products(weights: Sequence[Weight], *, exact: bool = False) -> ort.Inference
 def rewritten(graph: ir.Graph, *, exact: bool = False) -> ort.InferenceSession:
     """The graph after the pass, in a session."""
     model = ir.Model(graph, ir_version=11)
-    assert quantize_products(model, exact=exact, found=QuantizedWeights()) > 0
+    assert quantize_products(model, exact=exact, statistics=QuantizedWeights()) > 0
     remove_unused(model)
     options = ort.SessionOptions()
     arrays = {n: recipe_of(v) for n, v in model.graph.initializers.items()}

@@ -17,7 +17,7 @@ from specbuild.builder.backends.cuda.check import require_cuda_support
 from specbuild.builder.backends.cuda.compile.nvrtc import Compiler, target_of
 from specbuild.builder.backends.cuda.gpus import supported_gpu
 from specbuild.builder.backends.cuda.lowering import cuda_passes
-from specbuild.builder.backends.cuda.options import TakenKernelOptions, tactics_of
+from specbuild.builder.backends.cuda.options import KernelBackendOptions, tactics_of
 from specbuild.builder.backends.cuda.sizes import SIZES as CUDA_SIZES
 from specbuild.builder.backends.cuda.tactics.call_lowering import CallLowering, without_spills
 from specbuild.builder.backends.tensorrt.options import built_for, require_tensorrt_options
@@ -49,17 +49,17 @@ class PluginBackend:
     sizes = SIZES
     activations = torch.bfloat16
 
-    def options(self, asked: BuildOptions) -> TakenKernelOptions:
+    def options(self, requested: BuildOptions) -> KernelBackendOptions:
         """See :class:`Backend`."""
-        require_tensorrt_options(asked)
-        device = built_for(asked)
-        refuse_foreign_options(asked)
-        gpu = supported_gpu(asked.gpu)
-        return TakenKernelOptions(asked, device, gpu, tactics_of(asked, gpu))
+        require_tensorrt_options(requested)
+        device = built_for(requested)
+        refuse_foreign_options(requested)
+        gpu = supported_gpu(requested.gpu)
+        return KernelBackendOptions(requested, device, gpu, tactics_of(requested, gpu))
 
     def check(
         self,
-        asked: BuildOptions,  # noqa: ARG002
+        requested: BuildOptions,  # noqa: ARG002
         target: TargetGeometry,
         draft: DraftGeometry | None,
     ) -> None:
@@ -80,7 +80,7 @@ class PluginBackend:
         return ()
 
     def lower(
-        self, graphs: PortableGraphs, taken: TakenKernelOptions, progress: Progress
+        self, graphs: PortableGraphs, options: KernelBackendOptions, progress: Progress
     ) -> Lowered:
         """See :class:`Backend`; the engines are made where TensorRT is."""
         models, draft = graphs.models, graphs.sources.draft_geometry
@@ -93,16 +93,18 @@ class PluginBackend:
             weights_dtype=target_geometry.dtype or "bf16",
             tied=target_geometry.tied_head,
         )
-        passes = run_role_passes(fused, made, taken.asked.dump_passes, progress)
-        compiler = Compiler(taken.gpu)
+        passes = run_role_passes(fused, made, options.requested.dump_passes, progress)
+        compiler = Compiler(options.gpu)
 
         def make(lowering: CallLowering) -> PluginEngine | Unsupported:
             lowered = lower_roles(models, graphs.plan, lowering)
             missing = compiler.missing(lowered.kernels)
             progress.start("compiling kernels", len(missing), "source")
-            return compile_roles(models, lowered, compiler, taken.gpu, lambda: progress.advance(1))
+            return compile_roles(
+                models, lowered, compiler, options.gpu, lambda: progress.advance(1)
+            )
 
-        lowering, engine = without_spills(target_of(taken.gpu), taken.tactics, make)
+        lowering, engine = without_spills(target_of(options.gpu), options.tactics, make)
         return Lowered(
             plan=engine.plan,
             models={},
@@ -110,23 +112,25 @@ class PluginBackend:
             weights=engine.weights,
             passes=passes,
             refused=(*engine.refused, *lowering.left_out),
-            make_plans=lambda folder: build_plugin_plans(folder, engine, taken.asked, progress),
-            weights_beside=True,
+            make_plans=lambda folder: build_plugin_plans(
+                folder, engine, options.requested, progress
+            ),
+            stores_separate_weights=True,
         )
 
 
 TENSORRT = PluginBackend()
 
 
-def refuse_foreign_options(asked: BuildOptions) -> None:
+def refuse_foreign_options(requested: BuildOptions) -> None:
     """SpecbuildError names an option that plugins have no form for."""
     for given, option, why in (
-        (asked.tensorrt.weight_streaming, "--weight-streaming", "its engines hold no weights"),
-        (asked.specpv.enabled, "--specpv", "no profile has the rows of partial views"),
+        (requested.tensorrt.weight_streaming, "--weight-streaming", "its engines hold no weights"),
+        (requested.specpv.enabled, "--specpv", "no profile has the rows of partial views"),
     ):
         if given:
             raise SpecbuildError(
-                f"--backend {asked.backend} does not know {option}: {why}; leave it out"
+                f"--backend {requested.backend} does not know {option}: {why}; leave it out"
             )
 
 

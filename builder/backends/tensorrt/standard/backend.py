@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 
 from specbuild.builder.backends.backend import (
+    BackendOptions,
     Lowered,
     PortableGraphs,
-    TakenOptions,
     collected_weights,
     run_role_passes,
 )
@@ -44,33 +44,41 @@ class StandardBackend:
     sizes = SIZES
     activations = torch.bfloat16
 
-    def options(self, asked: BuildOptions) -> TakenOptions:
+    def options(self, requested: BuildOptions) -> BackendOptions:
         """See :class:`Backend`."""
-        require_tensorrt_options(asked)
-        return TakenOptions(asked, built_for(asked))
+        require_tensorrt_options(requested)
+        return BackendOptions(requested, built_for(requested))
 
     def check(
         self,
-        asked: BuildOptions,
+        requested: BuildOptions,
         target: TargetGeometry,
         draft: DraftGeometry | None,
     ) -> None:
         """See :class:`Backend`."""
-        require_standard_support(target, draft, asked)
+        require_standard_support(target, draft, requested)
 
     def check_plan(self, plan: EnginePlan) -> tuple[str, ...]:  # noqa: ARG002
         """See :class:`Backend`: nothing is refused."""
         return ()
 
-    def lower(self, graphs: PortableGraphs, taken: TakenOptions, progress: Progress) -> Lowered:
+    def lower(self, graphs: PortableGraphs, options: BackendOptions, progress: Progress) -> Lowered:
         """See :class:`Backend`."""
-        models, plan, asked = graphs.models, graphs.plan, taken.asked
-        capabilities = tuple(taken.device.split(","))
+        models, plan, requested = graphs.models, graphs.plan, options.requested
+        capabilities = tuple(options.device.split(","))
         steps = standard_passes(expert_storage(capabilities))
-        passes = run_role_passes(models, lambda _: steps, asked.dump_passes, progress)
-        make = plan_maker(models, role_profiles(plan), capabilities, asked, progress)
-        weights, beside = collected_weights(models), asked.tensorrt.strip_weights
-        return Lowered(plan, models, {}, weights, passes, make_plans=make, weights_beside=beside)
+        passes = run_role_passes(models, lambda _: steps, requested.dump_passes, progress)
+        make = plan_maker(models, role_profiles(plan), capabilities, requested, progress)
+        weights, separate_weights = collected_weights(models), requested.tensorrt.strip_weights
+        return Lowered(
+            plan,
+            models,
+            {},
+            weights,
+            passes,
+            make_plans=make,
+            stores_separate_weights=separate_weights,
+        )
 
 
 TENSORRT_RTX = StandardBackend()

@@ -16,7 +16,7 @@ STANDARD = facts_of("tensorrt-rtx")
 
 
 def require_standard_support(
-    target: TargetGeometry, draft: DraftGeometry | None, asked: BuildOptions
+    target: TargetGeometry, draft: DraftGeometry | None, requested: BuildOptions
 ) -> None:
     """SpecbuildError naming what a model or build has that no engine of standard ops computes."""
     title = LIBRARIES[STANDARD.name].title
@@ -49,7 +49,7 @@ def require_standard_support(
         raise SpecbuildError(
             f"--dsa has no form for {title}; build with --backend cpu or cuda, or with --no-dsa"
         )
-    if asked.specpv.enabled:
+    if requested.specpv.enabled:
         raise SpecbuildError(
             f"--specpv has no form for {title}; build with --backend cpu or cuda, or without it"
         )
