@@ -16,9 +16,9 @@ from body_session import run_body, run_record, value_like
 from onnx.reference import ReferenceEvaluator
 
 from specbuild.builder.backends.tensorrt.standard.ops import (
-    FORMS,
     FP4,
     INT8,
+    LOWERINGS,
     ExpertStorage,
     moe,
 )
@@ -76,14 +76,14 @@ def _expert_scale(arrays: Arrays) -> np.ndarray | None:
 
 def tensorrt_form(op: OpSpec, arrays: Arrays, attributes: Mapping[str, Any]) -> list[np.ndarray]:
     """What TensorRT-RTX is given, where it differs from the body."""
-    return run_body(replace(op, body=FORMS[op.name]), arrays, dict(attributes))
+    return run_body(replace(op, body=LOWERINGS[op.name]), arrays, dict(attributes))
 
 
 def tensorrt_one_sequence(
     op: OpSpec, arrays: Arrays, attributes: Mapping[str, Any]
 ) -> list[np.ndarray]:
     """The same for a static batch of 1."""
-    form = replace(op, body=FORMS[op.name])
+    form = replace(op, body=LOWERINGS[op.name])
     return run_body(form, arrays, dict(attributes), static_axes=frozenset({"B"}))
 
 
@@ -183,7 +183,7 @@ def forms_of(op: OpSpec, arrays: Arrays, attributes: Mapping[str, Any]) -> dict[
         assert table is not None
         if table.shape[0] == 1:
             forms["one sequence"] = one_sequence
-    if op.name in FORMS:
+    if op.name in LOWERINGS:
         forms["TensorRT-RTX"] = tensorrt_form
         if "one sequence" in forms:
             forms["TensorRT-RTX, one sequence"] = tensorrt_one_sequence

@@ -183,7 +183,7 @@ def test_cuts_are_those_of_a_sort(seed: int, top_k: int, top_p: float) -> None:
 
     def record(b: BodyBuilder, v: Any) -> Any:
         scaled, temperature, k, p = v
-        cut = standard_choose.Cut(b, b.Greater(temperature, b.scalar(0.0)), scaled)
+        cut = standard_choose.TokenFilter(b, b.Greater(temperature, b.scalar(0.0)), scaled)
         in_top_k = cut.top_k(k)
         return [b.And(in_top_k, cut.top_p(p, in_top_k))]
 

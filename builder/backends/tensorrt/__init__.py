@@ -1,1 +1,1 @@
-"""TensorRT and TensorRT-RTX: the portable graphs as engines of NVIDIA's compiler."""
+"""TensorRT and TensorRT-RTX: compiles the portable graphs with NVIDIA's libraries."""

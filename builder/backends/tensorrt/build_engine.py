@@ -1,8 +1,8 @@
-"""Builds an engine in a process of its own: the library may end the process that it runs in.
+"""Builds an engine in a separate process, because the library can terminate its process.
 
-The process gets the request as a line of JSON on standard input, which stays open as long as it is
-wanted. It writes lines of JSON to the standard output that it was started with; the library's own
-output goes to the standard error.
+The process reads the request as a line of JSON from standard input. The parent keeps that stream
+open as long as it needs the result. The process writes lines of JSON to the original standard
+output; the library's own output is redirected to standard error.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from specbuild.runtime.engine_dir.strict_json import from_json, to_json
 from specbuild.runtime.errors import SpecbuildError
 
 _PARTS = 100
-# What this process finds, the other must find too.
+# The child uses the module search path of the parent.
 _START = f"""import json, sys
 sys.path[:] = json.loads(sys.argv[1])
 from {__name__} import main
@@ -31,44 +31,44 @@ sys.exit(main())"""
 
 
 def build_engine(request: EngineRequest, progress: Progress) -> EngineResult:
-    """Builds the file ``request.engine``. Raises SpecbuildError with what the library says."""
+    """Build the file ``request.engine``. Raises SpecbuildError with the library's message."""
     progress.start(f"building {request.role}.engine", _PARTS, "step")
     with (
-        tempfile.TemporaryFile("w+") as said,
+        tempfile.TemporaryFile("w+") as stderr,
         subprocess.Popen(
             [sys.executable, "-c", _START, json.dumps(sys.path)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=said,
+            stderr=stderr,
             text=True,
         ) as process,
     ):
         assert process.stdin is not None and process.stdout is not None
-        with contextlib.suppress(BrokenPipeError):  # where it ended early, its exit code tells
+        with contextlib.suppress(BrokenPipeError):  # an early exit is reported by its exit code
             process.stdin.write(json.dumps(to_json(request)) + "\n")
             process.stdin.flush()
-        answer = _follow(process.stdout, progress)
+        result = _follow(process.stdout, progress)
         process.wait()
-        said.seek(0)
-        last = (said.read().strip().splitlines() or ["it said nothing"])[-1]
-    if answer is None:
+        stderr.seek(0)
+        last_line = (stderr.read().strip().splitlines() or ["it printed nothing"])[-1]
+    if result is None:
         raise SpecbuildError(
-            f"the process that built {request.role}.engine ended with {process.returncode} "
-            f"({last[:300]}); the library failed, or memory ran out"
+            f"the process that built {request.role}.engine exited with code "
+            f"{process.returncode} ({last_line[:300]}): the library failed or memory was exhausted"
         )
-    return answer
+    return result
 
 
 def _follow(lines: IO[str], progress: Progress) -> EngineResult | None:
-    """Reports the progress until the process is through; None where it ended without an answer."""
+    """Report progress until the process ends; return None if it ended without a result."""
     done = 0
     for line in lines:
-        event = json.loads(line)
-        if "error" in event:
-            raise SpecbuildError(event["error"])
-        if "result" in event:
-            return from_json(EngineResult, event["result"], "result")
-        parts = int(event["done"] * _PARTS)
+        message = json.loads(line)
+        if "error" in message:
+            raise SpecbuildError(message["error"])
+        if "result" in message:
+            return from_json(EngineResult, message["result"], "result")
+        parts = int(message["done"] * _PARTS)
         if parts > done:
             progress.advance(parts - done)
             done = parts
@@ -76,30 +76,31 @@ def _follow(lines: IO[str], progress: Progress) -> EngineResult | None:
 
 
 def _end_with_parent() -> None:
-    """Standard input ends when the process that asked does, however that came about."""
+    """End this process at the end of standard input, which follows the end of the parent."""
     while os.read(0, 1):
         pass
     os._exit(1)
 
 
 def main() -> int:
-    """What the other process does; its exit code."""
-    # The library prints to standard output; the answers must stay apart from that.
-    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    """Run the child process and return its exit code."""
+    # The library prints to standard output, so the messages need a separate descriptor.
+    messages = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
 
-    def tell(**event: object) -> None:
-        answers.write(json.dumps(event) + "\n")
+    def send(**message: object) -> None:
+        messages.write(json.dumps(message) + "\n")
 
     try:
         request = from_json(EngineRequest, json.loads(sys.stdin.readline()), "request")
         threading.Thread(target=_end_with_parent, daemon=True).start()
-        result = EngineBuild(request, lambda fraction: tell(done=fraction)).run()
+        result = EngineBuild(request, lambda fraction: send(done=fraction)).run()
     except SpecbuildError as error:
-        tell(error=str(error))
+        send(error=str(error))
         return 2
     except OSError as error:
-        tell(error=f"{error.filename or request.engine}: {error.strerror}; free some space there")
+        path = error.filename or request.engine
+        send(error=f"cannot write {path}: {error.strerror}; free disk space there")
         return 2
-    tell(result=to_json(result))
+    send(result=to_json(result))
     return 0

@@ -1,6 +1,6 @@
-"""The one place of the builder that imports TensorRT, or TensorRT-RTX in its place.
+"""Imports TensorRT or TensorRT-RTX for the builder; no other module of the builder imports them.
 
-Both have one API; what only one of them offers is told by :data:`OFFERS`.
+Both libraries have the same API. :data:`OFFERS` lists their differences.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from specbuild.runtime.executors.tensorrt.check import LIBRARIES, library_reason
 
 @dataclass(frozen=True)
 class Offers:
-    """What a library can do beyond what both can.
+    """The optional features of a library.
 
-    ``capabilities`` lists the GPUs that engines can be built for without one of them; None where
-    they are built for the GPU at hand.
+    ``capabilities`` lists the GPUs for which the library can build without such a GPU present. None
+    means that it builds only for the installed GPU.
     """
 
     plugins: bool
@@ -29,9 +29,9 @@ class Offers:
     capabilities: tuple[str, ...] | None
 
 
-# TensorRT-RTX compiles kernels when an engine is loaded: a timing cache is a no-op there, and the
-# lean runtime of version-compatible engines is not shipped. Refittable and stripped engines take a
-# GPU to build, and hardware compatibility is not implemented: GPUs are listed (trial with 1.7.1).
+# TensorRT-RTX compiles kernels when an engine is loaded, so its timing cache has no effect. It does
+# not ship the lean runtime of version-compatible engines. Version 1.7.1 needs a GPU to build
+# refittable and stripped engines. It lacks hardware compatibility, so engines list their GPUs.
 OFFERS = {
     "tensorrt": Offers(True, True, True, True, None),
     "tensorrt-rtx": Offers(
@@ -45,14 +45,14 @@ OFFERS = {
 
 
 def require_library(backend: str) -> None:
-    """SpecbuildError where the library is missing or too old; imports nothing."""
+    """Raise SpecbuildError if the library is missing or too old, without importing it."""
     reason = library_reason(backend)
     if reason is not None:
         raise SpecbuildError(f"--backend {backend}: {reason}")
 
 
 def load(backend: str) -> Any:
-    """The library's Python module. Raises SpecbuildError as :func:`require_library` does."""
+    """Return the library's Python module. Raises SpecbuildError if it is missing or broken."""
     require_library(backend)
     try:
         return importlib.import_module(LIBRARIES[backend].module)
@@ -64,7 +64,7 @@ def load(backend: str) -> Any:
 
 
 def new_logger(library: Any, log: Callable[[str], None]) -> Any:
-    """A logger that hands over what the library reports as an error."""
+    """Return a logger that passes the library's error messages to ``log``."""
 
     class ErrorLogger(library.ILogger):  # type: ignore[misc]
         def __init__(self) -> None:
@@ -78,7 +78,7 @@ def new_logger(library: Any, log: Callable[[str], None]) -> Any:
 
 
 def new_monitor(library: Any, advance: Callable[[float], None]) -> Any:
-    """A progress monitor that tells the part of the build that is done, 0 to 1, rising."""
+    """Return a progress monitor that reports the finished fraction of the build, from 0 to 1."""
     phases = Phases(advance)
 
     class Monitor(library.IProgressMonitor):  # type: ignore[misc]
@@ -99,35 +99,38 @@ def new_monitor(library: Any, advance: Callable[[float], None]) -> Any:
 
 
 class Phases:
-    """Nested phases of a build as one rising fraction: a phase fills one step of its parent."""
+    """Combines nested phases of a build into one increasing fraction.
+
+    A phase fills one step of its parent.
+    """
 
     def __init__(self, advance: Callable[[float], None]) -> None:
         self._advance = advance
         self._open: dict[str, tuple[str | None, int, int]] = {}
-        self._told = 0.0
+        self._reported = 0.0
 
     def start(self, phase: str, parent: str | None, steps: int) -> None:
-        """A phase of so many steps begins."""
+        """Start a phase with this number of steps."""
         self._open[phase] = (parent, max(steps, 1), 0)
 
     def step(self, phase: str) -> None:
-        """One step of a phase is done."""
+        """Count one finished step of a phase."""
         if phase in self._open:
             parent, steps, done = self._open[phase]
             self._open[phase] = (parent, steps, min(done + 1, steps))
-            self._tell()
+            self._report()
 
     def finish(self, phase: str) -> None:
-        """A phase is over."""
+        """Remove a finished phase."""
         self._open.pop(phase, None)
 
-    def _tell(self) -> None:
+    def _report(self) -> None:
         root = next((name for name, (parent, *_) in self._open.items() if parent is None), None)
         if root is None:
             return
         fraction = self._fraction(root)
-        if fraction > self._told:
-            self._told = fraction
+        if fraction > self._reported:
+            self._reported = fraction
             self._advance(fraction)
 
     def _fraction(self, phase: str) -> float:

@@ -1,4 +1,4 @@
-"""How much memory a process holds of its own, beyond the files that it has mapped."""
+"""Measures the anonymous memory of a process, which excludes mapped files."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _INTERVAL_S = 0.02
 
 
 def anonymous_bytes() -> int:
-    """Anonymous resident memory of this process; 0 where the system does not tell."""
+    """Return the anonymous resident memory of this process, or 0 if it cannot be read."""
     try:
         for line in _STATUS.read_text().splitlines():
             if line.startswith("RssAnon:"):
@@ -22,14 +22,14 @@ def anonymous_bytes() -> int:
 
 
 class MemoryWatch(BackgroundThread):
-    """Samples :func:`anonymous_bytes` while its block runs."""
+    """Samples :func:`anonymous_bytes` in the background and stores the peak."""
 
     def __init__(self) -> None:
         self.peak_bytes = 0
         super().__init__("memory-watch")
 
     def run(self) -> None:
-        """Take samples."""
+        """Sample until the thread is stopped."""
         while True:
             self.peak_bytes = max(self.peak_bytes, anonymous_bytes())
             if self.changed.wait(_INTERVAL_S):

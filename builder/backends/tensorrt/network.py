@@ -1,7 +1,7 @@
-"""From an ONNX graph to a serialised engine, inside the process that :mod:`build_engine` starts.
+"""Builds a serialized engine from an ONNX graph, in the process of :mod:`build_engine`.
 
-Weights are never copied here: the parser is given addresses within the memory-mapped file, and
-the engine goes to its file as the library produces it.
+Weights are never copied here. The parser receives addresses in the memory-mapped file, and the
+engine is streamed to its file.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from specbuild.runtime.executors.tensorrt.check import LIBRARIES
 
 
 class EngineBuild:
-    """One build: the library's objects, in the order in which they depend on each other."""
+    """One build. It owns the library's objects, created in the order of their dependencies."""
 
     def __init__(self, request: EngineRequest, advance: Callable[[float], None]) -> None:
         self._request = request
@@ -45,7 +45,7 @@ class EngineBuild:
         self._weights: mmap.mmap | None = None
 
     def run(self) -> EngineResult:
-        """Parses, builds and writes. Raises SpecbuildError with what the library says."""
+        """Parse, build and write. Raises SpecbuildError with the library's message."""
         started = time.monotonic()
         self._require_known_ops()
         self._parse()
@@ -72,9 +72,9 @@ class EngineBuild:
         )
 
     def _require_known_ops(self) -> None:
-        """The parser ends the process at a node that it does not know: they are asked for first."""
+        """Check every op before parsing: the parser terminates the process at an unknown node."""
         registry = self._builder.get_plugin_registry()
-        # The builder's own registry is empty: plugins stand in the process's, its parent.
+        # Plugins are registered in the registry of the process, the parent of the builder's.
         creators = {creator.name for creator in registry.all_creators_recursive}
         unknown = []
         for domain, name in self._request.ops:
@@ -82,27 +82,29 @@ class EngineBuild:
             if not plugin and (domain or not self._parser.supports_operator(name)):
                 unknown.append(f"{domain}::{name}" if domain else name)
         if unknown:
-            raise self._refusal(f"knows no op or plugin {', '.join(sorted(unknown))}")
+            raise self._error(f"has no op or plugin {', '.join(sorted(unknown))}")
 
     def _parse(self) -> None:
         graph = Path(self._request.graph).read_bytes()
         if not self._parser.load_model_proto(graph, self._request.graph):
-            raise self._refusal("cannot read the graph")
+            raise self._error("cannot read the graph")
         for name, (address, size) in self._addresses().items():
             if not self._parser.load_initializer(name, address, size):
-                raise self._refusal(f"refuses the tensor {name} of {size} bytes")
+                raise self._error(f"rejects the tensor {name} of {size} bytes")
         if not self._parser.parse_model_proto():
-            found = [self._parser.get_error(i) for i in range(self._parser.num_errors)]
-            raise self._refusal(f"refuses the graph: {found[0].desc()}" if found else "fails")
+            errors = [self._parser.get_error(i) for i in range(self._parser.num_errors)]
+            raise self._error(
+                f"rejects the graph: {errors[0].desc()}" if errors else "cannot parse the graph"
+            )
         for i in range(self._network.num_layers):
             layer = self._network.get_layer(i)
             if layer.type == self._library.LayerType.ATTENTION_INPUT:
-                # Where no fused kernel takes these shapes, plain ones must.
+                # Shapes without a fused kernel need the decomposed form.
                 layer.__class__ = self._library.IAttentionInputLayer
                 layer.attention.decomposable = True
 
     def _addresses(self) -> dict[str, tuple[int, int]]:
-        """Where each tensor of the weights file lies in memory, and its bytes."""
+        """Return the memory address and size in bytes of each tensor in the weights file."""
         if self._request.weights is None:
             return {}
         import json
@@ -133,13 +135,13 @@ class EngineBuild:
         trt, config, request = self._library, self._config, self._request
         config.progress_monitor = self._monitor
         config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED
-        # fp32 stands where fp32 is meant: router logits, norms.
+        # TF32 would change results that need fp32, such as router logits and norms.
         config.clear_flag(trt.BuilderFlag.TF32)
-        for wanted, flag in (
+        for enabled, flag in (
             (request.version_compatible, "VERSION_COMPATIBLE"),
             (request.weight_streaming, "WEIGHT_STREAMING"),
         ):
-            if wanted:
+            if enabled:
                 config.set_flag(getattr(trt.BuilderFlag, flag))
         if request.hardware_compatible:
             same = trt.HardwareCompatibilityLevel.SAME_COMPUTE_CAPABILITY
@@ -150,30 +152,30 @@ class EngineBuild:
             config.num_compute_capabilities = len(request.compute_capabilities)
             for index, name in enumerate(request.compute_capabilities):
                 capability = getattr(trt.ComputeCapability, name.replace("_", "").upper(), None)
-                known = capability is not None
-                if not known or not config.set_compute_capability(capability, index):
-                    raise self._refusal(f"builds nothing for {name}")
+                is_known = capability is not None
+                if not is_known or not config.set_compute_capability(capability, index):
+                    raise self._error(f"cannot build for {name}")
         network = self._network
         inputs = [network.get_input(i) for i in range(network.num_inputs)]
         scalars = {tensor.name for tensor in inputs if tensor.is_shape_tensor}
         for profile in request.profiles:
             shapes = self._builder.create_optimization_profile()
             for port in profile:
-                put = shapes.set_shape_input if port.name in scalars else shapes.set_shape
-                put(port.name, port.least, port.usual, port.most)
+                set_range = shapes.set_shape_input if port.name in scalars else shapes.set_shape
+                set_range(port.name, port.min_shape, port.opt_shape, port.max_shape)
             if config.add_optimization_profile(shapes) < 0:
-                raise self._refusal("refuses an optimisation profile")
+                raise self._error("rejects an optimization profile")
         self._load_timing_cache()
 
     def _load_timing_cache(self) -> None:
         if self._request.timing_cache is None:
             return
         path = Path(self._request.timing_cache)
-        known = path.read_bytes() if path.exists() else b""
-        cache = self._config.create_timing_cache(known)
+        stored = path.read_bytes() if path.exists() else b""
+        cache = self._config.create_timing_cache(stored)
         if not self._config.set_timing_cache(cache, ignore_mismatch=False):
             raise SpecbuildError(
-                f"--timing-cache {path} is of another GPU or version of TensorRT; name another file"
+                f"--timing-cache {path} is from another GPU or TensorRT version; use another file"
             )
 
     def _save_timing_cache(self) -> None:
@@ -193,29 +195,29 @@ class EngineBuild:
             def write(self, data: Any) -> int:
                 try:
                     return int(self.file.write(data))
-                except OSError as error:  # the library would only see a short write
+                except OSError as error:  # the library reports only a short write
                     self.failure = error
                     return 0
 
         path = Path(self._request.engine)
         with path.open("wb") as file:
             writer = FileWriter(file)
-            done = self._builder.build_serialized_network_to_stream(
+            is_built = self._builder.build_serialized_network_to_stream(
                 self._network, self._config, writer
             )
         if writer.failure is not None:
             raise writer.failure
         size = path.stat().st_size
-        if not done or size == 0:
-            raise self._refusal("cannot build the engine")
+        if not is_built or size == 0:
+            raise self._error("cannot build the engine")
         return size
 
-    def _refusal(self, what: str) -> SpecbuildError:
+    def _error(self, problem: str) -> SpecbuildError:
         title = LIBRARIES[self._request.backend].title
-        told = f" ({_short(self._errors[0])})" if self._errors else ""
+        detail = f" ({_short(self._errors[0])})" if self._errors else ""
         return SpecbuildError(
-            f"{title} {self._library.__version__} {what}{told}; building the role "
-            f"{self._request.role} stops here"
+            f"building the role {self._request.role}: {title} {self._library.__version__} "
+            f"{problem}{detail}"
         )
 
 
@@ -228,6 +230,6 @@ def _this_gpu() -> str:
 
 
 def _short(message: str) -> str:
-    """A message on one line, without what a reader cannot use."""
+    """Return a message on one line of at most 300 characters."""
     line = " ".join(message.split())
     return line if len(line) <= 300 else f"{line[:297]}..."

@@ -1,4 +1,4 @@
-"""What one engine is built from, as the process that builds it is told."""
+"""The request for building one engine, and the result, as exchanged with the building process."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class InputShapes:
-    """The shapes of a network's input in one profile; of a scalar that sizes others its values."""
+    """The shapes of a network input in one profile; for a shape scalar, its values."""
 
     name: str
-    least: tuple[int, ...]
-    usual: tuple[int, ...]
-    most: tuple[int, ...]
+    min_shape: tuple[int, ...]
+    opt_shape: tuple[int, ...]
+    max_shape: tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class EngineRequest:
     """One engine. Every path is absolute.
 
-    ``weights`` is a safetensors file that holds the graph's external tensors by name. ``ops`` are
-    the graph's node types as (domain, name). ``prepare`` names a function ``module:name`` that is
-    called with the library before the graph is parsed (it registers plugins).
-    ``compute_capabilities`` is empty where the engine is for the GPU at hand.
+    ``weights`` is a safetensors file with the graph's external tensors by name. ``ops`` are the
+    graph's node types as (domain, name). ``prepare`` names a function ``module:name``, which is
+    called with the library before parsing to register plugins. ``compute_capabilities`` is empty
+    for the installed GPU.
     """
 
     backend: str
@@ -53,7 +53,7 @@ class Binding:
 
 @dataclass(frozen=True)
 class RoleReport:
-    """What the build report says of a role's engine; ``bindings`` are the network's own."""
+    """A role's engine in the build report; ``bindings`` are those of the TensorRT network."""
 
     engine_bytes: int
     layers: dict[str, int]
@@ -63,10 +63,10 @@ class RoleReport:
 
 @dataclass(frozen=True)
 class EngineResult:
-    """What was built: by which version, its network's layers by type, its bindings.
+    """A built engine: the library's version, the network's layers by type, and its bindings.
 
-    ``peak_anonymous_bytes`` is the most memory that the building process held beyond mapped files,
-    ``parsed_anonymous_bytes`` what of it was held before the library began to compile.
+    ``peak_anonymous_bytes`` is the peak memory of the building process, without mapped files.
+    ``parsed_anonymous_bytes`` is its memory before the library began to compile.
     """
 
     version: str
@@ -81,5 +81,5 @@ class EngineResult:
 
     @property
     def report(self) -> RoleReport:
-        """The part that the build report holds."""
+        """Return the part that the build report contains."""
         return RoleReport(self.engine_bytes, self.layers, self.bindings, self.profiles)

@@ -114,16 +114,16 @@ def options(**changes: object) -> BuildOptions:
         ({"version_compatible": True}, "--version-compatible needs --backend tensorrt"),
         ({"backend": "cuda", "weight_streaming": True}, "--weight-streaming needs"),
         ({"hardware_compatible": True}, "--hardware-compatible needs --backend tensorrt"),
-        ({"backend": "tensorrt-rtx", "hardware_compatible": True}, "--gpu lists what its engines"),
+        ({"backend": "tensorrt-rtx", "hardware_compatible": True}, "use --gpu to list the GPUs"),
         ({"strip_weights": True}, "--strip-weights needs --backend tensorrt"),
         (
             {"backend": "tensorrt-rtx", "strip_weights": True, "weight_streaming": True},
-            "--strip-weights leaves none",
+            "--strip-weights removes them",
         ),
         ({"backend": "tensorrt-rtx", "version_compatible": True}, "no lean runtime"),
         ({"backend": "tensorrt-rtx", "draft_dtype": "fp8"}, "--draft-dtype fp8 needs"),
         ({"backend": "tensorrt", "weights_dtype": "fp8"}, "--weights-dtype fp8 needs"),
-        ({"backend": "tensorrt-rtx", "tuned_only": True}, "takes no kernels of ours"),
+        ({"backend": "tensorrt-rtx", "tuned_only": True}, "does not run specbuild.s kernels"),
     ],
 )
 def test_options_of_another_backend_are_refused(changes: dict[str, object], message: str) -> None:
@@ -141,7 +141,7 @@ def test_a_gpu_that_cannot_be_built_for_is_refused(
         asked = options(backend="tensorrt-rtx", gpu="sm_120,sm_86,sm_86")
         assert built_for(asked) == "sm_86,sm_120"
         return
-    with pytest.raises(SpecbuildError, match=r"--gpu .*: TensorRT-RTX builds these engines for"):
+    with pytest.raises(SpecbuildError, match=r"--gpu .*: got .*, but TensorRT-RTX builds"):
         built_for(options(backend="tensorrt-rtx", gpu=name))
 
 

@@ -163,7 +163,7 @@ def test_profiles_name_every_dynamic_input(made: Made) -> None:
         assert dynamic
         for profile in request.profiles:
             assert {port.name for port in profile} == dynamic
-            assert all(port.least == port.usual == port.most for port in profile)
+            assert all(port.min_shape == port.opt_shape == port.max_shape for port in profile)
         assert request.aliased_plugins and request.weights is None
         module, _, name = str(request.prepare).partition(":")
         assert callable(getattr(importlib.import_module(module), name))
@@ -173,8 +173,8 @@ def test_profiles_name_every_dynamic_input(made: Made) -> None:
 @pytest.mark.parametrize(
     ("option", "message"),
     [
-        ("weight_streaming", "--weight-streaming: its engines hold no weights"),
-        ("specpv", "--specpv: no profile has the rows"),
+        ("weight_streaming", "--weight-streaming: its engines have no weights"),
+        ("specpv", "--specpv: its profiles have no rows"),
     ],
 )
 def test_options_without_a_form_are_refused(

@@ -293,7 +293,7 @@ def test_an_op_whose_fields_changed_needs_a_new_version() -> None:
             op, inputs=(dataclasses.replace(op.inputs[0], optional=True), *op.inputs[1:])
         ),
     ):
-        with pytest.raises(AssertionError, match="give it the next"):
+        with pytest.raises(AssertionError, match="assign the next"):
             versions.plugin_version(changed_op)
     older = stored | {op.name: (stored[op.name][0], "another")}
     assert versions.next_versions(older)[op.name][0] == stored[op.name][0] + 1

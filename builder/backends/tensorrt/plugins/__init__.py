@@ -1,1 +1,1 @@
-"""TensorRT engines whose nodes launch the CUDA kernels."""
+"""TensorRT engines whose plugins launch the CUDA kernels."""

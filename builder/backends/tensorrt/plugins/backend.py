@@ -1,4 +1,4 @@
-"""The ``tensorrt`` backend: the models become engines of plugins, the other roles launches."""
+"""The ``tensorrt`` backend: models become engines of plugins, other roles become launches."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from specbuild.runtime.engine_dir.drafters.record import DraftGeometry
 from specbuild.runtime.engine_dir.geometry import TargetGeometry
 from specbuild.runtime.errors import SpecbuildError
 
-# Layers of one kind may cache latents or keys and values, unlike in CUDA engines.
+# Unlike in CUDA engines, some layers can cache latents while others cache keys and values.
 SIZES = replace(CUDA_SIZES, one_form=False)
 
 
@@ -70,8 +70,8 @@ class PluginBackend:
         family = None if draft is None else draft_family(draft.architecture)
         if family is not None and self.facts.name in family.refused_by:
             raise SpecbuildError(
-                f"the draft is {family.title}'s, whose pass no TensorRT engine has; build with "
-                "--backend cpu or cuda"
+                f"the draft is a {family.title} draft, which TensorRT engines do not support; "
+                "build with --backend cpu or cuda"
             )
 
     def check_plan(self, plan: EnginePlan) -> tuple[str, ...]:
@@ -82,21 +82,21 @@ class PluginBackend:
     def lower(
         self, graphs: PortableGraphs, options: KernelBackendOptions, progress: Progress
     ) -> Lowered:
-        """See :class:`Backend`; the engines are made where TensorRT is."""
+        """See :class:`Backend`; ``make_plans`` compiles the engines with TensorRT."""
         models, draft = graphs.models, graphs.sources.draft_geometry
         dtype = (draft.dtype if draft is not None else None) or SIZES.draft_dtype
         fused = {role: models[role] for role in MODEL_ROLES if role in models}
         target_geometry = graphs.sources.target_geometry
-        made = partial(
+        passes_of = partial(
             cuda_passes,
             draft_dtype=dtype,
             weights_dtype=target_geometry.dtype or "bf16",
             tied=target_geometry.tied_head,
         )
-        passes = run_role_passes(fused, made, options.requested.dump_passes, progress)
+        passes = run_role_passes(fused, passes_of, options.requested.dump_passes, progress)
         compiler = Compiler(options.gpu)
 
-        def make(lowering: CallLowering) -> PluginEngine | Unsupported:
+        def compile_with(lowering: CallLowering) -> PluginEngine | Unsupported:
             lowered = lower_roles(models, graphs.plan, lowering)
             missing = compiler.missing(lowered.kernels)
             progress.start("compiling kernels", len(missing), "source")
@@ -104,7 +104,7 @@ class PluginBackend:
                 models, lowered, compiler, options.gpu, lambda: progress.advance(1)
             )
 
-        lowering, engine = without_spills(target_of(options.gpu), options.tactics, make)
+        lowering, engine = without_spills(target_of(options.gpu), options.tactics, compile_with)
         return Lowered(
             plan=engine.plan,
             models={},
@@ -123,21 +123,22 @@ TENSORRT = PluginBackend()
 
 
 def refuse_foreign_options(requested: BuildOptions) -> None:
-    """SpecbuildError names an option that plugins have no form for."""
-    for given, option, why in (
-        (requested.tensorrt.weight_streaming, "--weight-streaming", "its engines hold no weights"),
-        (requested.specpv.enabled, "--specpv", "no profile has the rows of partial views"),
+    """Raise SpecbuildError for an option that plugins do not support."""
+    for is_set, option, reason in (
+        (requested.tensorrt.weight_streaming, "--weight-streaming", "its engines have no weights"),
+        (requested.specpv.enabled, "--specpv", "its profiles have no rows for partial views"),
     ):
-        if given:
+        if is_set:
             raise SpecbuildError(
-                f"--backend {requested.backend} does not know {option}: {why}; leave it out"
+                f"--backend {requested.backend} does not support {option}: {reason}; "
+                "remove the option"
             )
 
 
 def refuse_lists(plan: EnginePlan, backend: str) -> None:
-    """SpecbuildError for DSA, whose lists no plugin takes."""
+    """Raise SpecbuildError for DSA, because no plugin reads lists of selected slots."""
     if plan.dsa is not None:
         raise SpecbuildError(
-            f"--dsa is not built for --backend {backend}; build with --backend cuda or cpu, or "
+            f"--backend {backend} does not support --dsa; build with --backend cuda or cpu, or "
             "with --no-dsa"
         )

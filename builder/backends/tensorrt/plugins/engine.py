@@ -1,8 +1,8 @@
-"""An engine of the ``tensorrt`` backend: graphs of plugins for the models, launches for the rest.
+"""Builds a ``tensorrt`` engine: graphs of plugins for the models, launches for the other roles.
 
-The plugins are the CUDA target's ops with its kernels, passes and tactics. Weights are inputs of
-the engines, which the runtime binds to where ``weights.safetensors`` lies on the device: an engine
-holds none, and building one takes no memory for them.
+The plugins run the ops of the CUDA backend with its kernels, passes and tactics. Weights are inputs
+of the TensorRT engines, which the runtime binds to device memory. The engines contain no weights,
+so building one needs no memory for them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from specbuild.builder.backends.cuda.latents import widen_pools, with_padded_lat
 from specbuild.builder.backends.cuda.step.fused_graph import FusedGraph, WeightTensors
 from specbuild.builder.backends.cuda.tactics.call_lowering import CallLowering
 from specbuild.builder.backends.tensorrt.plugins.fields import PluginOp, plugin_record
-from specbuild.builder.backends.tensorrt.plugins.graph import Carried, plugin_graph
+from specbuild.builder.backends.tensorrt.plugins.graph import PluginFiles, plugin_graph
 from specbuild.builder.backends.tensorrt.plugins.launched_roles import LoweredRole, lower_role
 from specbuild.builder.backends.tensorrt.plugins.lowering import (
     PluginNode,
@@ -45,21 +45,21 @@ from specbuild.runtime.executors.tensorrt.launched_role import launched_role_byt
 
 
 class KernelCompiler(Protocol):
-    """What makes machine code, as ``nvrtc.Compiler`` does."""
+    """The interface of ``nvrtc.Compiler`` that this module uses."""
 
     def compile(
         self, kernels: Sequence[Kernel], done: Callable[[], None]
     ) -> Compiled | Unsupported:
-        """Machine code for every kernel; ``done`` is called per source."""
+        """Return machine code for every kernel; ``done`` is called for each source."""
         ...
 
 
 @dataclass(frozen=True)
 class PluginEngine:
-    """An engine up to what only TensorRT can do.
+    """An engine before TensorRT compiles it.
 
-    ``graphs`` are the ONNX files of the roles that TensorRT compiles, ``files`` the others' in the
-    engine, by their names there. ``plugins`` are the versions of the plugins by name.
+    ``graphs`` has the ONNX files of the roles that TensorRT compiles. ``files`` has the contents of
+    other files by name. ``plugins`` has plugin versions by name.
     """
 
     plan: EnginePlan
@@ -73,7 +73,7 @@ class PluginEngine:
 
 @dataclass(frozen=True)
 class LoweredRoles:
-    """Every role at all its sizes, nothing compiled."""
+    """Every role lowered at all its sizes, before kernels are compiled."""
 
     plan: EnginePlan
     sizes: Mapping[str, RoleSizes]
@@ -84,17 +84,17 @@ class LoweredRoles:
 
     @property
     def plugins(self) -> list[PluginOp]:
-        """Every op of every role."""
+        """The ops of all roles."""
         nodes = [node.plugin for nodes in self.graphs.values() for node in nodes]
         return [*nodes, *(plugin for role in self.launched.values() for plugin in role.plugins)]
 
     @property
     def kernels(self) -> list[Kernel]:
-        """Every kernel, once."""
+        """The distinct kernels of all roles."""
         return list(dict.fromkeys(k for plugin in self.plugins for k in plugin.kernels))
 
     def without_candidates(self, kernels: frozenset[Kernel]) -> LoweredRoles:
-        """The same without the candidates that launch any of these."""
+        """Return the same roles without the candidates that launch any of these kernels."""
         graphs = {
             role: [replace(n, plugin=without_candidates(n.plugin, kernels)) for n in nodes]
             for role, nodes in self.graphs.items()
@@ -105,20 +105,20 @@ class LoweredRoles:
 def lower_roles(
     models: Mapping[str, ir.Model], plan: EnginePlan, lowering: CallLowering
 ) -> LoweredRoles:
-    """``models`` are the fused graphs of models and the portable ones of the other roles.
+    """Lower the fused graphs of models and the portable graphs of other roles in ``models``.
 
-    Raises SpecbuildError where an op has no launches for a size that the limits ask for.
+    Raises SpecbuildError if an op has no kernels for a size that the limits require.
     """
-    drafted = "draft" in models
+    has_draft = "draft" in models
     plan = with_padded_latents(plan)
     if "commit" in models:
         widen_pools(models["commit"], plan)
     weights = WeightTensors()
     fused = {role: FusedGraph(role, models[role]) for role in MODEL_ROLES if role in models}
-    prefill, refused = _prefill_rows(fused, plan, weights, lowering, drafted=drafted)
-    # The caches keep the sizes that the graphs were exported with.
+    prefill, refused = _prefill_rows(fused, plan, weights, lowering, has_draft=has_draft)
+    # max_rows changes here, but the caches keep the sizes of the exported graphs.
     plan = replace(plan, limits=replace(plan.limits, max_rows=max(MAX_DECODE_ROWS, *prefill, 0)))
-    sizes = role_sizes(plan, prefill, drafted=drafted)
+    sizes = role_sizes(plan, prefill, has_draft=has_draft)
     graphs = {
         role: lower_graph(graph, sizes[role], weights, lowering) for role, graph in fused.items()
     }
@@ -137,32 +137,32 @@ def compile_roles(
     gpu: str,
     done: Callable[[], None] = lambda: None,
 ) -> PluginEngine | Unsupported:
-    """Machine code for every launch, then graphs and files.
+    """Compile every launch, then write graphs and files.
 
-    Candidates whose kernels spill registers are left out; where a chosen one does, or a source does
-    not compile, that is what is returned.
+    Candidates whose kernels spill registers are dropped. If a chosen kernel spills or a source does
+    not compile, the reason is returned.
     """
-    found = _compiled(lowered, compiler, done)
-    if isinstance(found, Unsupported):
-        return found
-    lowered, compiled = found
+    result = _compiled(lowered, compiler, done)
+    if isinstance(result, Unsupported):
+        return result
+    lowered, compiled = result
     for plugin in lowered.plugins:
         for form in plugin.forms:
             check_arguments(plugin.op.name, form.lowerings, compiled)
     roles, graphs, files = {}, {}, {}
     plugins: dict[str, str] = {}
     for role, nodes in lowered.graphs.items():
-        carried = _shared([node.plugin for node in nodes], compiled, gpu)
+        records = _shared([node.plugin for node in nodes], compiled, gpu)
         sizes = lowered.sizes[role]
-        graphs[role] = plugin_graph(models[role], carried, sizes.fixed).SerializeToString()
-        names = [record.name for record, _ in carried]
-        plugins |= {record.name: record.plugin_version for record, _ in carried}
-        roles[role] = _role(f"{role}.engine", models[role], sizes, names)
+        graphs[role] = plugin_graph(models[role], records, sizes.fixed).SerializeToString()
+        ops = [record.name for record, _ in records]
+        plugins |= {record.name: record.plugin_version for record, _ in records}
+        roles[role] = _role(f"{role}.engine", models[role], sizes, ops)
     for role, launched in lowered.launched.items():
         file = f"{role}.launches.json"
         files[file] = launched_role_bytes(launched.compiled(compiled, gpu))
-        names = [launched.plugins[call.record].op.name for call in launched.calls]
-        roles[role] = _role(file, models[role], lowered.sizes[role], names)
+        ops = [launched.plugins[call.record].op.name for call in launched.calls]
+        roles[role] = _role(file, models[role], lowered.sizes[role], ops)
     recipes = dict(
         sorted(lowered.weights.recipes.items(), key=lambda item: -item[1].dtype.itemsize)
     )
@@ -173,27 +173,27 @@ def _compiled(
     lowered: LoweredRoles, compiler: KernelCompiler, done: Callable[[], None]
 ) -> tuple[LoweredRoles, Compiled] | Unsupported:
     while True:
-        found = compiler.compile(lowered.kernels, done)
-        if not isinstance(found, Unsupported):
-            return lowered, found
-        if not isinstance(found, Spills):
-            return found
-        fewer = lowered.without_candidates(found.kernels)
-        if fewer == lowered:
-            return found
-        lowered = fewer
+        result = compiler.compile(lowered.kernels, done)
+        if not isinstance(result, Unsupported):
+            return lowered, result
+        if not isinstance(result, Spills):
+            return result
+        remaining = lowered.without_candidates(result.kernels)
+        if remaining == lowered:
+            return result
+        lowered = remaining
 
 
-def _shared(plugins: Sequence[PluginOp], compiled: Compiled, gpu: str) -> list[Carried]:
-    """The record of every node; layers that are alike share one."""
-    known: dict[str, Carried] = {}
-    found = []
+def _shared(plugins: Sequence[PluginOp], compiled: Compiled, gpu: str) -> list[PluginFiles]:
+    """Return the record of every node; equal nodes share one."""
+    distinct: dict[str, PluginFiles] = {}
+    records = []
     for plugin in plugins:
         key = repr((plugin.op.name, plugin.forms))
-        if key not in known:
-            known[key] = plugin_record(plugin, compiled, gpu)
-        found.append(known[key])
-    return found
+        if key not in distinct:
+            distinct[key] = plugin_record(plugin, compiled, gpu)
+        records.append(distinct[key])
+    return records
 
 
 def _prefill_rows(
@@ -202,27 +202,27 @@ def _prefill_rows(
     weights: WeightTensors,
     lowering: CallLowering,
     *,
-    drafted: bool,
+    has_draft: bool,
 ) -> tuple[tuple[int, ...], tuple[Unsupported, ...]]:
-    """The chunks of long prompts that every op of every model takes, and why others are not."""
-    most = plan.limits.max_seq_len * plan.limits.max_batch_size
-    taken, refused = [], []
+    """Return the supported sizes of prompt chunks, and the reasons against the others."""
+    max_prompt_rows = plan.limits.max_seq_len * plan.limits.max_batch_size
+    supported, refused = [], []
     for rows in PREFILL_ROWS:
-        if rows // 2 >= most:
+        if rows // 2 >= max_prompt_rows:
             break
-        sizes = role_sizes(plan, (), drafted=drafted)
+        sizes = role_sizes(plan, (), has_draft=has_draft)
         chunk = (exact(T=rows, R=plan.limits.max_batch_size),)
         reasons = [
-            found
+            reason
             for role, graph in fused.items()
             for axes in RoleSizes(sizes[role].fixed, chunk).every()
-            if (found := refused_size(graph, axes, weights, lowering)) is not None
+            if (reason := refused_size(graph, axes, weights, lowering)) is not None
         ]
         if reasons:
             refused.append(Unsupported(f"prompt chunks of {rows} rows: {reasons[0].reason}"))
         else:
-            taken.append(rows)
-    return tuple(taken), tuple(refused)
+            supported.append(rows)
+    return tuple(supported), tuple(refused)
 
 
 def _role(file: str, model: ir.Model, sizes: RoleSizes, ops: Sequence[str]) -> Role:
@@ -230,14 +230,14 @@ def _role(file: str, model: ir.Model, sizes: RoleSizes, ops: Sequence[str]) -> R
     tensors = [name for name, value in graph.initializers.items() if recipe_of(value) is not None]
     return Role(
         file=file,
-        inputs=tuple(_settled(port_of(value), sizes) for value in graph.inputs),
-        outputs=tuple(_settled(port_of(value), sizes) for value in graph.outputs),
+        inputs=tuple(_with_fixed_axes(port_of(value), sizes) for value in graph.inputs),
+        outputs=tuple(_with_fixed_axes(port_of(value), sizes) for value in graph.outputs),
         tensors=tuple(tensors),
         ops=dict(sorted(Counter(f"specbuild::{name}" for name in ops).items())),
         profiles=sizes.profiles,
     )
 
 
-def _settled(port: Port, sizes: RoleSizes) -> Port:
-    """The port with the axes that have one size as numbers."""
+def _with_fixed_axes(port: Port, sizes: RoleSizes) -> Port:
+    """Return the port with the sizes of its fixed axes."""
     return replace(port, shape=tuple(sizes.fixed.get(size, size) for size in port.shape))

@@ -1,4 +1,4 @@
-"""An op's launches at every size of an engine, as the record that its plugin carries."""
+"""Serializes an op's launches at every size of an engine as the record that its plugin reads."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ from specbuild.runtime.executors.tensorrt.plugin_record import (
 class PluginForm:
     """An op at one set of sizes: its present tensors by declared name, and its launches.
 
-    A tensor may have more axes than the op names: the op sees the trailing ones as one.
-    ``lowerings`` are the candidates; all of them give the same bits wherever that matters.
+    A tensor can have more axes than the op declares: the op then flattens the trailing axes.
+    ``lowerings`` are candidates with equal bits wherever the runtime depends on them.
     """
 
     tensors: Mapping[str, TensorInfo]
@@ -44,24 +44,24 @@ class PluginForm:
 
 @dataclass(frozen=True)
 class PluginOp:
-    """A node's op at all sizes; every form has the same tensors present."""
+    """The op of a node at all sizes. All forms have the same tensors."""
 
     op: OpSpec
     forms: tuple[PluginForm, ...]
 
     @property
     def inputs(self) -> list[TensorSpec]:
-        """The inputs that are present, in declared order."""
+        """The present inputs in declared order."""
         return [spec for spec in self.op.inputs if spec.name in self.forms[0].tensors]
 
     @property
     def outputs(self) -> list[TensorSpec]:
-        """The outputs that are present."""
+        """The present outputs in declared order."""
         return [spec for spec in self.op.outputs if spec.name in self.forms[0].tensors]
 
     @property
     def kernels(self) -> list[Kernel]:
-        """Every kernel, once, in the order of first use."""
+        """The distinct kernels in the order of first use."""
         return list(
             dict.fromkeys(
                 launch.kernel
@@ -75,10 +75,10 @@ class PluginOp:
 def plugin_record(
     plugin: PluginOp, compiled: Compiled, gpu: str, *, in_network: bool = True
 ) -> tuple[PluginRecord, dict[str, bytes]]:
-    """The record and the cubins that it names.
+    """Return the record and the cubins that it names.
 
-    ``in_network`` false leaves out what only TensorRT asks: how an output's shape follows from the
-    inputs'. Raises SpecbuildError where TensorRT could not know a shape, or take a tensor.
+    Without ``in_network`` the record omits the rules for output shapes, which only TensorRT needs.
+    Raises SpecbuildError if TensorRT could not infer a shape or accept a tensor.
     """
     first = plugin.forms[0].tensors
     names = [spec.name for spec in plugin.inputs]
@@ -108,19 +108,19 @@ def plugin_record(
 
 
 def _axes(plugin: PluginOp, output: TensorSpec) -> tuple[tuple[int, ...], ...]:
-    """Each axis as that of the first input that names it, or as its size in all forms."""
+    """Map each axis to the first input with the same axis, or to its size in all forms."""
     axes: list[tuple[int, ...]] = []
-    for place, axis in enumerate(output.axes):
+    for index, axis in enumerate(output.axes):
         source = _source(plugin, axis)
-        sizes = {form.tensors[output.name].shape[place] for form in plugin.forms}
+        sizes = {form.tensors[output.name].shape[index] for form in plugin.forms}
         if source is not None:
             axes.append(source)
         elif len(sizes) == 1:
             axes.append((sizes.pop(),))
         else:
             raise SpecbuildError(
-                f"{plugin.op.name}.{output.name}: no input says the size of axis {axis}, which "
-                f"is one of {sorted(sizes)}; a TensorRT plugin needs to know it beforehand"
+                f"{plugin.op.name}.{output.name}: axis {axis} has the sizes {sorted(sizes)} and no "
+                "input has the same axis, so a TensorRT plugin cannot infer it"
             )
     return tuple(axes)
 
@@ -131,10 +131,10 @@ def _source(plugin: PluginOp, axis: str) -> tuple[int, int] | None:
     for index, spec in enumerate(plugin.inputs):
         if spec.rank_free or axis not in spec.axes:
             continue
-        place, info = spec.axes.index(axis), plugin.forms[0].tensors[spec.name]
-        joined = len(info.shape) > len(spec.axes) and place == len(spec.axes) - 1
-        if info.dtype != "uint8" and not joined:
-            return index, place
+        position, info = spec.axes.index(axis), plugin.forms[0].tensors[spec.name]
+        is_flattened = len(info.shape) > len(spec.axes) and position == len(spec.axes) - 1
+        if info.dtype != "uint8" and not is_flattened:
+            return index, position
     return None
 
 
@@ -157,10 +157,10 @@ def _tactic(plugin: PluginOp, lowering: Lowering, kernels: Sequence[Kernel]) -> 
             block=launch.block,
             shared_bytes=launch.shared_bytes,
             arguments=tuple(_argument(plugin.op, buffers, a) for a in launch.arguments),
-            # What is queued before the first one belongs to TensorRT, or clears a workspace.
-            programmatic=in_front is not None and launch.may_start_early(in_front),
+            # The work queued before the first launch belongs to TensorRT, or clears a workspace.
+            programmatic=previous is not None and launch.may_start_early(previous),
         )
-        for in_front, launch in zip((None, *lowering.launches), lowering.launches, strict=False)
+        for previous, launch in zip((None, *lowering.launches), lowering.launches, strict=False)
     ]
     workspaces = [PluginWorkspace(w.nbytes, w.zeroed) for w in lowering.workspaces]
     return PluginTactic(tuple(launches), tuple(workspaces))
@@ -168,10 +168,10 @@ def _tactic(plugin: PluginOp, lowering: Lowering, kernels: Sequence[Kernel]) -> 
 
 def _argument(op: OpSpec, buffers: Sequence[str], argument: Argument) -> tuple[int, ...]:
     if isinstance(argument, PeerPointer):
-        raise AssertionError(f"{op.name} reads the memory of other ranks, which plugins have not")
+        raise AssertionError(f"{op.name} reads the memory of other ranks, which plugins lack")
     if not isinstance(argument, str):
         return number_argument(argument)
     if argument in buffers:
         return (POINTER, buffers.index(argument), 0)
-    op.tensor(argument)  # an absent optional tensor, or KeyError
+    op.tensor(argument)  # raises KeyError unless it is an absent optional tensor
     return (NULL,)

@@ -1,7 +1,7 @@
-"""A fused graph as TensorRT's parser takes it: ops become plugin nodes, weights become inputs.
+"""Converts a fused graph for TensorRT's parser: ops become plugin nodes, weights become inputs.
 
-The parser asks its built-in importers by an op's name first, then the model's functions, and only
-then the plugins: functions go, and plugins have names of their own.
+The parser resolves an op's name to its built-in importers first, then to the model's functions, and
+finally to plugins. Functions are therefore removed, and plugins have distinct names.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from specbuild.runtime.executors.tensorrt.plugin_record import (
 if TYPE_CHECKING:
     import onnx_graphsurgeon as gs
 
-# What the parser reads of a plugin node beside the fields.
+# Attributes of a plugin node that the parser reads in addition to the fields.
 VERSION_ATTRIBUTE, NAMESPACE_ATTRIBUTE = "plugin_version", "plugin_namespace"
 _TYPES = {
     "bfloat16": onnx.TensorProto.BFLOAT16,
@@ -39,27 +39,27 @@ _STORED = {
     np.dtype(np.int32): "int32",
     np.dtype(np.uint8): "uint8",
 }
-Carried = tuple[PluginRecord, dict[str, bytes]]
+PluginFiles = tuple[PluginRecord, dict[str, bytes]]
 
 
 def plugin_graph(
-    model: ir.Model, plugins: Sequence[Carried], fixed: Mapping[str, int]
+    model: ir.Model, plugins: Sequence[PluginFiles], fixed: Mapping[str, int]
 ) -> onnx.ModelProto:
-    """The graph whose nodes are plugins: ``plugins`` has one for each node, in order.
+    """Return the graph with plugin nodes; ``plugins`` has the record and cubins of each node.
 
-    ``fixed`` gives axes that have one size in all profiles. A weight becomes an input of its name,
-    which the runtime binds to where the weight lies on the device: nothing of it is in the engine.
+    ``fixed`` has the axes with one size in all profiles. A weight becomes an input of the same
+    name, which the runtime binds to device memory. The engine does not contain it.
     """
     import onnx_graphsurgeon as gs
     from onnx_graphsurgeon.logger import G_LOGGER
 
-    G_LOGGER.severity = G_LOGGER.ERROR  # it warns of numpy's lack of bf16
+    G_LOGGER.severity = G_LOGGER.ERROR  # suppress its warnings about bf16 in numpy
     graph = gs.import_onnx(onnx.load_model_from_string(portable_bytes(model)))
     graph.functions.clear()
     if len(graph.nodes) != len(plugins):
         raise AssertionError(f"{len(graph.nodes)} nodes, {len(plugins)} plugins")
-    for node, carried in zip(graph.nodes, plugins, strict=True):
-        _become_plugin(node, carried)
+    for node, plugin in zip(graph.nodes, plugins, strict=True):
+        _become_plugin(node, plugin)
     for tensor in graph.tensors().values():
         if isinstance(tensor, gs.Constant):
             graph.inputs.append(_as_input(tensor))
@@ -68,15 +68,15 @@ def plugin_graph(
     graph.toposort()
     exported = gs.export_onnx(graph)
     if not any(entry.domain == "" for entry in exported.opset_import):
-        # A graph of plugins alone imports no standard op; the parser still wants the set.
+        # A graph of plugins only imports no standard op set, but the parser requires one.
         exported.opset_import.append(onnx.helper.make_opsetid("", OPSET))
     return exported
 
 
-def _become_plugin(node: gs.Node, carried: Carried) -> None:
-    record, cubins = carried
+def _become_plugin(node: gs.Node, plugin: PluginFiles) -> None:
+    record, cubins = plugin
     if node.op != record.op:
-        raise AssertionError(f"a {node.op} node was given the fields of {record.op}")
+        raise AssertionError(f"a {node.op} node received the fields of {record.op}")
     fields = write_fields(record, cubins)
     node.op, node.domain = record.name, NAMESPACE
     node.inputs = [tensor for tensor in node.inputs if not tensor.is_empty()]
@@ -91,5 +91,5 @@ def _as_input(constant: gs.Constant) -> gs.Variable:
     dtype = _STORED[constant.dtype]
     shape = wire_shape(dtype, constant.shape)
     variable = constant.to_variable(_TYPES[wire_dtype(dtype)], list(shape))
-    variable.type = "tensor_type"  # which to_variable leaves out
+    variable.type = "tensor_type"  # to_variable does not set it
     return variable

@@ -1,4 +1,4 @@
-"""Lowers the roles that are single ops: their launches stand in a file, without an engine."""
+"""Lowers the roles that are single ops to files of launches, which need no TensorRT engine."""
 
 from __future__ import annotations
 
@@ -23,31 +23,31 @@ _NAMES = {dtype: str(torch).removeprefix("torch.") for torch, dtype in ONNX_DTYP
 
 @dataclass(frozen=True)
 class LoweredRole:
-    """Distinct ops at every size, and the calls of them by their tensors' names."""
+    """Distinct ops at every size, and their calls by the names of tensors."""
 
     plugins: tuple[PluginOp, ...]
     calls: tuple[RoleCall, ...]
 
     @property
     def kernels(self) -> list[Kernel]:
-        """Every kernel, once."""
+        """The distinct kernels."""
         return list(dict.fromkeys(k for plugin in self.plugins for k in plugin.kernels))
 
     def compiled(self, compiled: Compiled, gpu: str) -> LaunchedRole:
-        """What the engine's file holds."""
-        carried = [
+        """Return the contents of the engine's file."""
+        records = [
             plugin_record(plugin, compiled, gpu, in_network=False) for plugin in self.plugins
         ]
-        cubins = {name: code for _, found in carried for name, code in found.items()}
-        return LaunchedRole(tuple(record for record, _ in carried), cubins, self.calls)
+        cubins = {name: code for _, files in records for name, code in files.items()}
+        return LaunchedRole(tuple(record for record, _ in records), cubins, self.calls)
 
 
 def lower_role(
     role: str, model: ir.Model, sizes: RoleSizes, weights: WeightTensors, lowering: CallLowering
 ) -> LoweredRole:
-    """Every node's launches in each profile; nodes that launch the same share a record.
+    """Lower every node at the sizes of each profile. Nodes with equal launches share a record.
 
-    Raises SpecbuildError where an op has none for these sizes.
+    Raises SpecbuildError if an op has no kernels for these sizes.
     """
     plugins: dict[str, tuple[int, PluginOp]] = {}
     calls = []
@@ -67,7 +67,7 @@ def lower_role(
 def _call(role: str, node: ir.Node, axes: Mapping[str, int], weights: WeightTensors) -> Call:
     program = ProgramIr(role, "decode")
     op = op_named(node.op_type)
-    # A graph may leave the last optional inputs out.
+    # zip without strict: a graph may omit trailing optional inputs.
     inputs = {
         spec.name: _tensor(value, axes, weights)
         for spec, value in zip(op.inputs, node.inputs, strict=False)

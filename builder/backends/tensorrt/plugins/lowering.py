@@ -1,4 +1,4 @@
-"""Lowers a fused graph at all sizes of its role: every node becomes one plugin's forms."""
+"""Lowers a fused graph at all sizes of its role: every node becomes a plugin with several forms."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from specbuild.plugins_cuda.registry import op_named
 
 @dataclass(frozen=True)
 class PluginNode:
-    """A node of the fused graph, and its op at every size."""
+    """A node of the fused graph and its op at every size."""
 
     node: ir.Node
     plugin: PluginOp
@@ -32,19 +32,19 @@ class PluginNode:
 def refused_size(
     graph: FusedGraph, axes: Mapping[str, int], weights: WeightTensors, lowering: CallLowering
 ) -> Unsupported | None:
-    """Why a graph cannot be lowered at a size; None where every op has launches."""
+    """Return why a graph cannot be lowered at a size, or None if every op has kernels."""
     phase = phase_of(axes)
     for call in _placed(graph, axes, phase, weights).program.calls:
-        found = lowering(call, phase)
-        if isinstance(found, Unsupported):
-            return found
+        lowered = lowering(call, phase)
+        if isinstance(lowered, Unsupported):
+            return lowered
     return None
 
 
 def lower_graph(
     graph: FusedGraph, sizes: RoleSizes, weights: WeightTensors, lowering: CallLowering
 ) -> list[PluginNode]:
-    """Every node with its launches, in order. Raises SpecbuildError where an op has none."""
+    """Lower every node in order. Raises SpecbuildError if an op has no kernels."""
     nodes = list(graph.model.graph)
     forms: list[list[PluginForm]] = [[] for _ in nodes]
     for axes in sizes.every():
@@ -52,18 +52,18 @@ def lower_graph(
         placement = _placed(graph, axes, phase, weights)
         calls = placement.program.calls
         if len(calls) != len(nodes):
-            raise AssertionError(f"{graph.role}: {len(nodes)} nodes made {len(calls)} calls")
-        for node, call, found in zip(nodes, calls, forms, strict=True):
+            raise AssertionError(f"{graph.role}: {len(nodes)} nodes, {len(calls)} calls")
+        for node, call, node_forms in zip(nodes, calls, forms, strict=True):
             tensors = _tensors(placement, node, call.op)
-            found.append(PluginForm(tensors, _candidates(call, phase, lowering)))
+            node_forms.append(PluginForm(tensors, _candidates(call, phase, lowering)))
     return [
-        PluginNode(node, PluginOp(op_named(node.op_type), tuple(found)))
-        for node, found in zip(nodes, forms, strict=True)
+        PluginNode(node, PluginOp(op_named(node.op_type), tuple(node_forms)))
+        for node, node_forms in zip(nodes, forms, strict=True)
     ]
 
 
 def without_candidates(plugin: PluginOp, kernels: Collection[Kernel]) -> PluginOp:
-    """The same without the candidates, beside the first of each form, that launch any of these."""
+    """Remove the candidates after the first of each form that launch any of these kernels."""
     forms = [
         replace(
             form,
@@ -97,7 +97,7 @@ def _placed(
 
 
 def _tensors(placement: Placement, node: ir.Node, op: OpSpec) -> dict[str, TensorInfo]:
-    """The present tensors of a node as the graph has them."""
+    """Return the present tensors of a node with their shapes in the graph."""
     tensors = {}
     for specs, values in ((op.inputs, node.inputs), (op.outputs, node.outputs)):
         for spec, value in zip(specs, values, strict=False):
@@ -108,16 +108,15 @@ def _tensors(placement: Placement, node: ir.Node, op: OpSpec) -> dict[str, Tenso
 
 
 def _candidates(call: Call, phase: Phase, lowering: CallLowering) -> tuple[Lowering, ...]:
-    """The chosen launches; for a prompt's chunk the others too, among which TensorRT may choose.
+    """Return the chosen lowering, and for prompt chunks the others that TensorRT may choose from.
 
-    Where rows are decoded, only what was found to give the same bits may run: the choice by the
-    measured tactics stands.
+    Decode launches have no alternatives: only the measured choice is known to give equal bits.
     """
     choice = lowering.choice(call, phase)
-    found = [choice.lowering]
+    candidates = [choice.lowering]
     if phase == "prefill" and choice.request.phase == "prefill":
         for tactic in choice.candidates:
             other = call.op.lowered(replace(choice.request, tactic=tactic))
-            if not isinstance(other, Unsupported) and other not in found:
-                found.append(other)
-    return tuple(found)
+            if not isinstance(other, Unsupported) and other not in candidates:
+                candidates.append(other)
+    return tuple(candidates)

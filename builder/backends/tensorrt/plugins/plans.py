@@ -1,4 +1,4 @@
-"""Builds the engines of a target's plugin graphs: TensorRT compiles them on the GPU at hand."""
+"""Builds the engines of a target's plugin graphs with TensorRT on the installed GPU."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ BACKEND: Final = "tensorrt"
 def build_plugin_plans(
     folder: EngineFolder, engine: PluginEngine, options: BuildOptions, progress: Progress
 ) -> tuple[BuiltPlans, dict[str, RoleReport]]:
-    """Writes ``<role>.engine`` for every plugin graph. Raises SpecbuildError as TensorRT says."""
+    """Write ``<role>.engine`` for every plugin graph. Raises SpecbuildError if TensorRT fails."""
     described, reports, results = dict(engine.roles), {}, []
     for role, graph in engine.graphs.items():
         file = engine.roles[role].file
@@ -42,7 +42,7 @@ def build_plugin_plans(
             request = engine_request(engine.roles[role], graph, path, folder.path / file, options)
             result = build_engine(request, progress)
         folder.adopt(file)
-        _check_answer(role, graph, result)
+        _check_bindings(role, graph, result)
         described[role] = replace(engine.roles[role], layers=result.layers)
         reports[role] = result.report
         results.append(result)
@@ -60,7 +60,7 @@ def build_plugin_plans(
 def engine_request(
     role: Role, graph: bytes, path: Path, engine: Path, options: BuildOptions
 ) -> EngineRequest:
-    """What is asked of the building process; the graph's weights are inputs, so it needs none."""
+    """Return the request without a weights file, because the graph's weights are inputs."""
     nodes = onnx.load_model_from_string(graph).graph.node
     cache = options.tensorrt.timing_cache
     return EngineRequest(
@@ -80,7 +80,7 @@ def engine_request(
 
 
 def _input_shapes(inputs: Sequence[Port], profile: ShapeProfile) -> tuple[InputShapes, ...]:
-    """The inputs that have an axis of the profile; the others have one shape."""
+    """Return the shapes of inputs with dynamic axes in this profile."""
 
     def axis(size: int | str) -> SizeRange:
         return profile.axes[size] if isinstance(size, str) else SizeRange(size, size, size)
@@ -88,22 +88,22 @@ def _input_shapes(inputs: Sequence[Port], profile: ShapeProfile) -> tuple[InputS
     return tuple(
         InputShapes(
             port.name,
-            least=tuple(axis(size).least for size in port.shape),
-            usual=tuple(axis(size).usual for size in port.shape),
-            most=tuple(axis(size).most for size in port.shape),
+            min_shape=tuple(axis(size).least for size in port.shape),
+            opt_shape=tuple(axis(size).usual for size in port.shape),
+            max_shape=tuple(axis(size).most for size in port.shape),
         )
         for port in inputs
         if any(isinstance(size, str) for size in port.shape)
     )
 
 
-def _check_answer(role: str, graph: bytes, result: EngineResult) -> None:
-    """SpecbuildError where TensorRT's network has other ports than the graph."""
-    held = onnx.load_model_from_string(graph).graph
-    wanted = {value.name for value in (*held.input, *held.output)}
-    odd = sorted(wanted ^ {binding.name for binding in result.bindings})
-    if odd:
+def _check_bindings(role: str, graph: bytes, result: EngineResult) -> None:
+    """Raise SpecbuildError if TensorRT's network has other inputs or outputs than the graph."""
+    proto = onnx.load_model_from_string(graph).graph
+    expected = {value.name for value in (*proto.input, *proto.output)}
+    different = sorted(expected ^ {binding.name for binding in result.bindings})
+    if different:
         raise SpecbuildError(
-            f"TensorRT gave {role}.engine other inputs and outputs than the graph has "
-            f"({', '.join(odd[:5])}); this is a fault of it"
+            f"{role}.engine: TensorRT changed the inputs and outputs {', '.join(different[:5])} of "
+            "the graph; use another version of TensorRT"
         )

@@ -1,4 +1,4 @@
-"""Makes the plugins known to TensorRT in the process that builds; imports nothing heavy."""
+"""Registers the plugins with TensorRT in the building process; imports only light modules."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from specbuild.runtime.executors.tensorrt.plugin_record import NAME_PREFIX, RECO
 
 
 def register_plugins(trt: Any) -> None:
-    """Registers every op's creator; their plugins run on the first GPU when TensorRT times them."""
+    """Register every op's creator. TensorRT runs the plugins on the first GPU to time them."""
     versions = {
         f"{NAME_PREFIX}{op}": f"{RECORD_FORMAT}.{version}"
         for op, (version, _) in stored_versions().items()

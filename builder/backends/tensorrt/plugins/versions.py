@@ -1,7 +1,7 @@
-"""The version of each op's plugin, and a digest of all that the version stands for.
+"""The version of each op's plugin, and a digest of everything that the version covers.
 
-Run as a module, this writes ``plugin_versions.json``: an op whose digest has changed gets the next
-version.
+Run as a module, this writes ``plugin_versions.json`` and increments the version of each op whose
+digest changed.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _FIELD_SET = (
 
 
 def field_digest(op: OpSpec) -> str:
-    """Changes with the op's tensors, attributes or aliases, and with the serialised fields."""
+    """Return a digest of the op's tensors, attributes and aliases, and of the record's fields."""
     content = {
         "inputs": [_tensor(tensor) for tensor in op.inputs],
         "outputs": [_tensor(tensor) for tensor in op.outputs],
@@ -45,25 +45,25 @@ def field_digest(op: OpSpec) -> str:
 
 
 def plugin_version(op: OpSpec) -> int:
-    """The version. AssertionError where the op is not what the version was given for."""
+    """Return the version. AssertionError if the op changed since its version was assigned."""
     version, digest = stored_versions().get(op.name, (0, ""))
     if digest != field_digest(op):
         raise AssertionError(
-            f"{op.name}: its plugin's fields are not those of version {version}; give it the next "
-            f"one with python -m {__name__}"
+            f"{op.name}: the fields of its plugin differ from version {version}; assign the next "
+            f"version with python -m {__name__}"
         )
     return version
 
 
 @cache
 def stored_versions() -> dict[str, tuple[int, str]]:
-    """Version and digest by op, as the file has them."""
+    """Return version and digest by op from the file."""
     stored = json.loads(VERSIONS_FILE.read_text(encoding="utf-8"))
     return {name: (int(version), str(digest)) for name, (version, digest) in stored.items()}
 
 
 def next_versions(stored: dict[str, tuple[int, str]]) -> dict[str, tuple[int, str]]:
-    """What the file should hold: the next version for every op with kernels that changed."""
+    """Return the new contents of the file, with incremented versions of changed ops."""
     versions = {}
     for name, op in all_ops().items():
         if op.lower is None:

@@ -1,1 +1,1 @@
-"""TensorRT-RTX engines of standard ops alone."""
+"""TensorRT-RTX engines of standard ops only."""

@@ -1,7 +1,7 @@
-"""Attention over pages as standard ops: ONNX ``Attention``, the library's own fused layer.
+"""Attention over pages with the ONNX op ``Attention``, which becomes the library's fused layer.
 
-The mask and the layout of rows are those of the ops' bodies; what differs keeps the graph's
-activation type, as engines are strongly typed.
+The mask and the layout of rows are those of the ops' bodies. The activations keep the graph's
+dtype, because engines are strongly typed.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from specbuild.plugins_cuda.paged_tree_attention.body import (
 Inputs: TypeAlias = Sequence[ir.Value | None]
 Attributes: TypeAlias = Mapping[str, Any]
 FLOAT = ir.DataType.FLOAT
-# Hides a score of this type, and stays finite when a score is added to it.
-HIDDEN = {ir.DataType.FLOAT: -3e38, ir.DataType.BFLOAT16: -3e38, ir.DataType.FLOAT16: -6e4}
+# Masks a score of this type. The sum with a score is still finite.
+MASKED = {ir.DataType.FLOAT: -3e38, ir.DataType.BFLOAT16: -3e38, ir.DataType.FLOAT16: -6e4}
 
 
 def attention(b: BodyBuilder, inputs: Inputs, attributes: Attributes) -> Sequence[ir.Value]:
-    """PagedTreeAttention by ``Attention``; the pools' axes are (kv_heads, pages, page_size, width).
+    """PagedTreeAttention by ``Attention``; the pools have axes (kv_heads, pages, page_size, width).
 
-    A sink is one more key that scores 0 for every query, is masked by the sink's logit, and has
-    the value 0: it joins the softmax's denominator and nothing else.
+    A sink is an additional key with score 0 for every query, a mask equal to the sink's logit, and
+    value 0. It therefore contributes only to the softmax's denominator.
     """
     q, k_pool, v_pool, page_table, row_start, row_slot, tree_start, words = inputs[:8]
     sinks, selected = inputs[8:]
@@ -59,17 +59,17 @@ def attention(b: BodyBuilder, inputs: Inputs, attributes: Attributes) -> Sequenc
         mask = _per_query_head(b, mask, static_size(k_pool, 0), static_size(q, 1))
     else:
         mask = b.Unsqueeze(mask, b.i64(1))
-    mask = b.Max(mask, b.scalar(HIDDEN[q.dtype]))
+    mask = b.Max(mask, b.scalar(MASKED[q.dtype]))
     k = _keys(b, k_pool, page_table, single=single)
     v = _keys(b, v_pool, page_table, single=single)
     return [_attended(b, q, k, v, mask, sinks, rows, float(attributes["scale"]), q)]
 
 
 def latent_attention(b: BodyBuilder, inputs: Inputs, attributes: Attributes) -> Sequence[ir.Value]:
-    """MlaAttention by ``Attention``, for which values are rebuilt as keys are.
+    """MlaAttention by ``Attention``; values are rebuilt from latents like keys.
 
-    The layer wants one width and one number of heads of keys and values: the narrower is given
-    zeros, the fewer are repeated.
+    The layer requires keys and values of one width and one number of heads. The narrower are padded
+    with zeros, and the fewer heads are repeated.
     """
     q, c_pool, w_k, b_k, w_v, b_v, cos, sin = inputs[:8]
     page_table, row_start, row_slot, tree_start, words, sinks, selected = inputs[8:15]
@@ -83,7 +83,7 @@ def latent_attention(b: BodyBuilder, inputs: Inputs, attributes: Attributes) -> 
     mask = additive_mask(b, rows, keys, row_slot, tree_start, words, int(attributes["window"]))
     if selected is not None:
         mask = keep_selected(b, mask, rows, selected)
-    mask = b.Max(b.Unsqueeze(mask, b.i64(1)), b.scalar(HIDDEN[q.dtype]))
+    mask = b.Max(b.Unsqueeze(mask, b.i64(1)), b.scalar(MASKED[q.dtype]))
     latent = b.Squeeze(_keys(b, c_pool, page_table, single=single), b.i64(1))
     if w_k is None:
         k = b.Unsqueeze(latent, b.i64(1))
@@ -93,15 +93,15 @@ def latent_attention(b: BodyBuilder, inputs: Inputs, attributes: Attributes) -> 
         at = key_positions(b, rows, committed, row_start, tree_start, words, cos)
         k = _rebuilt_keys(b, latent, Rebuild(w_k, b_k, cos, sin), at, q.dtype, single=single)
     v_latent, v_heads, v_width = (static_size(w_v, axis) for axis in range(3))
-    kept = b.slice(latent, 0, v_latent, 2) if v_latent < static_size(c_pool, 3) else latent
-    v = _rebuilt_values(b, kept, w_v, b_v)
+    value_latent = b.slice(latent, 0, v_latent, 2) if v_latent < static_size(c_pool, 3) else latent
+    v = _rebuilt_values(b, value_latent, w_v, b_v)
     kv_heads, width = (1 if w_k is None else static_size(w_k, 1)), static_size(q, 2)
-    heads, wide = max(kv_heads, v_heads), max(width, v_width)
-    k, v = _repeated(b, k, kv_heads, heads), _repeated(b, v, v_heads, heads)
-    k, v = _padded(b, k, width, wide), _padded(b, v, v_width, wide)
-    queries, scale = _padded(b, q, width, wide), float(attributes["scale"])
+    max_heads, max_width = max(kv_heads, v_heads), max(width, v_width)
+    k, v = _repeated(b, k, kv_heads, max_heads), _repeated(b, v, v_heads, max_heads)
+    k, v = _padded(b, k, width, max_width), _padded(b, v, v_width, max_width)
+    queries, scale = _padded(b, q, width, max_width), float(attributes["scale"])
     attended = _attended(b, queries, k, v, mask, sinks, rows, scale, q)
-    return [b.slice(attended, 0, v_width, 2) if v_width < wide else attended]
+    return [b.slice(attended, 0, v_width, 2) if v_width < max_width else attended]
 
 
 def _rebuilt_keys(
@@ -113,7 +113,7 @@ def _rebuilt_keys(
     *,
     single: bool,
 ) -> ir.Value:
-    """``latent`` [B, S, L] → keys rotated in fp32, [B, kv_heads, S, D]."""
+    """Rebuild keys from ``latent`` [B, S, L] and rotate them in fp32, [B, kv_heads, S, D]."""
     biased = rebuild if rebuild.b_k is None else replace(rebuild, b_k=b.cast(rebuild.b_k, FLOAT))
     product = b.cast(key_product(b, latent, rebuild), FLOAT)
     k = b.cast(rotated_keys(b, product, biased, positions, single=single), dtype)
@@ -123,7 +123,7 @@ def _rebuilt_keys(
 def _rebuilt_values(
     b: BodyBuilder, latent: ir.Value, w_v: ir.Value, b_v: ir.Value | None
 ) -> ir.Value:
-    """``latent`` [B, S, Lv] → values [B, v_heads, S, v_width], their bias included."""
+    """Rebuild values from ``latent`` [B, S, Lv] with their bias, [B, v_heads, S, v_width]."""
     size, heads, width = (static_size(w_v, axis) for axis in range(3))
     v = b.MatMul(latent, b.reshape(w_v, size, heads * width))
     if b_v is not None:
@@ -131,22 +131,22 @@ def _rebuilt_values(
     return b.Transpose(b.reshape(v, 0, 0, heads, width), perm=[0, 2, 1, 3])
 
 
-def _repeated(b: BodyBuilder, x: ir.Value, heads: int, wanted: int) -> ir.Value:
-    """``x`` [B, heads, S, width] with every head repeated in place."""
-    if heads == wanted:
+def _repeated(b: BodyBuilder, x: ir.Value, heads: int, new_heads: int) -> ir.Value:
+    """Repeat every head of ``x`` [B, heads, S, width] to ``new_heads`` heads, copies adjacent."""
+    if heads == new_heads:
         return x
-    shape = b.i64(1, 1, wanted // heads, 1, 1)
+    shape = b.i64(1, 1, new_heads // heads, 1, 1)
     spread = b.Expand(b.Unsqueeze(x, b.i64(2)), shape)
-    sizes = b.Concat(b.size(x, 0), b.i64(wanted), b.Shape(x, start=2, end=4), axis=0)
+    sizes = b.Concat(b.size(x, 0), b.i64(new_heads), b.Shape(x, start=2, end=4), axis=0)
     return b.Reshape(spread, sizes)
 
 
-def _padded(b: BodyBuilder, x: ir.Value, width: int, wanted: int) -> ir.Value:
-    """``x`` [..., width] with zeros behind."""
-    if width == wanted:
+def _padded(b: BodyBuilder, x: ir.Value, width: int, new_width: int) -> ir.Value:
+    """Append zeros to ``x`` [..., width] up to ``new_width``."""
+    if width == new_width:
         return x
     zero = b.slice(x, 0, 1, -1)
-    shape = b.Concat(b.Shape(x, start=0, end=-1), b.i64(wanted - width), axis=0)
+    shape = b.Concat(b.Shape(x, start=0, end=-1), b.i64(new_width - width), axis=0)
     return b.Concat(x, b.Expand(b.Sub(zero, zero), shape), axis=-1)
 
 
@@ -159,26 +159,29 @@ def _attended(  # noqa: PLR0917
     sinks: ir.Value | None,
     rows: Rows,
     scale: float,
-    given: ir.Value,
+    original_q: ir.Value,
 ) -> ir.Value:
-    """``q`` [T, heads, D], made of ``given``, over k and v [B, kv_heads, S, D] → its shape."""
-    assert given.dtype is not None
+    """Attend with ``q`` [T, heads, D] to k and v [B, kv_heads, S, D].
+
+    ``original_q`` is the op's input, of which ``q`` is a padded copy.
+    """
+    assert original_q.dtype is not None
     if sinks is not None:
-        mask = _with_sinks(b, mask, sinks, static_size(given, 1))
-        k, v = _one_more(b, k), _one_more(b, v)
+        mask = _with_sinks(b, mask, sinks, static_size(original_q, 1))
+        k, v = _with_zero_key(b, k), _with_zero_key(b, v)
     queries = b.Transpose(per_sequence(b, q, rows), perm=[0, 2, 1, 3])
-    found = b.Attention(queries, k, v, b.cast(mask, given.dtype), scale=scale)
-    return _rows_again(b, b.Transpose(found, perm=[0, 2, 1, 3]), rows)
+    attended = b.Attention(queries, k, v, b.cast(mask, original_q.dtype), scale=scale)
+    return _flat_rows(b, b.Transpose(attended, perm=[0, 2, 1, 3]), rows)
 
 
 def _keys(b: BodyBuilder, pool: ir.Value, page_table: ir.Value, *, single: bool) -> ir.Value:
-    """The pages of every sequence in view order, [B, kv_heads, S, width]."""
-    found = gathered(b, pool, page_table, single=single)
-    return b.Unsqueeze(found, b.i64(0)) if single else b.Transpose(found, perm=[1, 0, 2, 3])
+    """Return the pages of every sequence in view order, [B, kv_heads, S, width]."""
+    keys = gathered(b, pool, page_table, single=single)
+    return b.Unsqueeze(keys, b.i64(0)) if single else b.Transpose(keys, perm=[1, 0, 2, 3])
 
 
 def _per_query_head(b: BodyBuilder, mask: ir.Value, kv_heads: int, heads: int) -> ir.Value:
-    """``mask`` [kv_heads or 1, B, R, S] → [B, heads, R, S]."""
+    """Expand ``mask`` [kv_heads or 1, B, R, S] to [B, heads, R, S]."""
     group = heads // kv_heads
     spread = b.Expand(
         b.Unsqueeze(b.Transpose(mask, perm=[1, 0, 2, 3]), b.i64(2)),
@@ -189,20 +192,20 @@ def _per_query_head(b: BodyBuilder, mask: ir.Value, kv_heads: int, heads: int) -
 
 
 def _with_sinks(b: BodyBuilder, mask: ir.Value, sinks: ir.Value, heads: int) -> ir.Value:
-    """``mask`` [B, 1, R, S] and the sinks' logits [heads] → [B, heads, R, S + 1]."""
+    """Append the sinks' logits [heads] to ``mask`` [B, 1, R, S], giving [B, heads, R, S + 1]."""
     column = b.Concat(b.size(mask, 0), b.i64(heads), b.size(mask, 2), b.i64(1), axis=0)
     spread = b.Expand(mask, b.i64(1, heads, 1, 1))
     return b.Concat(spread, b.Expand(b.reshape(sinks, 1, heads, 1, 1), column), axis=3)
 
 
-def _one_more(b: BodyBuilder, x: ir.Value) -> ir.Value:
-    """``x`` [B, kv_heads, S, width] with a key or value of zeros behind the last."""
+def _with_zero_key(b: BodyBuilder, x: ir.Value) -> ir.Value:
+    """Append a key or value of zeros to ``x`` [B, kv_heads, S, width]."""
     zero = b.slice(x, 0, 1, 2)
     return b.Concat(x, b.Sub(zero, zero), axis=2)
 
 
-def _rows_again(b: BodyBuilder, x: ir.Value, rows: Rows) -> ir.Value:
-    """``x`` [B, R, …] → [T, …]."""
+def _flat_rows(b: BodyBuilder, x: ir.Value, rows: Rows) -> ir.Value:
+    """Return ``x`` [B, R, …] in the layout of the launch, [T, …]."""
     if rows.place is None:
         return b.Squeeze(x, b.i64(0))
     return b.GatherND(x, b.Transpose(rows.place, perm=[1, 0]))

@@ -29,7 +29,7 @@ from specbuild.runtime.engine_dir.geometry import TargetGeometry
 SIZES = BackendSizes(
     page_size=64,
     draft_limits=SHORT_CHAIN,
-    # Attention's mask has an entry for every head, row and key: shorter chunks.
+    # Attention's mask has an entry for every head, row and key, so chunks are short.
     prefill_rows=256,
     cache_dtype=KV_DTYPE,
     pool_axes=POOL_BODY_AXES,
@@ -59,7 +59,7 @@ class StandardBackend:
         require_standard_support(target, draft, requested)
 
     def check_plan(self, plan: EnginePlan) -> tuple[str, ...]:  # noqa: ARG002
-        """See :class:`Backend`: nothing is refused."""
+        """See :class:`Backend`: all sizes are supported."""
         return ()
 
     def lower(self, graphs: PortableGraphs, options: BackendOptions, progress: Progress) -> Lowered:

@@ -1,4 +1,4 @@
-"""What engines of standard ops can compute of a model; the rest is refused before any work."""
+"""Checks before the build which models the engines of standard ops support."""
 
 from __future__ import annotations
 
@@ -18,38 +18,38 @@ STANDARD = facts_of("tensorrt-rtx")
 def require_standard_support(
     target: TargetGeometry, draft: DraftGeometry | None, requested: BuildOptions
 ) -> None:
-    """SpecbuildError naming what a model or build has that no engine of standard ops computes."""
+    """Raise SpecbuildError for a part of a model or build that these engines do not support."""
     title = LIBRARIES[STANDARD.name].title
     require_lowered_parts(target, f"engines of {title}")
     family = None if draft is None else draft_family(draft.architecture)
     if family is not None and STANDARD.name in family.refused_by:
         raise SpecbuildError(
-            f"the draft is {family.title}'s, whose pass has no form for {title}; build with "
+            f"the draft is a {family.title} draft, which {title} does not support; build with "
             "--backend cpu or cuda"
         )
     if draft is not None and (draft.latent_dims or draft.layers > 1):
-        kind, others = "caches latents (MLA)", "cpu or cuda"
+        kind, alternatives = "caches latents (MLA)", "cpu or cuda"
         if draft.layers > 1:
-            kind, others = f"has {draft.layers} layers", "cpu"
+            kind, alternatives = f"has {draft.layers} layers", "cpu"
         raise SpecbuildError(
-            f"the draft {kind}, which has no form for {title}; build with --backend {others}, or "
-            "without --draft"
+            f"the draft {kind}, which {title} does not support; build with --backend "
+            f"{alternatives}, or without --draft"
         )
     if target.mla is not None:
         raise SpecbuildError(
-            f"the model is a {target.model_type}, whose attention (MLA) has no form for {title}; "
+            f"the model is a {target.model_type}, whose attention (MLA) {title} does not support; "
             "build with --backend cpu or cuda"
         )
     if target.moe is not None and not isinstance(target.moe.activation, ClampedSwiglu):
         raise SpecbuildError(
-            f"the model is a {target.model_type}, whose experts have no form for {title}; build "
+            f"the model is a {target.model_type}, whose experts {title} does not support; build "
             "with --backend cpu or cuda"
         )
     if target.indexer is not None:
         raise SpecbuildError(
-            f"--dsa has no form for {title}; build with --backend cpu or cuda, or with --no-dsa"
+            f"{title} does not support --dsa; build with --backend cpu or cuda, or with --no-dsa"
         )
     if requested.specpv.enabled:
         raise SpecbuildError(
-            f"--specpv has no form for {title}; build with --backend cpu or cuda, or without it"
+            f"{title} does not support --specpv; build with --backend cpu or cuda, or without it"
         )

@@ -1,7 +1,7 @@
-"""Choose without a sort, unsigned integers or bitwise ops: none of them is to be had.
+"""The op Choose without a sort, unsigned integers or bitwise ops, which the library lacks.
 
-The noise is Philox4x32-10's by 64-bit products of 16-bit halves and exclusive-or tables. Top-k and
-top-p keep a prefix of the tokens in falling order; where that prefix ends is found by bisection.
+Philox4x32-10 uses 64-bit products of 16-bit halves and tables for exclusive or. Top-k and top-p
+keep a prefix of the tokens in descending order. Bisection finds the end of that prefix.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from specbuild.plugins_cuda.choose.body import (
 FLOAT, INT64 = ir.DataType.FLOAT, ir.DataType.INT64
 WORD = 2**32
 HALF = 2**16
-# A token this far below the best cannot win: the noise lies between -3 and 17.
-HOPELESS = 200.0
-# Halvings of that range: 2e-10 is past fp32's resolution but for logits near 0.
+# A token this far below the best cannot be sampled, because the noise is between -3 and 17.
+MAX_LOGIT_GAP = 200.0
+# Halvings of that range. The result, 2e-10, is below fp32's resolution except for logits near 0.
 BISECTIONS = 40
 
 
 def choose(
     b: BodyBuilder, inputs: Sequence[ir.Value | None], _attributes: Mapping[str, Any]
 ) -> Sequence[ir.Value]:
-    """The op Choose. Where no row asks for noise, or for a cut, its loop runs no round.
+    """The op Choose. The loops run no iteration if no row needs noise, top-k or top-p.
 
-    TensorRT-RTX refuses loops inside branches, and takes long over loops that are written out.
+    TensorRT-RTX rejects loops inside branches, and compiles unrolled loops slowly.
     """
     logits, temperature, top_k, top_p, seed, position, floor = (*inputs, None)[:7]
     assert logits is not None and temperature is not None and top_k is not None
@@ -45,13 +45,13 @@ def choose(
     column = b.reshape(b.Where(greedy, b.scalar(1.0), temperature), -1, 1)
     scaled = b.Div(logits, column)
     if floor is not None:
-        hopeless = b.Sub(b.ReduceMax(scaled, b.i64(1), keepdims=1), b.scalar(HOPELESS))
-        scaled = b.Where(below_floor(b, logits, floor), hopeless, scaled)
+        minimum = b.Sub(b.ReduceMax(scaled, b.i64(1), keepdims=1), b.scalar(MAX_LOGIT_GAP))
+        scaled = b.Where(below_floor(b, logits, floor), minimum, scaled)
     sampled = b.Not(greedy)
     noise = gumbel_noise(b, seed, position, logits, times_if(b, sampled, PHILOX_ROUNDS))
-    cut = Cut(b, sampled, scaled)
-    in_top_k = cut.top_k(top_k)
-    kept = b.And(in_top_k, cut.top_p(top_p, in_top_k))
+    token_filter = TokenFilter(b, sampled, scaled)
+    in_top_k = token_filter.top_k(top_k)
+    kept = b.And(in_top_k, token_filter.top_p(top_p, in_top_k))
     noisy = b.Where(kept, b.Add(scaled, noise), b.scalar(-np.inf))
     choice = argmax(b, b.Where(b.reshape(greedy, -1, 1), logits, noisy))
     logprob = b.GatherElements(b.LogSoftmax(logits, axis=1), choice, axis=1)
@@ -60,27 +60,27 @@ def choose(
 
 
 def times_if(b: BodyBuilder, flags: ir.Value, times: int) -> ir.Value:
-    """``times`` where any of the bools [R] is set, else 0: an int64 scalar."""
+    """Return ``times`` if any of the bools [R] is set, else 0: an int64 scalar."""
     return b.Where(any_of(b, flags), b.scalar(times, np.int64), b.scalar(0, np.int64))
 
 
 def exclusive_or(b: BodyBuilder, x: ir.Value, y: ir.Value) -> ir.Value:
-    """Bitwise x ^ y of non-negative 32-bit numbers in int64, byte by byte from a table."""
-    places = b.constant([1, 2**8, 2**16, 2**24], np.int64)
+    """Compute x ^ y of non-negative 32-bit numbers in int64, byte by byte from a table."""
+    weights = b.constant([1, 2**8, 2**16, 2**24], np.int64)
     byte = b.scalar(2**8, np.int64)
     last = b.i64(-1)
 
     def bytes_of(value: ir.Value) -> ir.Value:
-        return b.Mod(b.Div(b.Unsqueeze(value, last), places), byte)
+        return b.Mod(b.Div(b.Unsqueeze(value, last), weights), byte)
 
     numbers = np.arange(2**8)
     table = b.constant((numbers[:, None] ^ numbers).reshape(-1), np.int64)
-    found = b.Gather(table, b.Add(b.Mul(bytes_of(x), byte), bytes_of(y)), axis=0)
-    return b.ReduceSum(b.Mul(found, places), last, keepdims=0)
+    bytes_out = b.Gather(table, b.Add(b.Mul(bytes_of(x), byte), bytes_of(y)), axis=0)
+    return b.ReduceSum(b.Mul(bytes_out, weights), last, keepdims=0)
 
 
 def high_and_low(b: BodyBuilder, x: ir.Value, multiplier: int) -> tuple[ir.Value, ir.Value]:
-    """The words of the 64-bit product of 32-bit numbers; no intermediate exceeds 2^49."""
+    """Return both words of the 64-bit product of 32-bit numbers; no intermediate exceeds 2^49."""
     half, word = b.scalar(HALF, np.int64), b.scalar(WORD, np.int64)
     factor = b.scalar(multiplier, np.int64)
     of_high, of_low = b.Mul(b.Div(x, half), factor), b.Mul(b.Mod(x, half), factor)
@@ -92,9 +92,9 @@ def high_and_low(b: BodyBuilder, x: ir.Value, multiplier: int) -> tuple[ir.Value
 def philox(
     b: BodyBuilder, counter: Sequence[ir.Value], key: Sequence[ir.Value], rounds: ir.Value
 ) -> list[ir.Value]:
-    """Philox4x32 (Salmon et al. 2011): four words of 32 bits in int64 in, four out.
+    """Philox4x32 (Salmon et al. 2011) on four 32-bit words in int64.
 
-    The words of the counter have one shape, to which those of the key broadcast.
+    The words of the counter have the same shape, and those of the key broadcast to it.
     """
 
     def one_round(inner: BodyBuilder, state: Sequence[ir.Value]) -> list[ir.Value]:
@@ -120,7 +120,7 @@ def philox(
 def gumbel_noise(
     b: BodyBuilder, seed: ir.Value, position: ir.Value, logits: ir.Value, rounds: ir.Value
 ) -> ir.Value:
-    """Noise like ``logits`` [R, V]: counter (position, v // 4, 0, 0), key (seed, 0), word v % 4."""
+    """Return noise [R, V]: word v % 4 for counter (position, v // 4, 0, 0) and key (seed, 0)."""
     one, word = b.scalar(1, np.int64), b.scalar(WORD, np.int64)
     vocab = b.size(logits, 1)
     blocks = b.Div(b.Add(vocab, b.i64(3)), b.i64(4))
@@ -128,9 +128,9 @@ def gumbel_noise(
     zero = b.constant([[0]], np.int64)
 
     def column(x: ir.Value) -> ir.Value:
-        # A negative number stands for the word of the same bits.
-        whole = b.Add(b.cast(b.reshape(x, -1, 1), INT64), word)
-        return b.Mod(whole, word)
+        # A negative number represents the word with the same bits.
+        shifted = b.Add(b.cast(b.reshape(x, -1, 1), INT64), word)
+        return b.Mod(shifted, word)
 
     rows, key = column(position), column(seed)
     grid = b.Concat(b.size(rows, 0), b.size(block, 0), axis=0)
@@ -144,42 +144,43 @@ def gumbel_noise(
     return b.Neg(b.Log(b.Neg(b.Log(u))))
 
 
-class Cut:
-    """Which tokens of ``scaled`` [R, V] top-k and top-p keep, of rows that are ``sampled`` [R].
+class TokenFilter:
+    """Top-k and top-p over ``scaled`` [R, V], for the rows with ``sampled`` [R] set.
 
-    In falling order, ties by rising id, top-k keeps the first k. Top-p keeps those before which
-    less than p of the probability stands that top-k left, and always the first.
+    In descending order, with ties by ascending id, top-k keeps the first k tokens. Top-p keeps a
+    token if those before it have less than p of the probability that top-k left. It always keeps
+    the first.
     """
 
     def __init__(self, b: BodyBuilder, sampled: ir.Value, scaled: ir.Value) -> None:
         self._b = b
         self._sampled = sampled
         self._best = b.ReduceMax(scaled, b.i64(1), keepdims=1)
-        self._value = b.Max(scaled, b.Sub(self._best, b.scalar(HOPELESS)))
+        self._value = b.Max(scaled, b.Sub(self._best, b.scalar(MAX_LOGIT_GAP)))
 
     def top_k(self, top_k: ir.Value) -> ir.Value:
-        """``top_k`` int32 [R], 0 for no cut → bool [R, V]."""
+        """Return bool [R, V] for ``top_k`` int32 [R]; 0 disables it."""
         b = self._b
-        asked = b.Greater(top_k, b.scalar(0, np.int32))
+        is_enabled = b.Greater(top_k, b.scalar(0, np.int32))
         ones = b.Expand(b.scalar(1.0), b.Shape(self._value))
-        found = self._prefix(ones, b.reshape(b.cast(top_k, FLOAT), -1, 1), asked)
-        return b.Or(b.Not(b.reshape(asked, -1, 1)), found)
+        in_prefix = self._prefix(ones, b.reshape(b.cast(top_k, FLOAT), -1, 1), is_enabled)
+        return b.Or(b.Not(b.reshape(is_enabled, -1, 1)), in_prefix)
 
     def top_p(self, top_p: ir.Value, in_top_k: ir.Value) -> ir.Value:
-        """``top_p`` fp32 [R], 1 for no cut → bool [R, V]."""
+        """Return bool [R, V] for ``top_p`` fp32 [R]; 1 disables it."""
         b = self._b
-        asked = b.Less(top_p, b.scalar(1.0))
+        is_enabled = b.Less(top_p, b.scalar(1.0))
         odds = b.Exp(b.Sub(self._value, self._best))
         mass = b.Where(in_top_k, odds, b.scalar(0.0))
         mass = b.Div(mass, b.ReduceSum(mass, b.i64(1), keepdims=1))
-        # A limit of 0 keeps the first token, before which nothing stands.
-        found = self._prefix(mass, b.reshape(b.Max(top_p, b.scalar(1e-30)), -1, 1), asked)
-        return b.Or(b.Not(b.reshape(asked, -1, 1)), found)
+        # A limit of 0 keeps the first token, because the sum before it is 0.
+        in_prefix = self._prefix(mass, b.reshape(b.Max(top_p, b.scalar(1e-30)), -1, 1), is_enabled)
+        return b.Or(b.Not(b.reshape(is_enabled, -1, 1)), in_prefix)
 
-    def _prefix(self, weight: ir.Value, limit: ir.Value, asked: ir.Value) -> ir.Value:
-        """The tokens before which, in falling order, less than ``limit`` [R, 1] stands.
+    def _prefix(self, weight: ir.Value, limit: ir.Value, is_enabled: ir.Value) -> ir.Value:
+        """Return the tokens for which the weights before them sum to less than ``limit`` [R, 1].
 
-        ``weight`` [R, V] is what each of them adds. What rows get that did not ask is of no use.
+        ``weight`` is [R, V], and the order is descending. Rows that are not enabled are undefined.
         """
         b, value, axis = self._b, self._value, self._b.i64(1)
 
@@ -193,14 +194,15 @@ class Cut:
             fits = inner.Less(above(inner, middle), limit)
             return [inner.Where(fits, low, middle), inner.Where(fits, middle, high)]
 
-        # Less than the limit stands above ``high``, not less above ``low``, or it is below all.
+        # The weights above ``high`` sum to less than the limit. Those above ``low`` do not, unless
+        # ``low`` is below all values.
         bounds = [b.Sub(b.ReduceMin(value, axis, keepdims=1), b.scalar(1.0)), self._best]
-        times = times_if(b, b.And(asked, self._sampled), BISECTIONS)
+        times = times_if(b, b.And(is_enabled, self._sampled), BISECTIONS)
         low, _ = b.repeat(times, bounds, FLOAT, halve)
         reached = b.Where(b.Greater(value, low), value, b.scalar(np.inf))
         last = b.ReduceMin(reached, axis, keepdims=1)
         tied = b.Equal(value, last)
-        of_tied = b.Where(tied, weight, b.scalar(0.0))
-        before = b.CumSum(of_tied, b.scalar(1, np.int64), exclusive=1)
+        tied_weight = b.Where(tied, weight, b.scalar(0.0))
+        before = b.CumSum(tied_weight, b.scalar(1, np.int64), exclusive=1)
         within = b.Less(b.Add(above(b, last), before), limit)
         return b.Or(b.Greater(value, last), b.And(tied, within))

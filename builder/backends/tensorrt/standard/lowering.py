@@ -1,6 +1,6 @@
-"""The TensorRT-RTX lowering: portable graphs to graphs of standard ops, as a list of passes.
+"""The TensorRT-RTX lowering: the list of passes from portable graphs to graphs of standard ops.
 
-Activations keep the checkpoint's type, pools have the axes (kv_heads, pages, page_size, width).
+Activations keep the checkpoint's dtype. Pools have the axes (kv_heads, pages, page_size, width).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _WITH_E2M1 = ("sm_120", "sm_121")
 
 
 def standard_passes(storage: ExpertStorage) -> tuple[GraphPass, ...]:
-    """The passes of every role, for engines whose GPUs hold experts like this."""
+    """Return the passes of every role; ``storage`` is the format of quantized experts."""
     return (
         GraphPass("constant-reshapes", constant_reshapes),
         GraphPass("reorder-pools", reorder_pools),
@@ -41,5 +41,5 @@ def standard_passes(storage: ExpertStorage) -> tuple[GraphPass, ...]:
 
 
 def expert_storage(capabilities: Sequence[str]) -> ExpertStorage:
-    """Four bits where every GPU has e2m1, else eight; both hold MXFP4 exactly."""
+    """Return 4 bits if every GPU supports e2m1, else 8. Both represent MXFP4 exactly."""
     return FP4 if set(capabilities) <= set(_WITH_E2M1) else INT8

@@ -1,11 +1,12 @@
-"""Every ``specbuild::`` op as standard ONNX ops that TensorRT-RTX's parser accepts.
+"""Lowers every ``specbuild::`` op to standard ONNX ops that TensorRT-RTX's parser accepts.
 
-An op's own body serves where it is made of such ops already. Those here differ: they keep the
-graph's activation type (engines are strongly typed), call ``Attention``, which becomes the
-library's fused layer, keep MXFP4 experts in 4 or 8 bits, and use no unsigned integers and no
-bitwise ops. What was tried and does not serve: the library's MoE layer (not implemented for the
-GPUs of TensorRT-RTX 1.7), its KV-cache update (one consecutive range for each sequence; our slots
-are scattered over pages), and TopK beyond 3840.
+An op's body is used if it consists of such ops. The versions here keep the graph's activation dtype
+(engines are strongly typed), call ``Attention``, which becomes the library's fused layer, and keep
+MXFP4 experts in 4 or 8 bits. They use neither unsigned integers nor bitwise ops.
+
+Alternatives that do not work: the library's MoE layer is not implemented for the GPUs of
+TensorRT-RTX 1.7. Its KV-cache update writes one consecutive range per sequence, but our slots are
+scattered over pages. TopK is limited to 3840.
 """
 
 from __future__ import annotations
@@ -37,10 +38,10 @@ MXFP4_BLOCK = 32
 
 @dataclass(frozen=True)
 class ExpertStorage:
-    """How MXFP4 codes stand in an engine: exactly, whatever the GPU can hold.
+    """The exact format of quantized MXFP4 values in an engine.
 
-    A value is ``code · 2^(scale − bias)``; ``table`` gives the stored code of each e2m1 one, None
-    where the checkpoint's bytes are taken as they are.
+    A value is ``code · 2^(scale − bias)``. ``table`` maps e2m1 codes to stored codes; None keeps
+    the checkpoint's bytes.
     """
 
     dtype: ir.DataType
@@ -48,27 +49,29 @@ class ExpertStorage:
     table: tuple[int, ...] | None
 
 
-# Four bits where the GPU has e2m1; twice its values are whole numbers, which eight bits hold.
+# Doubled e2m1 values are integers, so eight bits store them exactly on GPUs without e2m1.
 FP4 = ExpertStorage(ir.DataType.FLOAT4E2M1, 127, None)
 INT8 = ExpertStorage(ir.DataType.INT8, 128, tuple(int(2 * value) for value in E2M1_CODES))
 
 
 def lower_standard(model: ir.Model, storage: ExpertStorage) -> int:
-    """Every ``specbuild::`` node becomes standard ops; returns how many there were."""
+    """Replace every ``specbuild::`` node by standard ops, and return the number of nodes."""
     changed = 0
     for node in list(model.graph):
         if node.domain != DOMAIN:
             continue
         op = op_named(node.op_type)
-        given = op.complete({name: attribute.value for name, attribute in node.attributes.items()})
+        attributes = op.complete(
+            {name: attribute.value for name, attribute in node.attributes.items()}
+        )
         inputs = [*node.inputs, *[None] * (len(op.inputs) - len(node.inputs))]
         b = BodyBuilder()
         if op.name == "Moe":
-            outputs = moe(b, inputs, given, model.graph, storage)
+            outputs = moe(b, inputs, attributes, model.graph, storage)
         else:
-            body = FORMS.get(op.name, op.body)
+            body = LOWERINGS.get(op.name, op.body)
             assert body is not None
-            outputs = body(b, inputs, given)
+            outputs = body(b, inputs, attributes)
         replace(node, b, outputs, model.graph)
         changed += 1
     model.graph.opset_imports.pop(DOMAIN, None)
@@ -82,13 +85,13 @@ def moe(
     graph: ir.Graph,
     storage: ExpertStorage,
 ) -> Sequence[ir.Value]:
-    """Moe over all experts at once: products in the activation type, all else in fp32."""
+    """Compute Moe over all experts: products in the activation dtype, everything else in fp32."""
     x, logits, gate_up, gate_up_scales, gate_up_bias, down, down_scales, down_bias = inputs[:8]
     assert x is not None and logits is not None and gate_up is not None and down is not None
     assert x.dtype is not None
     if attributes["activation"] != "swiglu_clamped":
         raise ValueError(f"Moe: unknown activation {attributes['activation']!r}")
-    chosen = routing(b, logits, inputs[8], attributes, experts=static_size(logits, 1))
+    routing_weights = routing(b, logits, inputs[8], attributes, experts=static_size(logits, 1))
     weight = partial(_expert_weight, b, graph=graph, storage=storage, dtype=x.dtype)
     y = b.cast(b.MatMul(b.Unsqueeze(x, b.i64(0)), weight(gate_up, gate_up_scales)), FLOAT)
     if gate_up_bias is not None:
@@ -97,13 +100,13 @@ def moe(
     z = b.cast(b.MatMul(b.cast(h, x.dtype), weight(down, down_scales)), FLOAT)
     if down_bias is not None:
         z = b.Add(z, b.Unsqueeze(b.cast(down_bias, FLOAT), b.i64(1)))
-    of_experts = b.Unsqueeze(b.Transpose(chosen, perm=[1, 0]), b.i64(2))
+    of_experts = b.Unsqueeze(b.Transpose(routing_weights, perm=[1, 0]), b.i64(2))
     total = b.ReduceSum(b.Mul(z, of_experts), b.i64(0), keepdims=0)
     return [b.cast(total, x.dtype)]
 
 
 def _clamped_swiglu(b: BodyBuilder, y: ir.Value, alpha: float, limit: float) -> ir.Value:
-    """GPT-OSS's activation of fp32 [E, T, 2·I] with gate and up interleaved → [E, T, I]."""
+    """GPT-OSS's activation of fp32 [E, T, 2·I], interleaved gate and up, giving [E, T, I]."""
     axis, stop, step = b.i64(2), b.i64(2**31 - 1), b.i64(2)
     bound = b.scalar(limit)
     gate = b.Min(b.Slice(y, b.i64(0), stop, axis, step), bound)
@@ -121,7 +124,7 @@ def _expert_weight(
     storage: ExpertStorage,
     dtype: ir.DataType,
 ) -> ir.Value:
-    """An expert weight [E, in, out] of the activation type; MXFP4 stays in few bits until used."""
+    """Return an expert weight [E, in, out] in ``dtype``; MXFP4 is dequantized at its use."""
     if scales is None:
         return weight if weight.dtype == dtype else b.cast(weight, dtype)
     assert weight.name is not None and scales.name is not None
@@ -132,12 +135,12 @@ def _expert_weight(
         [scales],
         lambda s: torch.exp2(s.float() - storage.bias).to(_TORCH_TYPES[dtype]),
     )
-    whole = b.DequantizeLinear(codes, steps, axis=2, block_size=MXFP4_BLOCK)
-    return b.Transpose(whole, perm=[0, 2, 1])
+    dequantized = b.DequantizeLinear(codes, steps, axis=2, block_size=MXFP4_BLOCK)
+    return b.Transpose(dequantized, perm=[0, 2, 1])
 
 
 def _stored_codes(graph: ir.Graph, weight: ir.Value, storage: ExpertStorage) -> ir.Value:
-    """Blocks u8 [E, out, in/32, 16] as codes [E, out, in] of the stored type."""
+    """Return blocks u8 [E, out, in/32, 16] as quantized values [E, out, in] of the stored type."""
     experts, rows, blocks = (static_size(weight, axis) for axis in range(3))
     name = f"{weight.name}.{storage.dtype.name.lower()}"
     codes = derive(graph, name, [weight], partial(_packed, table=storage.table))
@@ -147,7 +150,7 @@ def _stored_codes(graph: ir.Graph, weight: ir.Value, storage: ExpertStorage) -> 
 
 
 def _packed(blocks: torch.Tensor, table: tuple[int, ...] | None) -> torch.Tensor:
-    """Two e2m1 codes a byte, low nibble first, or one stored code a byte."""
+    """Return two e2m1 codes per byte, low nibble first, or one stored code per byte."""
     if table is None:
         return blocks.flatten(2)
     nibbles = torch.stack([blocks & 15, blocks >> 4], dim=-1).flatten(2)
@@ -159,7 +162,7 @@ _TORCH_TYPES = {
     ir.DataType.FLOAT16: torch.float16,
     ir.DataType.BFLOAT16: torch.bfloat16,
 }
-FORMS: Mapping[str, Callable[..., Sequence[ir.Value]]] = {
+LOWERINGS: Mapping[str, Callable[..., Sequence[ir.Value]]] = {
     "PagedTreeAttention": attention,
     "MlaAttention": latent_attention,
     "Choose": choose,

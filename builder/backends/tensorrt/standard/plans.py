@@ -1,4 +1,4 @@
-"""Builds every role's engine into the engine directory, one process and one role at a time."""
+"""Builds the engines of all roles into the engine directory, one process at a time."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from specbuild.runtime.executors.tensorrt.check import LIBRARIES, read_header
 
 
 def engine_file(role: str) -> str:
-    """Where a role's engine stands in the directory."""
+    """Return the file name of a role's engine."""
     return f"{role}.engine"
 
 
@@ -35,7 +35,7 @@ def plan_maker(
     options: BuildOptions,
     progress: Progress,
 ) -> Callable[[EngineFolder], tuple[BuiltPlans, dict[str, RoleReport]]]:
-    """:func:`build_plans` for a folder that is to come."""
+    """Return :func:`build_plans` with everything bound but the folder."""
     return lambda folder: build_plans(folder, models, profiles, capabilities, options, progress)
 
 
@@ -47,24 +47,28 @@ def build_plans(  # noqa: PLR0917
     options: BuildOptions,
     progress: Progress,
 ) -> tuple[BuiltPlans, dict[str, RoleReport]]:
-    """Writes ``<role>.engine`` for every graph. Raises SpecbuildError as :func:`build_engine`.
+    """Write ``<role>.engine`` for every graph. Raises SpecbuildError like :func:`build_engine`.
 
-    A role's weights lie in a file beside the directory while its engine is built, and are mapped
-    from there: what is held in memory is what the library itself holds. Stripped engines need none
-    of them: each is an input, which the runtime binds to where the weight lies on the device.
+    A role's weights are written to a temporary file alongside the directory and mapped while its
+    engine is built, so only the library holds them in memory. In stripped engines each weight is an
+    input, which the runtime binds to device memory.
     """
     roles, reports, version = {}, {}, ""
     for role, model in models.items():
-        with tempfile.TemporaryDirectory(dir=folder.path.parent, prefix=".specbuild-graph-") as at:
+        with tempfile.TemporaryDirectory(
+            dir=folder.path.parent, prefix=".specbuild-graph-"
+        ) as temporary:
             engine = folder.path / engine_file(role)
-            request = _request(model, profiles[role], capabilities, options, engine, Path(at))
+            request = _request(
+                model, profiles[role], capabilities, options, engine, Path(temporary)
+            )
             if request.weights is not None:
-                EngineFolder(Path(at)).write_weights(_weights(model), progress)
+                EngineFolder(Path(temporary)).write_weights(_weights(model), progress)
             result = build_engine(request, progress)
-        progress.note(_told(request, result))
+        progress.note(_summary(request, result))
         folder.adopt(engine_file(role))
         bound = tuple(_weights(model)) if options.tensorrt.strip_weights else ()
-        _check_answer(role, model, bound, request, result)
+        _check_result(role, model, bound, request, result)
         version = result.version
         roles[role] = BuiltPlan(engine_file(role), profiles[role], result.layers, bound)
         reports[role] = result.report
@@ -87,8 +91,8 @@ def _request(  # noqa: PLR0917
     at: Path,
 ) -> EngineRequest:
     graph, proto = at / "graph.onnx", portable_proto(model)
-    held = not options.tensorrt.strip_weights
-    if not held:
+    includes_weights = not options.tensorrt.strip_weights
+    if not includes_weights:
         weights_to_inputs(proto, _weights(model))
     graph.write_bytes(proto.SerializeToString(deterministic=True))
     cache = options.tensorrt.timing_cache
@@ -96,7 +100,7 @@ def _request(  # noqa: PLR0917
         backend=options.backend,
         role=engine.stem,
         graph=str(graph),
-        weights=str(at / WEIGHTS_FILE) if held and _weights(model) else None,
+        weights=str(at / WEIGHTS_FILE) if includes_weights and _weights(model) else None,
         engine=str(engine),
         ops=tuple(sorted({(node.domain, node.op_type) for node in model.graph.all_nodes()})),
         profiles=tuple(input_shapes(model.graph.inputs, profile) for profile in profiles),
@@ -108,25 +112,25 @@ def _request(  # noqa: PLR0917
     )
 
 
-def _told(request: EngineRequest, result: EngineResult) -> str:
+def _summary(request: EngineRequest, result: EngineResult) -> str:
     return (
         f"{request.role}.engine: {result.engine_bytes / 1e6:.1f} MB in {result.seconds:.0f} s, "
-        f"{result.peak_anonymous_bytes / 1e6:.0f} MB of memory held, "
-        f"{result.parsed_anonymous_bytes / 1e6:.0f} MB of it before compiling"
+        f"peak memory {result.peak_anonymous_bytes / 1e6:.0f} MB, "
+        f"{result.parsed_anonymous_bytes / 1e6:.0f} MB before compiling"
     )
 
 
 def _weights(model: ir.Model) -> dict[str, Recipe]:
-    found = {name: recipe_of(value) for name, value in model.graph.initializers.items()}
-    return {name: recipe for name, recipe in found.items() if recipe is not None}
+    recipes = {name: recipe_of(value) for name, value in model.graph.initializers.items()}
+    return {name: recipe for name, recipe in recipes.items() if recipe is not None}
 
 
 def weights_to_inputs(proto: onnx.ModelProto, names: Collection[str]) -> None:
-    """Makes inputs of these initialisers, behind the graph's own and in their order."""
+    """Change these initializers to inputs, after the graph's own and in their order."""
     graph = proto.graph
-    held = list(graph.initializer)
+    initializers = list(graph.initializer)
     del graph.initializer[:]
-    for tensor in held:
+    for tensor in initializers:
         if tensor.name in names:
             port = onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
             graph.input.append(port)
@@ -134,26 +138,26 @@ def weights_to_inputs(proto: onnx.ModelProto, names: Collection[str]) -> None:
             graph.initializer.append(tensor)
 
 
-def _check_answer(
+def _check_result(
     role: str, model: ir.Model, bound: Sequence[str], request: EngineRequest, result: EngineResult
 ) -> None:
-    """The library built what was asked for: the graph's ports, for these GPUs, of this version."""
-    wanted = [(value.name, True) for value in model.graph.inputs]
-    wanted += [(name, True) for name in bound]
-    wanted += [(value.name, False) for value in model.graph.outputs]
-    got = [(binding.name, binding.is_input) for binding in result.bindings]
-    if got != wanted:
-        odd = sorted({str(name) for name, _ in set(got) ^ set(wanted)})
+    """Raise SpecbuildError if the engine differs from the request in ports, GPUs or version."""
+    expected = [(value.name, True) for value in model.graph.inputs]
+    expected += [(name, True) for name in bound]
+    expected += [(value.name, False) for value in model.graph.outputs]
+    actual = [(binding.name, binding.is_input) for binding in result.bindings]
+    if actual != expected:
+        different = sorted({str(name) for name, _ in set(actual) ^ set(expected)})
         raise SpecbuildError(
-            f"{LIBRARIES[request.backend].title} gave {engine_file(role)} other inputs and outputs "
-            f"than the graph has ({', '.join(odd) or 'in another order'}); this is a fault of it"
+            f"{engine_file(role)}: {LIBRARIES[request.backend].title} changed the inputs and "
+            f"outputs of the graph ({', '.join(different) or 'another order'}); use another version"
         )
     if LIBRARIES[request.backend].plans_have_headers:
         with Path(request.engine).open("rb") as file:
             header = read_header(file.read(64), engine_file(role))
-        told = (result.version, set(request.compute_capabilities), result.engine_bytes)
-        if (header.version, set(header.compute_capabilities), header.plan_bytes) != told:
+        built = (result.version, set(request.compute_capabilities), result.engine_bytes)
+        if (header.version, set(header.compute_capabilities), header.plan_bytes) != built:
             raise SpecbuildError(
-                f"{engine_file(role)} says of itself {header}, expected {told}; the library writes "
-                "headers that this specbuild does not know"
+                f"{engine_file(role)}: got the header {header}, expected {built}; this version of "
+                "the library writes headers that specbuild does not support"
             )

@@ -1,7 +1,8 @@
-"""Which sizes every role's engine takes: ranges of its dynamic axes, in a profile for each use.
+"""The optimization profiles of every role's engine: ranges of its dynamic axes for each use.
 
-The library chooses kernels for a profile's usual sizes. A launch takes the first that it fits.
-Sizes that follow from a scalar's value are exact: the runtime then knows its outputs' shapes.
+The library selects kernels for a profile's optimal sizes. A launch uses the first profile that
+fits. Axes that depend on a scalar's value have exact sizes, so the runtime knows the shapes of
+outputs.
 """
 
 from __future__ import annotations
@@ -24,52 +25,58 @@ from specbuild.runtime.engine_dir.manifest import (
 
 
 def role_profiles(plan: EnginePlan) -> dict[str, tuple[ShapeProfile, ...]]:
-    """The profiles of every role that an engine of this plan may have."""
+    """Return the profiles of every role of an engine with these sizes."""
     limits = plan.limits
-    batch, kept, width = limits.max_batch_size, limits.draft_tokens, limits.draft_top_k
-    depth, nodes = limits.draft_depth, kept + 1
-    usual = plan.draft_default or DraftShape(0, 0, 0)
-    tree_bits, level_bits = _words(nodes), _words(width * max(depth - 1, 0))
+    batch, max_tokens, top_k = limits.max_batch_size, limits.draft_tokens, limits.draft_top_k
+    depth, nodes = limits.draft_depth, max_tokens + 1
+    default = plan.draft_default or DraftShape(0, 0, 0)
+    tree_bits, level_bits = _words(nodes), _words(top_k * max(depth - 1, 0))
 
     def rows(  # noqa: PLR0917
         launch: Mapping[str, SizeRange],
         name: str,
-        usual_rows: int,
-        most: int,
-        wanted: int,
+        opt_rows: int,
+        max_rows: int,
+        logit_rows: int,
         words: int,
     ) -> ShapeProfile:
-        """Launches of up to ``most`` rows, of which ``wanted`` have logits."""
+        """Return a profile of up to ``max_rows`` rows, of which ``logit_rows`` have logits."""
         axes = {
-            "T": SizeRange(1, min(usual_rows, most), most),
-            "R": SizeRange(1, 1 if most > wanted else min(usual_rows, most), min(wanted, most)),
+            "T": SizeRange(1, min(opt_rows, max_rows), max_rows),
+            "R": SizeRange(
+                1,
+                1 if max_rows > logit_rows else min(opt_rows, max_rows),
+                min(logit_rows, max_rows),
+            ),
             "W": SizeRange(1, 1, words),
         }
         return ShapeProfile(name, {**launch, **axes})
 
-    verified = batch * nodes
-    level = batch * max(width, depth + 1)
+    verify_rows = batch * nodes
+    level = batch * max(top_k, depth + 1)
     views = _launch(limits, plan.target_groups)
     target = [rows(views, "decode", 1, batch, batch, 1)]
-    if kept:
-        target.append(rows(views, "verify", usual.draft_tokens + 1, verified, verified, tree_bits))
-    target.append(rows(views, "prefill", limits.max_rows, limits.max_rows, verified, 1))
+    if max_tokens:
+        target.append(
+            rows(views, "verify", default.draft_tokens + 1, verify_rows, verify_rows, tree_bits)
+        )
+    target.append(rows(views, "prefill", limits.max_rows, limits.max_rows, verify_rows, 1))
     profiles = {
         "target": tuple(target),
-        "choose": (_one("rows", R=SizeRange(1, usual.draft_tokens + 1, verified)),),
+        "choose": (_one("rows", R=SizeRange(1, default.draft_tokens + 1, verify_rows)),),
     }
-    if not kept:
+    if not max_tokens:
         return profiles
-    extends = max(usual.draft_depth, 1)
+    extends = max(default.draft_depth, 1)
     of_draft = _launch(limits, [group for group in plan.groups if group.name == DRAFT_GROUP])
-    pool, usual_pool = DraftShape(width, depth, 0).candidates, usual.candidates
+    pool, default_pool = DraftShape(top_k, depth, 0).candidates, default.candidates
     sequences = {"B": SizeRange(1, 1, batch)}
     path = _exact(depth + 1)
-    in_tree = {"N1": SizeRange(2, usual.draft_tokens + 1, nodes), "W": SizeRange(1, 1, tree_bits)}
+    in_tree = {"N1": SizeRange(2, default.draft_tokens + 1, nodes), "W": SizeRange(1, 1, tree_bits)}
     return profiles | {
         "draft_fuse": tuple(
-            _one(name, T=SizeRange(1, min(count, most), most))
-            for name, count, most in (
+            _one(name, T=SizeRange(1, min(count, max_rows), max_rows))
+            for name, count, max_rows in (
                 ("step", extends, level),
                 ("prefill", limits.max_rows, limits.max_rows),
             )
@@ -88,32 +95,32 @@ def role_profiles(plan: EnginePlan) -> dict[str, tuple[ShapeProfile, ...]]:
                 top_k=_exact(children),
                 **sequences,
             )
-            for children in range(1, width + 1)
+            for children in range(1, top_k + 1)
             for first in sorted({1, children})
         ),
         "select": tuple(
             _one(
                 f"{tokens}",
-                M=SizeRange(tokens, max(usual_pool, tokens), pool),
+                M=SizeRange(tokens, max(default_pool, tokens), pool),
                 N1=_exact(tokens + 1),
                 W=_exact(_words(tokens + 1)),
                 draft_tokens=_exact(tokens),
                 **sequences,
             )
-            for tokens in range(1, kept + 1)
+            for tokens in range(1, max_tokens + 1)
         ),
         "accept": (_one("tree", D1=path, **sequences, **in_tree),),
-        "commit": (_one("path", D1=SizeRange(1, usual.draft_depth + 1, depth + 1), **sequences),),
+        "commit": (_one("path", D1=SizeRange(1, default.draft_depth + 1, depth + 1), **sequences),),
     }
 
 
 def input_shapes(inputs: Iterable[ir.Value], profile: ShapeProfile) -> tuple[InputShapes, ...]:
-    """What a profile says of a graph's inputs; those that never change are left out.
+    """Return a profile's ranges of a graph's inputs, without inputs of constant shape.
 
-    A scalar has an entry where the profile has an axis of its name: other sizes follow from its
-    value. Raises KeyError where the profile lacks an axis.
+    A scalar is included if the profile has an axis of its name, because other sizes depend on its
+    value. Raises KeyError if the profile lacks an axis.
     """
-    found = []
+    shapes = []
     for value in inputs:
         assert value.name is not None and value.shape is not None
         ranges = [_range(size, profile.axes) for size in value.shape]
@@ -123,15 +130,15 @@ def input_shapes(inputs: Iterable[ir.Value], profile: ShapeProfile) -> tuple[Inp
             isinstance(size, int) for size in value.shape
         ):
             continue
-        found.append(
+        shapes.append(
             InputShapes(
                 value.name,
-                least=tuple(axis.least for axis in ranges),
-                usual=tuple(axis.usual for axis in ranges),
-                most=tuple(axis.most for axis in ranges),
+                min_shape=tuple(axis.least for axis in ranges),
+                opt_shape=tuple(axis.usual for axis in ranges),
+                max_shape=tuple(axis.most for axis in ranges),
             )
         )
-    return tuple(found)
+    return tuple(shapes)
 
 
 def _range(size: int | ir.SymbolicDim, axes: Mapping[str, SizeRange]) -> SizeRange:
@@ -139,12 +146,12 @@ def _range(size: int | ir.SymbolicDim, axes: Mapping[str, SizeRange]) -> SizeRan
 
 
 def _launch(limits: Limits, groups: Iterable[CacheGroup]) -> dict[str, SizeRange]:
-    """The axes of sequences and page tables: any number of sequences, views of any length."""
+    """Return the axes of sequences and page tables: up to the maximum batch and view length."""
     batch = limits.max_batch_size
     axes = {"B": SizeRange(1, 1, batch), "B1": SizeRange(2, 2, batch + 1)}
     for group in groups:
-        most = group_pages(group, limits, tokens=limits.max_seq_len)
-        axes[f"P_{group.name}"] = SizeRange(1, -(-most // 4), most)
+        max_pages = group_pages(group, limits, tokens=limits.max_seq_len)
+        axes[f"P_{group.name}"] = SizeRange(1, -(-max_pages // 4), max_pages)
     return axes
 
 
@@ -157,5 +164,5 @@ def _one(name: str, **axes: SizeRange) -> ShapeProfile:
 
 
 def _words(bits: int) -> int:
-    """32-bit words for so many bits; a launch has one at least."""
+    """Return the number of 32-bit words for this number of bits, at least one."""
     return max(1, -(-bits // 32))

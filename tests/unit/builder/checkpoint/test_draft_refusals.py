@@ -71,12 +71,12 @@ def test_a_meaning_of_a_flag_that_is_not_set(draft: Path, geometry: TargetGeomet
         (
             {"latent": LATENT},
             "the draft's kv_lora_rank is 40, CUDA kernels need a multiple of 32",
-            "which has no form for TensorRT-RTX; build with --backend cpu or cuda, or without",
+            "which TensorRT-RTX does not support; build with --backend cpu or cuda, or without",
         ),
         (
             {"layers": 3},
             "the draft has 3 layers, which is built for the CPU only",
-            "which has no form for TensorRT-RTX; build with --backend cpu, or without --draft",
+            "which TensorRT-RTX does not support; build with --backend cpu, or without --draft",
         ),
     ],
 )
