@@ -101,13 +101,13 @@ class ProbedSequence:
         """Run committed tokens: ``token_ids`` [n] in ``feeds`` follow those already present."""
         count = len(feeds["token_ids"])
         first = self._length(role)
-        plan = RowLayout([first], [count], [first + count])
+        layout = RowLayout([first], [count], [first + count])
         placed = {
             "positions": self._probe.counter.range(first, count),
             "ancestor_bits": np.zeros((count, 1), np.int32),
         }
         states = self._states(role, [range(count)], stores=True)
-        outputs = self._launch(role, plan, {**feeds, **placed, **states}, capacity=count)
+        outputs = self._launch(role, layout, {**feeds, **placed, **states}, capacity=count)
         for group in self._probe.groups(role):
             self._pages[group].commit(first + count)
         return outputs
@@ -123,7 +123,7 @@ class ProbedSequence:
     ) -> dict[str, np.ndarray]:
         """Run tree nodes at consecutive tree ``slots``; ``ancestors`` bool [n, tree slots]."""
         length = self._length(role)
-        plan = RowLayout([length + slots[0]], [len(slots)], [length])
+        layout = RowLayout([length + slots[0]], [len(slots)], [length])
         words = np.packbits(
             np.pad(ancestors, ((0, 0), (0, -ancestors.shape[1] % 32))), axis=1, bitorder="little"
         )
@@ -133,17 +133,17 @@ class ProbedSequence:
         }
         paths = [row.nonzero()[0].tolist() for row in ancestors]
         states = self._states(role, paths, stores=False)
-        return self._launch(role, plan, {**feeds, **placed, **states}, capacity=slots[-1] + 1)
+        return self._launch(role, layout, {**feeds, **placed, **states}, capacity=slots[-1] + 1)
 
     def write_states(self, aux_hidden: np.ndarray) -> None:
         """Write states [n, aux_layers·Ht] of committed tokens to caches that ``draft`` reads."""
         role, count, first = "draft", len(aux_hidden), self._length("draft")
-        plan = RowLayout([first], [count], [first + count])
+        layout = RowLayout([first], [count], [first + count])
         feeds = {"captured": aux_hidden, "positions": self._probe.counter.range(first, count)}
         for group in self._probe.groups(role):
             self._pages[group].append(count)
             feeds |= launch_feeds(
-                self._probe.manifest, group, [self._pages[group]], plan, self._probe.counter
+                self._probe.manifest, group, [self._pages[group]], layout, self._probe.counter
             )
         self._probe.run("draft_fuse", feeds)
         for group in self._probe.groups(role):
@@ -168,14 +168,14 @@ class ProbedSequence:
         return self._pages[self._probe.groups(role)[0]].length
 
     def _launch(
-        self, role: str, plan: RowLayout, feeds: dict[str, np.ndarray], *, capacity: int
+        self, role: str, layout: RowLayout, feeds: dict[str, np.ndarray], *, capacity: int
     ) -> dict[str, np.ndarray]:
-        feeds["row_start"] = plan.row_start()
-        feeds["logit_rows"] = self._probe.counter.range(0, plan.rows)
+        feeds["row_start"] = layout.row_start()
+        feeds["logit_rows"] = self._probe.counter.range(0, layout.rows)
         for group in self._probe.groups(role):
             self._pages[group].append(capacity)
             feeds |= launch_feeds(
-                self._probe.manifest, group, [self._pages[group]], plan, self._probe.counter
+                self._probe.manifest, group, [self._pages[group]], layout, self._probe.counter
             )
         return self._probe.run(role, feeds)
 

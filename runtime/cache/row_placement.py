@@ -67,7 +67,7 @@ class SlotCounter:
 
 
 def cache_feeds(
-    group: str, holders: Sequence[SequencePages], plan: RowLayout, counter: SlotCounter
+    group: str, holders: Sequence[SequencePages], layout: RowLayout, counter: SlotCounter
 ) -> dict[str, np.ndarray]:
     """Return ``page_table [1,B,1,P]``, ``row_slot``, ``write_slot [T]`` and ``tree_start [B]``.
 
@@ -76,14 +76,16 @@ def cache_feeds(
     is the first position of each page, for groups whose keys get RoPE when they are read.
     """
     if len(holders) == 1:
-        return _one_sequence_feeds(group, holders[0], plan, counter)
+        return _one_sequence_feeds(group, holders[0], layout, counter)
     first_pages = [
         holder.view_page(min(f, t))
-        for holder, f, t in zip(holders, plan.first, plan.tree_start, strict=True)
+        for holder, f, t in zip(holders, layout.first, layout.tree_start, strict=True)
     ]
     base = [page * holder.page_size for page, holder in zip(first_pages, holders, strict=True)]
-    shifted = [f - b for f, b in zip(plan.first, base, strict=True)]
-    writes = [h.slots[f : f + n] for h, f, n in zip(holders, plan.first, plan.count, strict=True)]
+    shifted = [f - b for f, b in zip(layout.first, base, strict=True)]
+    writes = [
+        h.slots[f : f + n] for h, f, n in zip(holders, layout.first, layout.count, strict=True)
+    ]
     views = [slice(page, h.end_page) for page, h in zip(first_pages, holders, strict=True)]
     widest = max(view.stop - view.start for view in views)
     table = np.zeros((1, len(views), 1, widest), np.int32)
@@ -91,10 +93,10 @@ def cache_feeds(
     for b, (holder, view) in enumerate(zip(holders, views, strict=True)):
         table[0, b, 0, : view.stop - view.start] = holder.table[view]
         positions[b, : view.stop - view.start] = holder.page_positions[view]
-    tree_start = [t - b for t, b in zip(plan.tree_start, base, strict=True)]
+    tree_start = [t - b for t, b in zip(layout.tree_start, base, strict=True)]
     return {
         f"{group}{_PAGE_TABLE}": table,
-        f"{group}.row_slot": counter.ranges(shifted, plan.count),
+        f"{group}.row_slot": counter.ranges(shifted, layout.count),
         f"{group}.tree_start": np.array(tree_start, np.int32),
         f"{group}.write_slot": np.concatenate(writes),
         f"{group}{_PAGE_POSITION}": positions,
@@ -102,17 +104,17 @@ def cache_feeds(
 
 
 def _one_sequence_feeds(
-    group: str, holder: SequencePages, plan: RowLayout, counter: SlotCounter
+    group: str, holder: SequencePages, layout: RowLayout, counter: SlotCounter
 ) -> dict[str, np.ndarray]:
     """Return the feeds of a single sequence as views of existing arrays."""
-    first, count = plan.first[0], plan.count[0]
-    first_page = holder.view_page(min(first, plan.tree_start[0]))
+    first, count = layout.first[0], layout.count[0]
+    first_page = holder.view_page(min(first, layout.tree_start[0]))
     base = first_page * holder.page_size
     view = slice(first_page, holder.end_page)
     return {
         f"{group}{_PAGE_TABLE}": holder.table[view][None, None, None],
         f"{group}.row_slot": counter.range(first - base, count),
-        f"{group}.tree_start": counter.range(plan.tree_start[0] - base, 1),
+        f"{group}.tree_start": counter.range(layout.tree_start[0] - base, 1),
         f"{group}.write_slot": holder.slots[first : first + count],
         f"{group}{_PAGE_POSITION}": holder.page_positions[view][None],
     }

@@ -50,14 +50,14 @@ class DFlashDrafter(OnePassDrafter):
         first = [self._draft_length(s) for s in sequences]
         for sequence, count in zip(sequences, counts, strict=True):
             self._append(sequence, count)
-        plan = RowLayout(first, counts, [f + n for f, n in zip(first, counts, strict=True)])
+        layout = RowLayout(first, counts, [f + n for f, n in zip(first, counts, strict=True)])
         feeds = {
             "captured": np.concatenate([p.first(n) for p, n in zip(pending, counts, strict=True)]),
             "positions": self._counter.ranges(first, counts),
         }
         for group in self._groups:
             pages = [s.pages[group] for s in sequences]
-            inputs = cache_feeds(group, pages, plan, self._counter)
+            inputs = cache_feeds(group, pages, layout, self._counter)
             feeds[f"{group}.write_slot"] = inputs[f"{group}.write_slot"]
         self._executor.run(self._role["draft_fuse"], feeds)
         self._committed(sequences, first, counts)
@@ -73,17 +73,17 @@ class DFlashDrafter(OnePassDrafter):
         ids[:, 0] = [s.root for s in sequences]
         mask = np.tri(rows, dtype=bool) if d.causal else np.ones((rows, rows), bool)
         first_rows = np.arange(batch, dtype=np.int32)[:, None] * rows
-        plan = RowLayout(first, [rows] * batch, first)
+        layout = RowLayout(first, [rows] * batch, first)
         feeds: dict[str, np.ndarray] = {
             "token_ids": ids.reshape(-1),
-            "positions": self._counter.ranges(first, plan.count),
-            "row_start": plan.row_start(),
+            "positions": self._counter.ranges(first, layout.count),
+            "row_start": layout.row_start(),
             "ancestor_bits": np.tile(pack_bits(mask), (batch, 1)),
             "logit_rows": (first_rows + np.arange(1, depth + 1, dtype=np.int32)).reshape(-1),
         }
         for group in self._groups:
             pages = [s.pages[group] for s in sequences]
-            feeds |= cache_feeds(group, pages, plan, self._counter)
+            feeds |= cache_feeds(group, pages, layout, self._counter)
         logits = self._executor.run(self._role["draft"], feeds)["draft_logits"]
         self._discard_tree(sequences)
         return logits

@@ -134,7 +134,7 @@ class Eagle3Drafter:
     def run_rows(
         self,
         sequences: Sequence[SequenceState],
-        plan: RowLayout,
+        layout: RowLayout,
         tree_rows: int,
         feeds: Mapping[str, np.ndarray],
     ) -> tuple[np.ndarray, np.ndarray]:
@@ -144,8 +144,8 @@ class Eagle3Drafter:
         """
         for sequence in sequences:
             self._append(sequence, tree_rows)
-        rows = self._counter.range(0, plan.rows)
-        return self._draft(sequences, plan, **feeds, logit_rows=rows)
+        rows = self._counter.range(0, layout.rows)
+        return self._draft(sequences, layout, **feeds, logit_rows=rows)
 
     def best_tokens(
         self, sequences: Sequence[SequenceState], logits: np.ndarray, level: int, top_k: int
@@ -179,17 +179,17 @@ class Eagle3Drafter:
         fused = self._executor.run(self._role["draft_fuse"], {"captured": _joined(aux_hidden)})
         first = [self._draft_length(s) for s in sequences]
         spans = list(zip(sequences, first, counts, strict=True))
-        plan = RowLayout(first, counts, [f + n for f, n in zip(first, counts, strict=True)])
+        layout = RowLayout(first, counts, [f + n for f, n in zip(first, counts, strict=True)])
         for sequence, _, count in spans:
             self._append(sequence, count)
-        last_rows = plan.row_start()[1:] - 1
+        last_rows = layout.row_start()[1:] - 1
         logits, out = self._draft(
             sequences,
-            plan,
+            layout,
             token_ids=_joined([s.ids[f + 1 : f + n + 1] for s, f, n in spans]),
             hidden=fused["hidden"],
             positions=self._counter.ranges(first, counts),
-            ancestor_bits=_no_bits(plan.rows),
+            ancestor_bits=_no_bits(layout.rows),
             logit_rows=last_rows,
         )
         self._committed(sequences, first, counts)
@@ -306,16 +306,16 @@ class Eagle3Drafter:
         )
 
     def _draft(
-        self, sequences: Sequence[SequenceState], plan: RowLayout, **feeds: np.ndarray
+        self, sequences: Sequence[SequenceState], layout: RowLayout, **feeds: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
         """Run the draft graph once.
 
         Return logits [R, Vd] of ``logit_rows`` and features [T, H] of all rows.
         """
-        feeds["row_start"] = plan.row_start()
+        feeds["row_start"] = layout.row_start()
         for group in self._groups:
             pages = [s.pages[group] for s in sequences]
-            feeds |= cache_feeds(group, pages, plan, self._counter)
+            feeds |= cache_feeds(group, pages, layout, self._counter)
         outputs = self._executor.run(self._role["draft"], feeds)
         return outputs["draft_logits"], outputs["hidden_out"]
 
@@ -364,9 +364,9 @@ class _Rows:
         return self._drafter.tree_starts(self._sequences)
 
     def run(
-        self, plan: RowLayout, tree_rows: int, **feeds: np.ndarray
+        self, layout: RowLayout, tree_rows: int, **feeds: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        return self._drafter.run_rows(self._sequences, plan, tree_rows, feeds)
+        return self._drafter.run_rows(self._sequences, layout, tree_rows, feeds)
 
     def best(self, logits: np.ndarray, level: int, top_k: int) -> np.ndarray:
         return self._drafter.best_tokens(self._sequences, logits, level, top_k)

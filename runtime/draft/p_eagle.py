@@ -68,17 +68,17 @@ class PEagleDrafter(OnePassDrafter):
             for part in (s.ids[f + 1 : f + n + 1], mask_ids)
         ]
         rows = [n + depth - 1 for n in counts]
-        plan = RowLayout(first, rows, [f + n for f, n in zip(first, rows, strict=True)])
+        layout = RowLayout(first, rows, [f + n for f, n in zip(first, rows, strict=True)])
         for sequence, count in zip(sequences, rows, strict=True):
             self._append(sequence, count)
-        logit_rows = np.array(plan.row_start()[1:, None] - np.arange(depth, 0, -1), np.int32)
+        logit_rows = np.array(layout.row_start()[1:, None] - np.arange(depth, 0, -1), np.int32)
         logits, _ = self._draft(
             sequences,
-            plan,
+            layout,
             token_ids=np.concatenate(ids),
             hidden=np.concatenate(hidden),
             positions=self._counter.ranges(first, rows),
-            ancestor_bits=np.zeros((plan.rows, 1), np.int32),
+            ancestor_bits=np.zeros((layout.rows, 1), np.int32),
             logit_rows=logit_rows.reshape(-1),
         )
         self._committed(sequences, first, counts)

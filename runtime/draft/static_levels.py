@@ -20,9 +20,9 @@ class RowDrafter(Protocol):
         ...
 
     def run(
-        self, plan: RowLayout, tree_rows: int, **feeds: np.ndarray
+        self, layout: RowLayout, tree_rows: int, **feeds: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Run the rows of ``plan`` and return their logits and features.
+        """Run the rows of ``layout`` and return their logits and features.
 
         ``tree_rows`` is the number of rows of each tree, including these.
         """

@@ -1,7 +1,7 @@
-"""A lossy mode: one object that plans steps and receives their results.
+"""A lossy mode: one object that requests properties of steps and receives their results.
 
-If steps stay on the device, the host plans one before it knows the tokens of the steps in flight,
-and assumes their maximum.
+If steps stay on the device, the host requests one before it knows the tokens of the steps in
+flight, and assumes their maximum.
 """
 
 from __future__ import annotations
@@ -105,12 +105,12 @@ class ModeRequest:
     checks: bool = False
 
 
-def joined(plans: Sequence[ModeRequest]) -> ModeRequest:
+def joined(mode_requests: Sequence[ModeRequest]) -> ModeRequest:
     """Return a request that satisfies all modes of a step."""
     return ModeRequest(
-        reverified=next((p.reverified for p in plans if p.reverified is not None), None),
-        sparse=any(p.sparse for p in plans),
-        checks=any(p.checks for p in plans),
+        reverified=next((p.reverified for p in mode_requests if p.reverified is not None), None),
+        sparse=any(p.sparse for p in mode_requests),
+        checks=any(p.checks for p in mode_requests),
     )
 
 
@@ -125,12 +125,12 @@ class DeviceMode(Protocol):
         """Return the request of a probable first step, so that its program can be loaded."""
         ...
 
-    def plan(self, ahead: StepAhead) -> ModeRequest:
+    def request_step(self, ahead: StepAhead) -> ModeRequest:
         """Decide how each sequence takes part in the next step, and write this to the device."""
         ...
 
     def received(
-        self, sequence: SequenceState, plan: ModeRequest, result: StepResult, row: int
+        self, sequence: SequenceState, mode_request: ModeRequest, result: StepResult, row: int
     ) -> None:
         """Receive a step's results, before the sequence's length is updated."""
         ...
@@ -165,7 +165,9 @@ class HostMode(Protocol):
         """Add a sequence before its prefill."""
         ...
 
-    def plan(self, sequences: Sequence[SequenceState], nodes: Sequence[int]) -> HostModeRequest:
+    def request_step(
+        self, sequences: Sequence[SequenceState], nodes: Sequence[int]
+    ) -> HostModeRequest:
         """Decide how each sequence takes part in the next step, by the nodes below its root."""
         ...
 
@@ -173,15 +175,15 @@ class HostMode(Protocol):
         self,
         sequences: Sequence[SequenceState],
         rows: RowLayout,
-        plan: HostModeRequest | None,
+        mode_request: HostModeRequest | None,
         *,
         trial: bool,
     ) -> dict[str, np.ndarray]:
-        """Return the mode's inputs of a target pass; without a ``plan``, of prompt chunks."""
+        """Return the mode's inputs of a target pass. ``mode_request`` is None for prompt chunks."""
         ...
 
     def received(
-        self, sequences: Sequence[SequenceState], plan: HostModeRequest, verified: Verified
+        self, sequences: Sequence[SequenceState], mode_request: HostModeRequest, verified: Verified
     ) -> None:
         """Receive the results of a pass or trial, before the sequences' lengths are updated."""
         ...

@@ -42,7 +42,7 @@ class StepInFlight:
 
     - ``extends``: the draft ingests its pending tokens in this step.
     - ``is_warm``: the program ran before in this loop, so its time counts.
-    - ``plans``: the plans of the lossy modes.
+    - ``mode_requests``: the requests of the lossy modes.
     - ``pending``: the most tokens per sequence that the draft has not ingested after this step;
       None for a logit-processor step.
     - ``num_masked``: how many tokens of a row are masked, for rows with a mask.
@@ -56,7 +56,7 @@ class StepInFlight:
     step_context: StepContext
     extends: bool
     is_warm: bool
-    plans: tuple[ModeRequest, ...]
+    mode_requests: tuple[ModeRequest, ...]
     pending: int | None
     num_masked: Mapping[int, int] = field(default_factory=dict)
     top_logprobs: RowTopLogprobs | None = None
@@ -79,7 +79,7 @@ class StepTimer:
         on_time = now_s - wait_started_s > _LATE_S
         self._received_s = now_s if on_time else None
         # A DSA check takes two passes, so its time is not that of a step.
-        is_step_time = on_time and flight.is_warm and not joined(flight.plans).checks
+        is_step_time = on_time and flight.is_warm and not joined(flight.mode_requests).checks
         # If the device was idle, the time includes waiting for the host. Only steps with host
         # chains always wait, so only their time counts then.
         is_step_time &= flight.ahead.proposal_lengths is not None or not flight.device_was_idle

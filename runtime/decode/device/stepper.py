@@ -197,8 +197,8 @@ class DeviceStepper:
     def prepare_step(self, sequences: Sequence[SequenceState], shape: ChosenDraft) -> None:
         """Load the program of the first step after a prefill launch."""
         ahead = self._ahead(sequences, shape)
-        plans = tuple(mode.expected(ahead) for mode in self._modes)
-        self._executor.prepare(self._step_entry(ahead, joined(plans)))
+        mode_requests = tuple(mode.expected(ahead) for mode in self._modes)
+        self._executor.prepare(self._step_entry(ahead, joined(mode_requests)))
 
     def start(
         self, sequences: Sequence[SequenceState], shape: ChosenDraft, step_context: StepContext
@@ -206,11 +206,13 @@ class DeviceStepper:
         """Queue a step. It skips the rows of other sequences."""
         ahead = self._ahead(sequences, shape)
         uses_processor = sequences[0].uses_logit_processor
-        plans = () if uses_processor else tuple(mode.plan(ahead) for mode in self._modes)
+        mode_requests = (
+            () if uses_processor else tuple(mode.request_step(ahead) for mode in self._modes)
+        )
         if uses_processor:
             entry = self._processor_entry(ahead)
         else:
-            entry = self._step_entry(ahead, joined(plans))
+            entry = self._step_entry(ahead, joined(mode_requests))
             self._pending = self._pending_after(ahead, entry)
         max_unread = max((1 + step.depth for step in self._steps_in_flight), default=0)
         for sequence in sequences:
@@ -234,7 +236,7 @@ class DeviceStepper:
             step_context=step_context,
             extends=entry.extends or entry.draft_depth > 0,
             is_warm=is_warm,
-            plans=plans,
+            mode_requests=mode_requests,
             pending=None if uses_processor else self._pending,
             num_masked={r: 1 + len(chains[r]) if chains else 1 for r in masked},
             top_logprobs=self._processors.fetch_top_logprobs(sequences, entry),
@@ -296,8 +298,8 @@ class DeviceStepper:
                 continue
             count, accepted = result.count[row], result.accepted[row]
             check_token_count(flight, result, row)
-            for mode, plan in zip(self._modes, flight.plans, strict=True):
-                mode.received(sequence, plan, result, row)
+            for mode, mode_request in zip(self._modes, flight.mode_requests, strict=True):
+                mode.received(sequence, mode_request, result, row)
             kept = self._count_kept(flight, sequence, row, result.tokens[row][:count])
             allowed = kept if sequence in self._checks else 0
             if not kept and sequence.guide is not None and sequence.guide.failure is None:
@@ -373,7 +375,7 @@ class DeviceStepper:
         """The steps in flight."""
         return [flight.ahead for flight in self._flights if isinstance(flight, StepInFlight)]
 
-    def _step_entry(self, ahead: StepAhead, plan: ModeRequest) -> ProgramEntry:
+    def _step_entry(self, ahead: StepAhead, mode_request: ModeRequest) -> ProgramEntry:
         full = needs_full_logits(ahead.rows.values())
         if ahead.proposal_lengths is not None:
             full |= any(sequence in self._checks for sequence in ahead.rows.values())
@@ -384,9 +386,9 @@ class DeviceStepper:
             batch=ahead.batch,
             full_logits=full,
             extends=ahead.shape is None and 0 < self._max_pending <= self._pending,
-            reverified=plan.reverified,
-            sparse=plan.sparse,
-            checks=plan.checks,
+            reverified=mode_request.reverified,
+            sparse=mode_request.sparse,
+            checks=mode_request.checks,
         )
 
     def _pending_after(self, ahead: StepAhead, entry: ProgramEntry) -> int:

@@ -233,20 +233,20 @@ class CostMeasurement:
 
     def _launch(self, sequence: SequenceState, rows: int, *, tree: bool) -> dict[str, np.ndarray]:
         length = sequence.length
-        plan = RowLayout([length], [rows], [length if tree else length + rows])
+        layout = RowLayout([length], [rows], [length if tree else length + rows])
         bits = chain_trees([0], np.zeros((1, rows - 1), np.int32)).ancestor_bits[0]
         vocab = self._manifest.target.vocab
         feeds = {
             "token_ids": self._random.integers(0, vocab, rows, dtype=np.int32),
             "positions": self._counter.range(length, rows),
-            "row_start": plan.row_start(),
+            "row_start": layout.row_start(),
             "ancestor_bits": bits if tree else np.zeros((rows, 1), np.int32),
             "logit_rows": self._counter.range(0, rows),
         }
         for group in groups_of(self._manifest.roles["target"]):
             holder = sequence.pages[group]
             holder.append(rows)
-            feeds |= launch_feeds(self._manifest, group, [holder], plan, self._counter)
+            feeds |= launch_feeds(self._manifest, group, [holder], layout, self._counter)
         for states in self._manifest.state_groups:
             holders = [sequence.pages[states.name]]
             feeds |= path_feeds(states, holders, [(0, range(rows))], stores=not tree)

@@ -51,8 +51,8 @@ def score_on_host(
 def _prefill(
     passes: TargetPasses, sequence: SequenceState, start: int, count: int, counter: SlotCounter
 ) -> ScoredRows:
-    plan = RowLayout([start], [count], [start + count])
-    outputs = passes.prompts([sequence], plan, counter.range(0, count).tolist())
+    layout = RowLayout([start], [count], [start + count])
+    outputs = passes.prompts([sequence], layout, counter.range(0, count).tolist())
     passes.advance(sequence, count)
     return _rows(start, outputs, slice(None))
 

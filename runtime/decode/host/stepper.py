@@ -126,12 +126,12 @@ class HostStepper:
         """Run one pass of the target over prompt rows."""
         sequences = [chunk.sequence for chunk in chunks]
         first, count = [c.start for c in chunks], [c.count for c in chunks]
-        plan = RowLayout(first, count, [f + n for f, n in zip(first, count, strict=True)])
+        layout = RowLayout(first, count, [f + n for f, n in zip(first, count, strict=True)])
         ending = [i for i, chunk in enumerate(chunks) if chunk.is_last]
-        row_start = plan.row_start()
+        row_start = layout.row_start()
         # A launch needs at least one row of logits. It is unused if no prompt ends here.
         rows = [int(row_start[i + 1]) - 1 for i in ending] or [0]
-        outputs = self._target.prompts(sequences, plan, rows)
+        outputs = self._target.prompts(sequences, layout, rows)
         for chunk in chunks:
             self._target.advance(chunk.sequence, chunk.count)
         emitted = []

@@ -94,22 +94,24 @@ class TargetPasses:
     def verify(self, sequences: Sequence[SequenceState], trees: DraftTrees) -> Verified:
         """Verify every tree; return accepted paths. A mode that checks itself verifies twice."""
         nodes = (trees.count - 1).tolist()
-        plans = [mode.plan(sequences, nodes) for mode in self._modes]
-        if any(plan.checks for plan in plans):
-            self._verify(sequences, trees, plans, trial=True)
-        return self._verify(sequences, trees, plans, trial=False)
+        mode_requests = [mode.request_step(sequences, nodes) for mode in self._modes]
+        if any(mode_request.checks for mode_request in mode_requests):
+            self._verify(sequences, trees, mode_requests, trial=True)
+        return self._verify(sequences, trees, mode_requests, trial=False)
 
     def _verify(
         self,
         sequences: Sequence[SequenceState],
         trees: DraftTrees,
-        plans: Sequence[HostModeRequest],
+        mode_requests: Sequence[HostModeRequest],
         *,
         trial: bool,
     ) -> Verified:
-        chain_starts = next((p.chain_start for p in plans if p.chain_start is not None), None)
+        chain_starts = next(
+            (p.chain_start for p in mode_requests if p.chain_start is not None), None
+        )
         rows = _tree_rows(sequences, trees, chain_starts, self._counter)
-        feeds = rows.feeds | self._place_rows(sequences, rows.plan)
+        feeds = rows.feeds | self._place_rows(sequences, rows.layout)
         if self._states:
             # A root alone is accepted for certain, so its launch may store the state.
             paths = [
@@ -118,11 +120,11 @@ class TargetPasses:
                 for path in trees.leaf_paths(b)
             ]
             feeds |= self._state_feeds(sequences, paths, stores=trees.nodes == 0)
-        for mode, plan in zip(self._modes, plans, strict=True):
-            feeds |= mode.feeds(sequences, rows.plan, plan, trial=trial)
+        for mode, mode_request in zip(self._modes, mode_requests, strict=True):
+            feeds |= mode.feeds(sequences, rows.layout, mode_request, trial=trial)
         outputs = self._executor.run("target", feeds)
         sampled_rows = SampledRows(
-            sequences, rows.plan.count, feeds["positions"], outputs["logits"], trees
+            sequences, rows.layout.count, feeds["positions"], outputs["logits"], trees
         )
         row_sampled, row_logprob = self.sampler.sample(sampled_rows, counts=not trial)
         sampled = rows.by_slot(row_sampled, unused=-1)
@@ -135,11 +137,11 @@ class TargetPasses:
             root_row=rows.root_row,
             row_sampled=row_sampled,
             outputs=outputs,
-            checked=any(plan.checks for plan in plans),
+            checked=any(mode_request.checks for mode_request in mode_requests),
             trial=trial,
         )
-        for mode, plan in zip(self._modes, plans, strict=True):
-            mode.received(sequences, plan, verified)
+        for mode, mode_request in zip(self._modes, mode_requests, strict=True):
+            mode.received(sequences, mode_request, verified)
         return verified
 
     def commit(
@@ -217,7 +219,7 @@ class _TreeRows(NamedTuple):
     that have a slot; None: all have one.
     """
 
-    plan: RowLayout
+    layout: RowLayout
     feeds: dict[str, np.ndarray]
     root_row: np.ndarray
     used: np.ndarray | None
@@ -250,7 +252,7 @@ def _tree_rows(
     length = [s.length for s in sequences]
     first = length if chain_starts is None else chain_starts
     chain_lengths = [n - f for n, f in zip(length, first, strict=True)]
-    plan = RowLayout(first, [c + n for c, n in zip(chain_lengths, count, strict=True)], length)
+    layout = RowLayout(first, [c + n for c, n in zip(chain_lengths, count, strict=True)], length)
     # If every slot has a row, reshaping needs no copy.
     used = None if trees.full else np.arange(trees.tokens.shape[1]) < trees.count[:, None]
 
@@ -259,7 +261,7 @@ def _tree_rows(
 
     token_ids, bits = rows_of(trees.tokens), rows_of(trees.ancestor_bits)
     positions = rows_of(trees.depths + np.array(length, np.int32)[:, None])
-    root_row, in_tree = plan.row_start(), None
+    root_row, in_tree = layout.row_start(), None
     if any(chain_lengths):
         reverified = [s.ids[f:n] for s, f, n in zip(sequences, first, length, strict=True)]
         before = np.repeat(np.cumsum([0, *count[:-1]]), chain_lengths)
@@ -272,10 +274,10 @@ def _tree_rows(
         "token_ids": token_ids,
         "positions": positions,
         "ancestor_bits": bits,
-        "logit_rows": counter.range(0, plan.rows),
+        "logit_rows": counter.range(0, layout.rows),
     }
     return _TreeRows(
-        plan=plan,
+        layout=layout,
         feeds=feeds,
         root_row=root_row,
         used=used,

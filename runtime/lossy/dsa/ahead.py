@@ -57,7 +57,7 @@ class DeviceSelections:
         sparse = any(self._reaches(s, ahead.depth) for s in able)
         return StepSelections(sparse=sparse, checks=sparse and self._config.check_interval > 0)
 
-    def plan(self, ahead: StepAhead) -> StepSelections:
+    def request_step(self, ahead: StepAhead) -> StepSelections:
         """Decide how the sequences attend in the next step, and write their budgets by row."""
         max_new = ahead.most_emitted
         attends: dict[int, Attends] = {}
@@ -79,17 +79,17 @@ class DeviceSelections:
         return StepSelections(sparse=sparse or checks, checks=checks, attends=attends)
 
     def received(
-        self, sequence: SequenceState, plan: ModeRequest, result: StepResult, row: int
+        self, sequence: SequenceState, mode_request: ModeRequest, result: StepResult, row: int
     ) -> None:
         """Count broken lists, and compare the passes of a check by the step's ``ring.checks``."""
-        assert isinstance(plan, StepSelections)
+        assert isinstance(mode_request, StepSelections)
         selection, attends, outcome = (
             self._selections[sequence.index],
-            plan.attends[sequence.index],
+            mode_request.attends[sequence.index],
             None,
         )
-        passes = [result.broken[row] if plan.sparse else 0]
-        if plan.checks:
+        passes = [result.broken[row] if mode_request.sparse else 0]
+        if mode_request.checks:
             tokens, agreed, accepted_whole, accepted_narrowed, broken_in_check = result.checks[row]
             passes.append(broken_in_check)
             if attends == "check":

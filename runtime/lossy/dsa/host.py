@@ -51,7 +51,7 @@ class HostSelections:
         """See :class:`HostMode`."""
         self._selections.pop(sequence.index, None)
 
-    def plan(self, sequences: Sequence[SequenceState], nodes: Sequence[int]) -> _Attending:
+    def request_step(self, sequences: Sequence[SequenceState], nodes: Sequence[int]) -> _Attending:
         """Decide how each sequence attends, and whether the step is a check."""
         del nodes
         attends = tuple(self._selections[s.index].begin(s.length) for s in sequences)
@@ -61,7 +61,7 @@ class HostSelections:
         self,
         sequences: Sequence[SequenceState],
         rows: RowLayout,
-        plan: HostModeRequest | None,
+        mode_request: HostModeRequest | None,
         *,
         trial: bool,
     ) -> dict[str, np.ndarray]:
@@ -70,23 +70,23 @@ class HostSelections:
         """
         del rows
         budgets = [EVERYTHING] * len(sequences)
-        if plan is not None:
-            assert isinstance(plan, _Attending)
-            for b, (s, attends) in enumerate(zip(sequences, plan.attends, strict=True)):
+        if mode_request is not None:
+            assert isinstance(mode_request, _Attending)
+            for b, (s, attends) in enumerate(zip(sequences, mode_request.attends, strict=True)):
                 budgets[b] = self._selections[s.index].budget_of(attends, checking=trial)
         return {f"{INDEXER_GROUP}.top_k": np.array(budgets, np.int32)}
 
     def received(
-        self, sequences: Sequence[SequenceState], plan: HostModeRequest, verified: Verified
+        self, sequences: Sequence[SequenceState], mode_request: HostModeRequest, verified: Verified
     ) -> None:
         """Count broken lists, and compare a check's final pass with the trial before it."""
-        assert isinstance(plan, _Attending)
+        assert isinstance(mode_request, _Attending)
         for s, broken in zip(sequences, _broken_lists(verified), strict=True):
             self._selections[s.index].counters.broken(broken)
         if verified.trial:
             self._trial = _Trial(verified.sampled.copy(), verified.accepted)
             return
-        for b, (s, attends) in enumerate(zip(sequences, plan.attends, strict=True)):
+        for b, (s, attends) in enumerate(zip(sequences, mode_request.attends, strict=True)):
             check = self._compared(verified, b) if attends == "check" else None
             self._selections[s.index].ended(attends, s.length, check)
 

@@ -107,7 +107,7 @@ class DeviceViews:
         del ahead
         return ModeRequest()
 
-    def plan(self, ahead: StepAhead) -> ModeRequest:
+    def request_step(self, ahead: StepAhead) -> ModeRequest:
         """Decide which sequences take a full step, and write this to the device.
 
         Raises SpecbuildError if the program has too few rows for the tokens to re-verify.
@@ -141,11 +141,11 @@ class DeviceViews:
         return ModeRequest(capacity - remaining if chosen or remaining < capacity else None)
 
     def received(
-        self, sequence: SequenceState, plan: ModeRequest, result: StepResult, row: int
+        self, sequence: SequenceState, mode_request: ModeRequest, result: StepResult, row: int
     ) -> None:
         """Receive the oldest step in flight, and count the tokens that it re-verified."""
         state, emitted = self._sequences[sequence.index], result.count[row]
-        if plan.reverified is not None:
+        if mode_request.reverified is not None:
             state.view.counters.recheck(result.rechecked[row], result.agreed[row])
         choice, _ = state.flights.popleft()
         choice = _at_length(state.view, choice, state.length)

@@ -103,7 +103,7 @@ class HostViews:
         """Forget a finished sequence."""
         self._views.pop(sequence.index, None)
 
-    def plan(self, sequences: Sequence[SequenceState], nodes: Sequence[int]) -> _Viewing:
+    def request_step(self, sequences: Sequence[SequenceState], nodes: Sequence[int]) -> _Viewing:
         """Decide how each sequence verifies its tree."""
         pairs = zip(sequences, nodes, strict=True)
         choices = tuple(self._views[s.index].view.choose(s.length, count) for s, count in pairs)
@@ -113,7 +113,7 @@ class HostViews:
         self,
         sequences: Sequence[SequenceState],
         rows: RowLayout,
-        plan: HostModeRequest | None,
+        mode_request: HostModeRequest | None,
         *,
         trial: bool,
     ) -> dict[str, np.ndarray]:
@@ -122,24 +122,24 @@ class HostViews:
         feeds: dict[str, np.ndarray] = {}
         for group in self.groups:
             pages = [s.pages[group] for s in sequences]
-            if plan is None:
+            if mode_request is None:
                 feeds |= full_view_feeds(self._layout, group, pages, rows, self._counter)
             else:
-                assert isinstance(plan, _Viewing)
+                assert isinstance(mode_request, _Viewing)
                 stored = [self._views[s.index] for s in sequences]
-                feeds |= self._view_feeds(group, pages, rows, stored, plan.choices)
+                feeds |= self._view_feeds(group, pages, rows, stored, mode_request.choices)
         return feeds
 
     def received(
-        self, sequences: Sequence[SequenceState], plan: HostModeRequest, verified: Verified
+        self, sequences: Sequence[SequenceState], mode_request: HostModeRequest, verified: Verified
     ) -> None:
         """Store the selected views, and count how many re-verified tokens agree."""
         if verified.trial:
             return
-        assert isinstance(plan, _Viewing)
+        assert isinstance(mode_request, _Viewing)
         chooser = self._layout.chooser
         tables = verified.outputs[f"{chooser}.partial_table.out"]
-        for b, (s, choice) in enumerate(zip(sequences, plan.choices, strict=True)):
+        for b, (s, choice) in enumerate(zip(sequences, mode_request.choices, strict=True)):
             stored = self._views[s.index]
             if choice.blocks is not None:
                 pages = s.pages[chooser]
@@ -214,7 +214,7 @@ def launch_feeds(
     manifest: Manifest,
     group: str,
     pages: Sequence[SequencePages],
-    plan: RowLayout,
+    rows: RowLayout,
     counter: SlotCounter,
 ) -> dict[str, np.ndarray]:
     """Return one group's inputs of a launch with full views, with or without SpecPV.
@@ -223,9 +223,9 @@ def launch_feeds(
     """
     layout = view_layout(manifest)
     if layout is None or group not in layout.places:
-        feeds = cache_feeds(group, pages, plan, counter)
+        feeds = cache_feeds(group, pages, rows, counter)
     else:
-        feeds = full_view_feeds(layout, group, pages, plan, counter)
+        feeds = full_view_feeds(layout, group, pages, rows, counter)
     if group == INDEXER_GROUP:
         feeds[f"{group}.top_k"] = np.full(len(pages), EVERYTHING, np.int32)
     return feeds
@@ -241,12 +241,12 @@ def full_view_feeds(
     layout: ViewLayout,
     group: str,
     pages: Sequence[SequencePages],
-    plan: RowLayout,
+    rows: RowLayout,
     counter: SlotCounter,
 ) -> dict[str, np.ndarray]:
     """Return a group's inputs of a launch that has full views and selects no blocks."""
     feeds = _table_feeds(layout, group, pages, [None] * len(pages))
-    feeds |= _row_feeds(group, pages, plan, [0] * len(pages), counter)
+    feeds |= _row_feeds(group, pages, rows, [0] * len(pages), counter)
     if group != layout.chooser:
         return feeds
     zeros = np.zeros(len(pages), np.int32)
@@ -295,16 +295,16 @@ def _table_feeds(
 def _row_feeds(
     group: str,
     pages: Sequence[SequencePages],
-    plan: RowLayout,
+    rows: RowLayout,
     hidden: Sequence[int],
     counter: SlotCounter,
 ) -> dict[str, np.ndarray]:
     """Return the inputs that place rows in their views and in the pool."""
-    first = [f - h for f, h in zip(plan.first, hidden, strict=True)]
-    start = [t - h for t, h in zip(plan.tree_start, hidden, strict=True)]
-    writes = [p.slots[f : f + n] for p, f, n in zip(pages, plan.first, plan.count, strict=True)]
+    first = [f - h for f, h in zip(rows.first, hidden, strict=True)]
+    start = [t - h for t, h in zip(rows.tree_start, hidden, strict=True)]
+    writes = [p.slots[f : f + n] for p, f, n in zip(pages, rows.first, rows.count, strict=True)]
     return {
-        f"{group}.row_slot": counter.ranges(first, plan.count),
+        f"{group}.row_slot": counter.ranges(first, rows.count),
         f"{group}.tree_start": _ints(start),
         f"{group}.write_slot": np.concatenate(writes),
     }

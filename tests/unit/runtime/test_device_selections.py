@@ -62,20 +62,22 @@ def test_a_step_is_sparse_once_its_deepest_node_can_stand_at_the_threshold(
     found, told, sequence = selections(check_interval=0)
     sequence.num_tokens = 1 + 97
     ahead = step_ahead(sequence, emitted=emitted, depth=depth)
-    assert not found.plan(ahead).sparse
+    assert not found.request_step(ahead).sparse
     # A general program may run it: it is told in any case, and rows see to the threshold.
     assert told == {LIST_BUDGET: [16]}
     sequence.num_tokens += 1
-    assert found.plan(ahead).sparse
+    assert found.request_step(ahead).sparse
     assert told == {LIST_BUDGET: [16]}
 
 
 def test_lists_that_a_checks_first_pass_broke_count() -> None:
     found, _, sequence = selections()
     sequence.num_tokens, sequence.length = 201, 200
-    plan = found.plan(step_ahead(sequence))
-    assert plan.checks
-    found.received(sequence, plan, StepResult([1], [0], [], [], [3], checks=[[1, 1, 0, 0, 2]]), 0)
+    mode_request = found.request_step(step_ahead(sequence))
+    assert mode_request.checks
+    found.received(
+        sequence, mode_request, StepResult([1], [0], [], [], [3], checks=[[1, 1, 0, 0, 2]]), 0
+    )
     stats = sequence.counters.dsa.stats()
     assert (stats.broken_launches, stats.broken_lists) == (2, 5)
 
@@ -83,8 +85,10 @@ def test_lists_that_a_checks_first_pass_broke_count() -> None:
 def test_only_a_checked_sequence_counts_a_check() -> None:
     found, _, sequence = selections()
     sequence.length = 200
-    plan = StepSelections(sparse=True, checks=True, attends={0: "sparse"})
-    found.received(sequence, plan, StepResult([1], [0], [], [], [0], checks=[[1, 0, 0, 0, 0]]), 0)
+    mode_request = StepSelections(sparse=True, checks=True, attends={0: "sparse"})
+    found.received(
+        sequence, mode_request, StepResult([1], [0], [], [], [0], checks=[[1, 0, 0, 0, 0]]), 0
+    )
     assert sequence.counters.dsa.stats().checked_steps == 0
 
 
@@ -101,7 +105,7 @@ def test_modes_are_told_of_all_that_flights_may_emit() -> None:
             step_context=None,
             extends=False,
             is_warm=True,
-            plans=(),
+            mode_requests=(),
             pending=0,
         )
         for i, ahead in enumerate(flights)
@@ -116,6 +120,8 @@ def test_modes_are_told_of_all_that_flights_may_emit() -> None:
 def test_only_warm_steps_of_one_pass_are_timed(warm: bool, checks: bool, timed: bool) -> None:
     timer, now_s = StepTimer(), perf_counter()
     timer._received_s = now_s - 1
-    plans, ahead = (StepSelections(checks=checks),), SimpleNamespace(proposal_lengths=None)
-    flight = SimpleNamespace(is_warm=warm, plans=plans, ahead=ahead, device_was_idle=False)
+    mode_requests, ahead = (StepSelections(checks=checks),), SimpleNamespace(proposal_lengths=None)
+    flight = SimpleNamespace(
+        is_warm=warm, mode_requests=mode_requests, ahead=ahead, device_was_idle=False
+    )
     assert (timer.step_time(flight, now_s - 1) is not None) == timed

@@ -38,13 +38,15 @@ def test_sequences_take_turns_where_one_buffer_has_room(
         views.begin(sequences[-1], index)
     count, none = [emitted] * len(lengths), [0] * len(lengths)
     result = StepResult(count, none, [], [], rechecked=none, agreed=none)
-    plans: list[ModeRequest] = []
+    mode_requests: list[ModeRequest] = []
     for step in range(80):
-        plans.append(views.plan(StepAhead(dict(enumerate(sequences)), shape, most_emitted=0)))
+        mode_requests.append(
+            views.request_step(StepAhead(dict(enumerate(sequences)), shape, most_emitted=0))
+        )
         if step > 0:  # two in flight
             for row, sequence in enumerate(sequences):
-                views.received(sequence, plans[step - 1], result, row)
-    fed = [plan.reverified or 0 for plan in plans]
+                views.received(sequence, mode_requests[step - 1], result, row)
+    fed = [mode_request.reverified or 0 for mode_request in mode_requests]
     assert max(fed) <= capacity
     assert sum(rows > 0 for rows in fed) > len(lengths)
     for sequence in sequences:
