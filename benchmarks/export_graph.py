@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 from specbuild.builder.backends.cpu.backend import CPU
-from specbuild.builder.engine.sizes import plan_engine
+from specbuild.builder.engine.sizes import compute_engine_sizes
 from specbuild.builder.families.eagle3.checkpoint import default_aux_layers
 from specbuild.builder.graphs import target_graph
 from specbuild.builder.options import BuildOptions
@@ -38,9 +38,9 @@ def main() -> None:
     geometry = parser.parse_args().geometry
     target = named_geometry(geometry).target
     options = BuildOptions(model=Path("model"), output=Path("engine"))
-    plan = plan_engine(options, CPU.sizes, target, {})
+    engine_sizes = compute_engine_sizes(options, CPU.sizes, target, {})
     processor_s, clock_s = time.process_time(), time.perf_counter()
-    model = target_graph(target, plan, default_aux_layers(target.layers), torch.bfloat16)
+    model = target_graph(target, engine_sizes, default_aux_layers(target.layers), torch.bfloat16)
     print(json.dumps({
         "geometry": geometry,
         "processor_s": round(time.process_time() - processor_s, 1),

@@ -78,9 +78,9 @@ def build(
         progress.note(f"warning: {warning}")
     if options.keep_onnx is not None:
         keep_graphs(options.keep_onnx, options.portable_dtype, inputs, progress)
-    models = graphs.export_graphs(inputs.sources, inputs.plan, progress)
+    models = graphs.export_graphs(inputs.sources, inputs.engine_sizes, progress)
     lowered = backend.lower(
-        PortableGraphs(models, inputs.plan, inputs.sources), own_options, progress
+        PortableGraphs(models, inputs.engine_sizes, inputs.sources), own_options, progress
     )
     return _written(options, inputs, own_options.device, lowered, progress)
 
@@ -142,9 +142,9 @@ def _written(
         },
         warnings=inputs.warnings,
         caches=cache_capacity(
-            lowered.plan.groups,
-            lowered.plan.limits,
-            lossy=lowered.plan.specpv is not None or lowered.plan.dsa is not None,
+            lowered.engine_sizes.groups,
+            lowered.engine_sizes.limits,
+            lossy=lowered.engine_sizes.specpv is not None or lowered.engine_sizes.dsa is not None,
         ),
         draft_dtype=inputs.drafts[0].geometry.dtype if inputs.drafts else None,
         converted=inputs.sources.converted,
@@ -155,9 +155,15 @@ def _written(
     )
     stored = {} if stores_weights else lowered.weights
     parts = BuiltParts(
-        target, inputs.drafts, lowered.plan, lowered.models, stored, inputs.warnings, device,
+        target,
+        inputs.drafts,
+        lowered.engine_sizes,
+        lowered.models,
+        stored,
+        inputs.warnings,
+        device,
         quantized=lowered.quantized,
-    )  # fmt: skip
+    )
     with staged_engine(output, force=options.force) as folder:
         if lowered.make_plans is not None:
             plans, reports = lowered.make_plans(folder)

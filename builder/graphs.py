@@ -11,7 +11,7 @@ import onnx_ir as ir
 import torch
 from torch import nn
 
-from specbuild.builder.engine.sizes import EnginePlan
+from specbuild.builder.engine.sizes import EngineSizes
 from specbuild.builder.families.parts.graph_io import (
     LAUNCH_PORTS,
     BlockView,
@@ -58,57 +58,64 @@ _HEAD = 1 + len(LAUNCH_PORTS)
 
 
 def export_graphs(
-    sources: WeightSources, plan: EnginePlan, progress: Progress
+    sources: WeightSources, engine_sizes: EngineSizes, progress: Progress
 ) -> dict[str, ir.Model]:
     """Return the portable graph of every role, with weights bound to the checkpoints."""
     g, dtype = sources.target_geometry, sources.activations
     aux_layers = aux_layers_of([draft.geometry for draft in sources.drafts.values()])
     progress.start("exporting graphs", 1 + len(DRAFT_MODEL_ROLES) * len(sources.drafts), "graph")
-    models = {"target": target_graph(g, plan, aux_layers, dtype)}
+    models = {"target": target_graph(g, engine_sizes, aux_layers, dtype)}
     sources.bind(models["target"])
     progress.advance(1)
     for group in sources.drafts:
-        models |= _drafting_graphs(sources, plan, group, progress)
-    verifies = plan.limits.draft_tokens > 0
+        models |= _drafting_graphs(sources, engine_sizes, group, progress)
+    verifies = engine_sizes.limits.draft_tokens > 0
     if verifies:
-        models["commit"] = commit_graph(g, plan.target_groups, plan.states, dtype)
+        models["commit"] = commit_graph(g, engine_sizes.target_groups, engine_sizes.states, dtype)
         sources.bind(models["commit"])
     models["choose"] = choose_graph(g.vocab)
     if verifies:
-        models["accept"] = accept_graph(plan.limits.draft_depth)
+        models["accept"] = accept_graph(engine_sizes.limits.draft_depth)
     for model in models.values():
         clear_metadata(model)
     return models
 
 
 def _drafting_graphs(
-    sources: WeightSources, plan: EnginePlan, group: str, progress: Progress
+    sources: WeightSources, engine_sizes: EngineSizes, group: str, progress: Progress
 ) -> dict[str, ir.Model]:
     """Return the graphs of the draft with this cache group, by the engine's names of its roles."""
     d, models = sources.drafts[group].geometry, {}
     for role, make in zip(DRAFT_MODEL_ROLES, (draft_fuse_graph, draft_graph), strict=True):
-        models[role] = make(d, sources.target_geometry, plan, sources.activations, group)
+        models[role] = make(d, sources.target_geometry, engine_sizes, sources.activations, group)
         sources.bind(models[role], group)
         progress.advance(1)
     models["expand"] = expand_graph(d, sources, group)
-    models["select"] = select_graph(plan.limits.draft_depth)
+    models["select"] = select_graph(engine_sizes.limits.draft_depth)
     return {own_name(group, role): model for role, model in models.items()}
 
 
 def target_graph(
-    g: TargetGeometry, plan: EnginePlan, aux_layers: tuple[int, ...], activations: torch.dtype
+    g: TargetGeometry,
+    engine_sizes: EngineSizes,
+    aux_layers: tuple[int, ...],
+    activations: torch.dtype,
 ) -> ir.Model:
     """Return the role ``target``, with activations of this type."""
     with torch.device("meta"):
-        longest = _table_length(plan, plan.limits.draft_tokens + 1)
+        longest = _table_length(engine_sizes, engine_sizes.limits.draft_tokens + 1)
         sizes = GraphSizes(
-            aux_layers, longest, plan.views, plan.dsa, longest=plan.limits.max_seq_len
+            aux_layers,
+            longest,
+            engine_sizes.views,
+            engine_sizes.dsa,
+            longest=engine_sizes.limits.max_seq_len,
         )
         module = target_family(g.model_type).module(g, sizes)
     module.to(activations)
-    group_of_layer = plan.group_of_layer(g)
-    groups = plan.layer_groups
-    block_inputs, summaries = _block_ports(plan, activations)
+    group_of_layer = engine_sizes.group_of_layer(g)
+    groups = engine_sizes.layer_groups
+    block_inputs, summaries = _block_ports(engine_sizes, activations)
     of_layers = [
         _cache_ports(groups[group], g.cache_layer(layer), activations)
         for layer, group in enumerate(group_of_layer)
@@ -117,19 +124,19 @@ def target_graph(
         _row_outputs(groups[group], layer, activations)
         for layer, group in enumerate(group_of_layer)
     ]
-    per_head = plan.choosing_group.kv_heads if block_inputs else None
+    per_head = engine_sizes.choosing_group.kv_heads if block_inputs else None
     of_groups = [
         path_ports(group)
         if isinstance(group, StateGroup)
         else view_ports(
             group,
-            batch_axis(plan),
+            batch_axis(engine_sizes),
             views=None if group.window else per_head,
             rotated_when_read=module.rotates_when_read and bool(group.latent_widths),
         )
         for group in groups
     ]
-    budget, keys, broken = _index_ports(plan, activations)
+    budget, keys, broken = _index_ports(engine_sizes, activations)
     caches = of_layers[: len(g.caching_layers)]
     pools = [port for ports in caches for port in ports]
     views = [port for ports in of_groups for port in ports]
@@ -144,7 +151,7 @@ def target_graph(
         role="target",
         inputs=(
             InputPort("token_ids", torch.int32, ("T",)),
-            *launch_ports(plan),
+            *launch_ports(engine_sizes),
             *views,
             *pools,
             *block_inputs,
@@ -190,7 +197,7 @@ def target_graph(
                 g.hidden,
                 layer_pools,
                 of_groups[group],
-                launch_ports(plan),
+                launch_ports(engine_sizes),
                 module.tables_of(layer),
                 row_outputs=rows[layer],
             ).sharing(
@@ -234,55 +241,57 @@ def _by_layer(of_layers: Sequence[tuple[InputPort, ...]], values: Iterator[Any])
     return tuple(layer_pools(ports, [next(values) for _ in ports]) for ports in of_layers)
 
 
-def _table_length(plan: EnginePlan, ahead: int) -> int:
+def _table_length(engine_sizes: EngineSizes, ahead: int) -> int:
     """Return the positions of rotary tables with room for rows beyond the longest sequence.
 
     ONNX Runtime refuses launches with more rows than its tables have positions.
     """
-    return max(plan.limits.max_seq_len + ahead, plan.limits.max_rows)
+    return max(engine_sizes.limits.max_seq_len + ahead, engine_sizes.limits.max_rows)
 
 
-def _draft_table_length(plan: EnginePlan) -> int:
+def _draft_table_length(engine_sizes: EngineSizes) -> int:
     """Return that number for a draft, whose levels or block extend beyond committed tokens."""
-    return _table_length(plan, max(plan.limits.draft_depth, plan.limits.draft_block))
+    return _table_length(
+        engine_sizes, max(engine_sizes.limits.draft_depth, engine_sizes.limits.draft_block)
+    )
 
 
 def _block_ports(
-    plan: EnginePlan, activations: torch.dtype
+    engine_sizes: EngineSizes, activations: torch.dtype
 ) -> tuple[tuple[InputPort, ...], tuple[InputPort, ...]]:
     """Return the additional inputs of the target with SpecPV: launch ports, and summaries."""
-    if plan.views is None:
+    if engine_sizes.views is None:
         return (), ()
-    group = plan.choosing_group
-    block_inputs = block_ports(group, batch_axis(plan), plan.views.entries)
+    group = engine_sizes.choosing_group
+    block_inputs = block_ports(group, batch_axis(engine_sizes), engine_sizes.views.entries)
     return block_inputs, tuple(summary_port(group, layer, activations) for layer in group.layers)
 
 
 def _index_ports(
-    plan: EnginePlan, activations: torch.dtype
+    engine_sizes: EngineSizes, activations: torch.dtype
 ) -> tuple[tuple[InputPort, ...], tuple[InputPort, ...], tuple[InputPort, ...]]:
     """Return the additions of DSA to the target: a launch port, the keys' pools, and an output."""
-    group = plan.indexer_group
+    group = engine_sizes.indexer_group
     if group is None:
         return (), (), ()
     keys = [port for layer in group.layers for port in pool_ports(group, layer, activations)]
     broken = InputPort(
-        f"{INDEXER_GROUP}.violations", torch.int32, (len(group.layers), batch_axis(plan))
+        f"{INDEXER_GROUP}.violations", torch.int32, (len(group.layers), batch_axis(engine_sizes))
     )
-    return (budget_port(batch_axis(plan)),), tuple(keys), (broken,)
+    return (budget_port(batch_axis(engine_sizes)),), tuple(keys), (broken,)
 
 
 def draft_fuse_graph(
     d: DraftGeometry,
     g: TargetGeometry,
-    plan: EnginePlan,
+    engine_sizes: EngineSizes,
     activations: torch.dtype,
     group: str = DRAFT_GROUP,
 ) -> ir.Model:
     """The role ``draft_fuse`` of the draft with this cache group."""
     family = draft_family(d.architecture)
     if family.fuse is None:
-        return _context_graph(d, g, plan, activations, group)
+        return _context_graph(d, g, engine_sizes, activations, group)
     with torch.device("meta"):
         module = family.fuse(d, g)
     module.to(activations)
@@ -296,13 +305,17 @@ def draft_fuse_graph(
 
 
 def _context_graph(
-    d: DraftGeometry, g: TargetGeometry, plan: EnginePlan, activations: torch.dtype, name: str
+    d: DraftGeometry,
+    g: TargetGeometry,
+    engine_sizes: EngineSizes,
+    activations: torch.dtype,
+    name: str,
 ) -> ir.Model:
     """Return the role ``draft_fuse`` of a draft whose caches hold projected target states."""
-    group, make = plan.draft_group(name), draft_family(d.architecture).context
+    group, make = engine_sizes.draft_group(name), draft_family(d.architecture).context
     assert make is not None
     with torch.device("meta"):
-        module = make(d, g, _draft_table_length(plan))
+        module = make(d, g, _draft_table_length(engine_sizes))
     module.to(activations)
     of_layers = [pool_ports(group, layer, activations) for layer in group.layers]
     pools = [port for ports in of_layers for port in ports]
@@ -327,17 +340,17 @@ def _context_graph(
 def draft_graph(
     d: DraftGeometry,
     g: TargetGeometry,
-    plan: EnginePlan,
+    engine_sizes: EngineSizes,
     activations: torch.dtype,
     name: str = DRAFT_GROUP,
 ) -> ir.Model:
     """The role ``draft`` of the draft with the cache group ``name``."""
-    group, family = plan.draft_group(name), draft_family(d.architecture)
+    group, family = engine_sizes.draft_group(name), draft_family(d.architecture)
     with torch.device("meta"):
-        module = family.draft(d, g, _draft_table_length(plan))
+        module = family.draft(d, g, _draft_table_length(engine_sizes))
     module.to(activations)
     states = () if family.fuse is None else (InputPort("hidden", activations, ("T", d.hidden)),)
-    views = view_ports(group, batch_axis(plan))
+    views = view_ports(group, batch_axis(engine_sizes))
     of_layers = [pool_ports(group, layer, activations) for layer in group.layers]
     pools = [port for ports in of_layers for port in ports]
     declaration = GraphDeclaration(
@@ -345,7 +358,7 @@ def draft_graph(
         inputs=(
             InputPort("token_ids", torch.int32, ("T",)),
             *states,
-            *launch_ports(plan),
+            *launch_ports(engine_sizes),
             *views,
             *pools,
         ),
@@ -371,14 +384,14 @@ def draft_graph(
     return export_module(module, declaration, pack)
 
 
-def batch_axis(plan: EnginePlan) -> int | str:
+def batch_axis(engine_sizes: EngineSizes) -> int | str:
     """Return the batch axis of a launch, which is static for a maximum batch of one."""
-    return 1 if plan.limits.max_batch_size == 1 else "B"
+    return 1 if engine_sizes.limits.max_batch_size == 1 else "B"
 
 
-def launch_ports(plan: EnginePlan) -> tuple[InputPort, ...]:
+def launch_ports(engine_sizes: EngineSizes) -> tuple[InputPort, ...]:
     """Return the launch's ports; ``row_start`` has two entries for a batch of one."""
-    if plan.limits.max_batch_size > 1:
+    if engine_sizes.limits.max_batch_size > 1:
         return LAUNCH_PORTS
     return tuple(
         InputPort(port.name, port.dtype, (2,)) if port.name == "row_start" else port

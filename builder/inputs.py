@@ -14,9 +14,9 @@ from specbuild.builder.checkpoint.target_parts import TEXT_FILES, TargetCheckpoi
 from specbuild.builder.engine.draft_window import context_warnings, windowed_draft
 from specbuild.builder.engine.dsa import dsa_warnings
 from specbuild.builder.engine.sizes import (
-    EnginePlan,
+    EngineSizes,
+    compute_engine_sizes,
     longest_sequence,
-    plan_engine,
 )
 from specbuild.builder.families.checkpoints import (
     is_own_draft,
@@ -41,7 +41,7 @@ class BuildInputs:
 
     target: TargetCheckpoint
     drafts: tuple[DraftCheckpoint, ...]
-    plan: EnginePlan
+    engine_sizes: EngineSizes
     sources: WeightSources
 
     @property
@@ -58,7 +58,10 @@ class BuildInputs:
     def notes(self, options: BuildOptions) -> tuple[str, ...]:
         """Return choices that the user may not expect."""
         notes = []
-        chosen, max_positions = self.plan.limits.max_seq_len, self.target.geometry.max_positions
+        chosen, max_positions = (
+            self.engine_sizes.limits.max_seq_len,
+            self.target.geometry.max_positions,
+        )
         if options.limits.max_seq_len is None and chosen < max_positions:
             notes.append(
                 f"max sequence length: {chosen} tokens; the model supports {max_positions}, which "
@@ -114,17 +117,17 @@ def settled_inputs(
     for draft in drafts:
         backend.check(options, target.geometry, draft.geometry)
     by_group = {draft.cache_group(i): draft.geometry for i, draft in enumerate(drafts)}
-    plan = plan_engine(options, backend.sizes, target.geometry, by_group)
-    notes = backend.check_plan(plan)
-    unused = dsa_warnings(plan.dsa, max_seq_len=plan.limits.max_seq_len)
+    engine_sizes = compute_engine_sizes(options, backend.sizes, target.geometry, by_group)
+    notes = backend.check_engine_sizes(engine_sizes)
+    unused = dsa_warnings(engine_sizes.dsa, max_seq_len=engine_sizes.limits.max_seq_len)
     target = replace(target, warnings=(*target.warnings, *unused))
     for place, draft in enumerate(drafts):
-        notes = context_warnings(draft.geometry, plan.limits) + notes
+        notes = context_warnings(draft.geometry, engine_sizes.limits) + notes
         drafts[place] = replace(draft, warnings=(*draft.warnings, *notes))
         notes = ()
     _require_readable(target.text_files)
     sources = WeightSources(target, drafts, backend.activations)
-    return BuildInputs(target, tuple(drafts), plan, sources)
+    return BuildInputs(target, tuple(drafts), engine_sizes, sources)
 
 
 def _settled_ropes(options: BuildOptions, checkpoints: Checkpoints) -> Checkpoints:

@@ -36,7 +36,7 @@ def keep_graphs(folder: Path, dtype: str | None, inputs: BuildInputs, progress: 
     sources = inputs.sources
     if dtype is not None:
         sources = WeightSources(inputs.target, inputs.drafts, _DTYPES[dtype])
-    models = graphs.export_graphs(sources, inputs.plan, progress)
+    models = graphs.export_graphs(sources, inputs.engine_sizes, progress)
     weights = collected_weights(models)
     size = weight_bytes(weights)
     progress.note(

@@ -11,7 +11,7 @@ from typing import Any
 
 import onnx_ir as ir
 import torch
-from planning import plan_engine
+from engine_sizes import compute_engine_sizes
 
 from specbuild.builder import graphs
 from specbuild.builder.backends.cuda.backend import CUDA
@@ -19,7 +19,7 @@ from specbuild.builder.backends.cuda.fusions.checkpoint_codes import KeptCodes
 from specbuild.builder.backends.cuda.lowering import cuda_passes
 from specbuild.builder.checkpoint.draft_checkpoint import DraftCheckpoint
 from specbuild.builder.checkpoint.target_parts import TargetCheckpoint
-from specbuild.builder.engine.sizes import EnginePlan
+from specbuild.builder.engine.sizes import EngineSizes
 from specbuild.builder.families.checkpoints import read_draft, read_target
 from specbuild.builder.graph.passes.pipeline import PassResult, run_passes
 from specbuild.builder.graph.passes.weights import Recipe, recipe_of, set_recipe
@@ -47,7 +47,7 @@ class FusedModel:
 
     target: TargetCheckpoint
     draft: DraftCheckpoint | None
-    plan: EnginePlan
+    engine_sizes: EngineSizes
     models: dict[str, ir.Model]
     results: tuple[PassResult, ...]
     kept: KeptCodes
@@ -67,15 +67,15 @@ def fused_model(
         model=target_path, draft=draft_path, output=Path("unused"), **options
     )
     g, d = target.geometry, None if draft is None else draft.geometry
-    plan = plan_engine(asked, g, d)
+    engine_sizes = compute_engine_sizes(asked, g, d)
     sources = WeightSources(target, [] if draft is None else [draft], CUDA.activations)
     dtype = sources.activations
     models = {}
     if not draft_only:
-        models["target"] = graphs.target_graph(g, plan, d.aux_layers if d else (), dtype)
+        models["target"] = graphs.target_graph(g, engine_sizes, d.aux_layers if d else (), dtype)
     if d is not None:
-        models["draft_fuse"] = graphs.draft_fuse_graph(d, g, plan, dtype)
-        models["draft"] = graphs.draft_graph(d, g, plan, dtype)
+        models["draft_fuse"] = graphs.draft_fuse_graph(d, g, engine_sizes, dtype)
+        models["draft"] = graphs.draft_graph(d, g, engine_sizes, dtype)
     results, kept = [], KeptCodes()
     codes = asked.kernels.weights_dtype in (None, "checkpoint")
     for role, model in models.items():
@@ -86,10 +86,10 @@ def fused_model(
             weights_dtype=asked.kernels.weights_dtype or "bf16",
             tied=g.tied_head,
             kept=kept if codes else None,
-            ranks=plan.ranks,
+            ranks=engine_sizes.ranks,
         )
         results += run_passes(role, model, passes, asked.dump_passes)
-    return FusedModel(target, draft, plan, models, tuple(results), kept)
+    return FusedModel(target, draft, engine_sizes, models, tuple(results), kept)
 
 
 def run_graph(model: ir.Model, feeds: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

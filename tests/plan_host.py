@@ -20,7 +20,7 @@ from specbuild.builder.backends.cuda.engine import CudaModel, LoweredEngine, low
 from specbuild.builder.backends.cuda.lowering import CUDA_PASSES, shard_pass
 from specbuild.builder.backends.cuda.plan.interpret import PlanInterpreter
 from specbuild.builder.backends.cuda.plan.plan_writer import Lower
-from specbuild.builder.engine.sizes import EnginePlan
+from specbuild.builder.engine.sizes import EngineSizes
 from specbuild.builder.graph.passes.pipeline import run_passes
 from specbuild.builder.graph.passes.weights import Recipe
 from specbuild.builder.graphs import export_graphs
@@ -40,20 +40,22 @@ RING_ENTRIES = 64
 Drafts: TypeAlias = Path | tuple[Path, ...] | None
 
 
-def fused_engine(model: Path, draft: Drafts, **options: Any) -> tuple[CudaModel, EnginePlan]:
+def fused_engine(model: Path, draft: Drafts, **options: Any) -> tuple[CudaModel, EngineSizes]:
     """The fused graphs of these checkpoints."""
     asked = BuildOptions.from_flat(
         model=model, draft=draft, output=Path("unused"), backend="cuda", **options
     )
     silent = SilentProgress()
     inputs = settled_inputs(asked, CUDA, read_checkpoints(asked, silent))
-    sources, plan = inputs.sources, inputs.plan
-    exported = export_graphs(sources, plan, silent)
+    sources, engine_sizes = inputs.sources, inputs.engine_sizes
+    exported = export_graphs(sources, engine_sizes, silent)
     models = {role: exported[role] for role in model_roles(sources)}
     for role, graph in models.items():
-        shard = [shard_pass(plan.ranks)] if plan.ranks > 1 and role == "target" else []
+        shard = (
+            [shard_pass(engine_sizes.ranks)] if engine_sizes.ranks > 1 and role == "target" else []
+        )
         run_passes(role, graph, [*CUDA_PASSES, *shard], None)
-    return CudaModel(models, sources.target_geometry, draft_parts(sources)), plan
+    return CudaModel(models, sources.target_geometry, draft_parts(sources)), engine_sizes
 
 
 def lowered_engine(
@@ -92,7 +94,7 @@ class PlanHost:
         weights = engine.weights
         self.memory = PlanInterpreter(self.plan, lambda name: stored(weights[name]))
         self.port("done").fill_(1)
-        self._next_page = {group.name: 1 for group in engine.plan.groups}
+        self._next_page = {group.name: 1 for group in engine.engine_sizes.groups}
         self._programs: dict[str, Any] = {}
 
     def port(self, name: str) -> torch.Tensor:
@@ -112,8 +114,8 @@ class PlanHost:
 
     def give_pages(self, row: int) -> None:
         """All pages of a sequence at once; a windowed group's table goes round a ring."""
-        limits = self.engine.plan.limits
-        for group in self.engine.plan.groups:
+        limits = self.engine.engine_sizes.limits
+        for group in self.engine.engine_sizes.groups:
             held = pages_per_sequence(
                 group.name, limits, tokens=limits.max_seq_len,
                 page_size=group.page_size, window=group.window,
@@ -145,7 +147,7 @@ class PlanHost:
         row_start = self.port("prefill.row_start")
         row_start[: row + 1], row_start[row + 1 :] = 0, count
         self.port("prefill.tree_start").zero_()[row] = start + count
-        for group in self.engine.plan.target_groups:
+        for group in self.engine.engine_sizes.target_groups:
             port = self.port(f"prefill.write_slot.{group.name}")
             port.copy_(torch.arange(len(port)) % group.page_size)
             port[:count] = self.write_slots(group, row, positions)
@@ -157,7 +159,7 @@ class PlanHost:
         self.give_pages(row)
         sampling = {"temperature": temperature, "top_k": 0, "top_p": 1.0, "seed": seed}
         rows = min(e.rows for e in self.plan.programs if e.kind == "prefill")
-        drafts = [group for group in self.engine.plan.groups if group.name in DRAFT_GROUPS]
+        drafts = [group for group in self.engine.engine_sizes.groups if group.name in DRAFT_GROUPS]
         for start in range(0, len(ids), rows):
             chunk = ids[start : start + rows]
             self.feed(row, chunk, start)

@@ -92,12 +92,12 @@ def build_plugins(model: Path, draft: Path | None, **options: Any) -> BuiltPlugi
     )
     silent = SilentProgress()
     inputs = settled_inputs(asked, CUDA, read_checkpoints(asked, silent))
-    sources, plan = inputs.sources, inputs.plan
-    models = export_graphs(sources, plan, silent)
+    sources, engine_sizes = inputs.sources, inputs.engine_sizes
+    models = export_graphs(sources, engine_sizes, silent)
     for role in MODEL_ROLES:
         if role in models:
             run_passes(role, models[role], CUDA_PASSES, None)
-    lowered = lower_roles(models, plan, CallLowering(target_of("sm_90a")))
+    lowered = lower_roles(models, engine_sizes, CallLowering(target_of("sm_90a")))
     engine = plugin_engine.compile_roles(models, lowered, NoCompiler(lowered.plugins), "sm_90a")
     manifest = Manifest(
         format_version=FORMAT_VERSION,
@@ -110,9 +110,9 @@ def build_plugins(model: Path, draft: Path | None, **options: Any) -> BuiltPlugi
         else (
             Eagle3Record(cache_group="draft", roles=DRAFT_ROLES, geometry=sources.draft_geometry),
         ),
-        limits=engine.plan.limits,
-        draft_default=engine.plan.draft_default,
-        cache_groups=engine.plan.groups,
+        limits=engine.engine_sizes.limits,
+        draft_default=engine.engine_sizes.draft_default,
+        cache_groups=engine.engine_sizes.groups,
         roles=engine.roles,
         tensors={},
         options={},

@@ -31,7 +31,7 @@ class RankHost(PlanHost):
         def weight(name: str, rank: int) -> torch.Tensor:
             return part_of(weights[name], rank)
 
-        ranks = range(engine.plan.ranks)
+        ranks = range(engine.engine_sizes.ranks)
         self.memories = [PlanInterpreter(self.plan, partial(weight, rank=rank)) for rank in ranks]
         self.memory = self.memories[0]
         self.port("done").fill_(1)

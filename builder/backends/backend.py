@@ -13,7 +13,7 @@ import torch
 from specbuild.builder.backends.cuda.report import CudaReport
 from specbuild.builder.backends.tensorrt.request import RoleReport
 from specbuild.builder.engine.backend_sizes import BackendSizes
-from specbuild.builder.engine.sizes import EnginePlan
+from specbuild.builder.engine.sizes import EngineSizes
 from specbuild.builder.engine.tensorrt_plans import BuiltPlans
 from specbuild.builder.engine.writer import EngineFolder
 from specbuild.builder.graph.passes.pipeline import GraphPass, PassResult, run_passes
@@ -49,7 +49,7 @@ class PortableGraphs:
     """The portable graphs of an engine by role, with the sizes and weights of their export."""
 
     models: dict[str, ir.Model]
-    plan: EnginePlan
+    engine_sizes: EngineSizes
     sources: WeightSources
 
 
@@ -57,13 +57,13 @@ class PortableGraphs:
 class Lowered:
     """The files and weights of an engine; ``models`` are the graphs among the files, by role.
 
-    ``plan`` has the engine's final sizes. ``refused`` lists the kernels and sizes that the backend
+    ``engine_sizes`` are final. ``refused`` lists the kernels and sizes that the backend
     could not use. ``quantized`` describes products with the checkpoint's quantized weights.
     ``make_plans`` builds TensorRT engines that replace the graphs, or is None. These contain the
     weights, unless ``stores_separate_weights`` is set.
     """
 
-    plan: EnginePlan
+    engine_sizes: EngineSizes
     models: dict[str, ir.Model]
     files: dict[str, bytes]
     weights: dict[str, Recipe]
@@ -110,7 +110,7 @@ class Backend(Protocol[OptionsT]):
         """Raise SpecbuildError for a part of a model that the backend cannot build."""
         ...
 
-    def check_plan(self, plan: EnginePlan) -> tuple[str, ...]:
+    def check_engine_sizes(self, engine_sizes: EngineSizes) -> tuple[str, ...]:
         """Return warnings about the final sizes. Raises SpecbuildError if they are unsupported."""
         ...
 

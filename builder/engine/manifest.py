@@ -12,7 +12,7 @@ import onnx_ir as ir
 from specbuild.builder.checkpoint.draft_checkpoint import DraftCheckpoint
 from specbuild.builder.checkpoint.target_parts import TargetCheckpoint
 from specbuild.builder.engine.shared_weights import stored_names
-from specbuild.builder.engine.sizes import EnginePlan
+from specbuild.builder.engine.sizes import EngineSizes
 from specbuild.builder.engine.tensorrt_plans import BuiltPlans
 from specbuild.builder.engine.writer import SAFETENSORS_DTYPES
 from specbuild.builder.graph.passes.weights import Recipe, recipe_of
@@ -39,7 +39,7 @@ class BuiltParts:
 
     target: TargetCheckpoint
     drafts: tuple[DraftCheckpoint, ...]
-    plan: EnginePlan
+    engine_sizes: EngineSizes
     models: Mapping[str, ir.Model]
     weights: Mapping[str, Recipe]
     warnings: tuple[str, ...]
@@ -68,30 +68,30 @@ def engine_manifest(
         device=parts.device,
         target=parts.target.geometry,
         drafters=_drafters(parts, roles),
-        limits=parts.plan.limits,
-        draft_default=parts.plan.draft_default,
-        cache_groups=parts.plan.groups,
+        limits=parts.engine_sizes.limits,
+        draft_default=parts.engine_sizes.draft_default,
+        cache_groups=parts.engine_sizes.groups,
         roles=roles,
         tensors=_stored(parts.weights),
         options=options.recorded(),
         warnings=parts.warnings,
         files=files,
-        specpv=parts.plan.specpv,
+        specpv=parts.engine_sizes.specpv,
         replaced=parts.target.replaced,
-        dsa=parts.plan.dsa,
-        logit_processor_steps=parts.plan.adjusted_steps,
-        drafted_logit_processors=parts.plan.adjusted_steps,
-        ragged_steps=parts.plan.ragged_steps,
+        dsa=parts.engine_sizes.dsa,
+        logit_processor_steps=parts.engine_sizes.adjusted_steps,
+        drafted_logit_processors=parts.engine_sizes.adjusted_steps,
+        ragged_steps=parts.engine_sizes.ragged_steps,
         tensorrt=None if parts.plans is None else parts.plans.build,
         generation=parts.target.generation if parts.target.generation.stated else None,
-        state_groups=parts.plan.states,
+        state_groups=parts.engine_sizes.states,
         quantized=parts.quantized,
-        ranks=parts.plan.ranks,
+        ranks=parts.engine_sizes.ranks,
     )
 
 
 def _drafters(parts: BuiltParts, roles: Collection[str]) -> tuple[DrafterRecord, ...]:
-    beside = () if parts.plan.host_drafter is None else (parts.plan.host_drafter,)
+    beside = () if parts.engine_sizes.host_drafter is None else (parts.engine_sizes.host_drafter,)
     entries = []
     for place, draft in enumerate(parts.drafts):
         group, geometry = draft.cache_group(place), draft.geometry
@@ -116,18 +116,18 @@ def _stored(weights: Mapping[str, Recipe]) -> dict[str, StoredTensor]:
 
 
 def _role(role: str, model: ir.Model, plans: BuiltPlans | None) -> Role:
-    graph, plan = model.graph, None if plans is None else plans.roles[role]
+    graph, engine_sizes = model.graph, None if plans is None else plans.roles[role]
     counts = Counter(
         f"{node.domain}::{node.op_type}" if node.domain else node.op_type for node in graph
     )
     return Role(
-        file=graph_file(role) if plan is None else plan.file,
+        file=graph_file(role) if engine_sizes is None else engine_sizes.file,
         inputs=tuple(map(port_of, graph.inputs)),
         outputs=tuple(map(port_of, graph.outputs)),
-        tensors=_weights(graph) if plan is None else plan.tensors,
+        tensors=_weights(graph) if engine_sizes is None else engine_sizes.tensors,
         ops=dict(sorted(counts.items())),
-        profiles=() if plan is None else plan.profiles,
-        layers={} if plan is None else plan.layers,
+        profiles=() if engine_sizes is None else engine_sizes.profiles,
+        layers={} if engine_sizes is None else engine_sizes.layers,
     )
 
 

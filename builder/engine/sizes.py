@@ -43,7 +43,7 @@ DEFAULT_MAX_BATCH_SIZE: int = LimitOptions.usual()["max_batch_size"]
 
 
 @dataclass(frozen=True)
-class EnginePlan:
+class EngineSizes:
     """All sizes of an engine.
 
     ``model_shapes`` are the largest trees of the draft models, by cache group; ``limits`` also
@@ -113,12 +113,12 @@ class EnginePlan:
         return tuple(group for group in self.groups if group.name not in DRAFT_GROUPS)
 
 
-def plan_engine(
+def compute_engine_sizes(
     options: BuildOptions,
     sizes: BackendSizes,
     target: TargetGeometry,
     drafts: Mapping[str, DraftGeometry],
-) -> EnginePlan:
+) -> EngineSizes:
     """Compute every size; ``drafts`` are by cache group.
 
     Raises SpecbuildError with the values of an option that is out of range.
@@ -185,7 +185,7 @@ def plan_engine(
     places = 1 if facts_of(options.backend).pools_in_place else 2
     budget = PoolBudget(asked.kv_memory, asked.kv_pages, places, options.ranks)
     states = state_groups(target, limits, sizes.cache_dtype)
-    plan = EnginePlan(
+    engine_sizes = EngineSizes(
         limits,
         default,
         tuple(groups),
@@ -197,7 +197,7 @@ def plan_engine(
         states=states,
         ranks=options.ranks,
     )
-    return with_limits(plan, limits)
+    return with_limits(engine_sizes, limits)
 
 
 def longest_sequence(asked: int | None, target: TargetGeometry) -> int:
@@ -237,10 +237,10 @@ def _require_kernel_sizes(most_rows: int, batch: int, page_size: int, shape: Dra
     require_rows("draft-tokens", shape.draft_tokens, shape.draft_tokens + 1, most_rows)
 
 
-def with_limits(plan: EnginePlan, limits: Limits) -> EnginePlan:
-    """Return the plan with these limits; its caches follow from them, within the budget."""
-    groups = plan.budget.sized(plan.groups, limits, plan.specpv)
-    return replace(plan, limits=limits, groups=groups)
+def with_limits(engine_sizes: EngineSizes, limits: Limits) -> EngineSizes:
+    """Return the sizes with these limits; its caches follow from them, within the budget."""
+    groups = engine_sizes.budget.sized(engine_sizes.groups, limits, engine_sizes.specpv)
+    return replace(engine_sizes, limits=limits, groups=groups)
 
 
 def _target_groups(target: TargetGeometry, page_size: int, sizes: BackendSizes) -> list[CacheGroup]:

@@ -12,7 +12,7 @@ from specbuild.builder.backends.registry import BACKENDS
 from specbuild.builder.checkpoint.quantization.registry import QuantizationSummary
 from specbuild.builder.checkpoint.target_parts import HEAD, TargetCheckpoint
 from specbuild.builder.engine.pool_sizes import slots_for
-from specbuild.builder.engine.sizes import EnginePlan, require_seq_len
+from specbuild.builder.engine.sizes import EngineSizes, require_seq_len
 from specbuild.builder.inputs import BuildInputs, read_checkpoints, settled_inputs
 from specbuild.builder.options import BuildOptions
 from specbuild.builder.progress import SilentProgress
@@ -95,7 +95,7 @@ def checkpoint_report(
     cuda = inputs["cuda"]
     capacity: Sequence[Capacity] = ()
     if gpu is not None and isinstance(cuda, BuildInputs):
-        capacity = gpu_capacity(cuda.sources.stored_bytes, cuda.plan, target.geometry, gpu)
+        capacity = gpu_capacity(cuda.sources.stored_bytes, cuda.engine_sizes, target.geometry, gpu)
     return CheckpointReport(
         model=title,
         files=len(files),
@@ -114,7 +114,7 @@ def checkpoint_report(
 
 
 def gpu_capacity(
-    weights_bytes: int, plan: EnginePlan, target: TargetGeometry, gpu: GpuModel
+    weights_bytes: int, engine_sizes: EngineSizes, target: TargetGeometry, gpu: GpuModel
 ) -> list[Capacity]:
     """Return how many sequences fit ``gpu`` at once, for context lengths up to the model's.
 
@@ -125,15 +125,15 @@ def gpu_capacity(
     lengths = {n for n in _CONTEXTS if n < target.max_positions} | {target.max_positions}
     result = []
     for tokens in sorted(lengths):
-        limits = replace(plan.limits, max_seq_len=tokens, max_batch_size=1)
+        limits = replace(engine_sizes.limits, max_seq_len=tokens, max_batch_size=1)
         sequence_bytes = sum(
             group_pages(group, limits, tokens=tokens)
-            * group_bytes(replace(group, pages=1), plan.specpv)
-            for group in plan.groups
+            * group_bytes(replace(group, pages=1), engine_sizes.specpv)
+            for group in engine_sizes.groups
         )
         sequence_bytes += sum(
             state_bytes(replace(group, slots=slots_for(limits)), limits, "cuda")
-            for group in plan.states
+            for group in engine_sizes.states
         )
         result.append(Capacity(tokens, max(0, min(MAX_BATCH, free // sequence_bytes))))
     return result
@@ -154,9 +154,9 @@ def _inputs(
 def _answer(name: str, result: BuildInputs | SpecbuildError) -> BackendAnswer:
     if isinstance(result, SpecbuildError):
         return BackendAnswer(name, str(result))
-    plan = result.plan
-    caches = sum(group_bytes(group, plan.specpv) for group in plan.groups)
-    caches += sum(state_bytes(group, plan.limits, name) for group in plan.states)
+    engine_sizes = result.engine_sizes
+    caches = sum(group_bytes(group, engine_sizes.specpv) for group in engine_sizes.groups)
+    caches += sum(state_bytes(group, engine_sizes.limits, name) for group in engine_sizes.states)
     return BackendAnswer(name, None, result.sources.stored_bytes, caches)
 
 

@@ -13,7 +13,7 @@ from checkpoints import write_target
 from dflash_drafts import AUX_LAYERS, BLOCK, EPS, MASK_TOKEN, THETA, PlainDFlash, write_dflash
 from draft_rounds import check_rounds, likeliest, parts_of
 from drafted_outputs import drafted_outputs
-from planning import plan_engine
+from engine_sizes import compute_engine_sizes
 from random_weights import Tensors
 from safetensors.torch import load_file
 
@@ -152,7 +152,7 @@ def test_levels_are_bounded_by_the_block(folder: Path) -> None:
         asked = BuildOptions(
             model=folder / "model", output=Path("unused"), drafting=DraftOptions(**drafting)
         )
-        return plan_engine(asked, target, draft).draft_default
+        return compute_engine_sizes(asked, target, draft).draft_default
 
     with pytest.raises(SpecbuildError, match="--draft-depth 6: the draft's block is of 6 tokens"):
         default(depth=6)

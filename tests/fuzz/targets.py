@@ -90,7 +90,7 @@ def read_checkpoint(directory: Path) -> str:
     checkpoints = read_checkpoints(options, silent)
     inputs = settled_inputs(options, backend_of(options.backend), checkpoints)
     if not (directory / EXPORTS).exists():
-        return repr(inputs.plan)
+        return repr(inputs.engine_sizes)
     try:
         build(options, silent, checkpoints=checkpoints)
     except SpecbuildError:
@@ -98,7 +98,7 @@ def read_checkpoint(directory: Path) -> str:
             raise ContradictionError("refused, but an engine was left behind") from None
         raise
     verify_files(output, read_manifest(output))
-    return repr(inputs.plan)
+    return repr(inputs.engine_sizes)
 
 
 def read_gguf(file: Path) -> str:
@@ -117,7 +117,7 @@ def read_gguf(file: Path) -> str:
         loaded = tensor.load()
         if tuple(loaded.shape) != tensor.shape:
             raise ContradictionError(f"{name}: loaded {loaded.shape}, announced {tensor.shape}")
-    return repr(inputs.plan)
+    return repr(inputs.engine_sizes)
 
 
 def run_request(directory: Path, request: dict[str, Any]) -> str:

@@ -17,7 +17,7 @@ LONG_FUNCTIONS = {
     "builder/backends/cuda/step/views.py:view_rows": "the ports of one op after the other",
     "builder/backends/tensorrt/standard/attention.py:_attended": "the op's inputs",
     "builder/backends/tensorrt/standard/profiles.py:role_profiles": "a table: roles and ports",
-    "builder/engine/sizes.py:plan_engine": "each size follows from those before",
+    "builder/engine/sizes.py:compute_engine_sizes": "each size follows from those before",
     "builder/families/parts/mla.py:forward": "the layer's inputs, as its graph names them",
     "builder/families/gpt_oss/latent_attention.py:forward": "as above",
     "builder/families/parts/attention.py:forward": "as above",

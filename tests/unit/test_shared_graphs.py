@@ -11,7 +11,7 @@ from shutil import copyfile
 import onnx_ir as ir
 import pytest
 import torch
-from planning import plan_engine
+from engine_sizes import compute_engine_sizes
 from shared_graphs import exported_anew, exporter_digest, exporter_sources
 from source_tree import SourceTree, source_tree
 from traced_reads import Reads, agree, traced
@@ -41,14 +41,19 @@ def test_a_shared_graph_is_the_exported_one_and_nobody_elses(
     target_path: Path, draft_path: Path
 ) -> None:
     g, d = geometries(target_path, draft_path)
-    plan = plan_engine(BuildOptions(model=target_path, output=Path("unused")), g, d)
+    engine_sizes = compute_engine_sizes(
+        BuildOptions(model=target_path, output=Path("unused")), g, d
+    )
     with exported_anew():
-        wanted = graphs.draft_fuse_graph(d, g, plan, torch.bfloat16)
-    first = graphs.draft_fuse_graph(d, g, plan, torch.bfloat16)
+        wanted = graphs.draft_fuse_graph(d, g, engine_sizes, torch.bfloat16)
+    first = graphs.draft_fuse_graph(d, g, engine_sizes, torch.bfloat16)
     assert nodes(first) == nodes(wanted)
     assert list(first.graph.initializers) == list(wanted.graph.initializers)
     first.graph.outputs[0].name = "changed"
-    assert graphs.draft_fuse_graph(d, g, plan, torch.bfloat16).graph.outputs[0].name == "hidden"
+    assert (
+        graphs.draft_fuse_graph(d, g, engine_sizes, torch.bfloat16).graph.outputs[0].name
+        == "hidden"
+    )
 
 
 def test_a_second_build_exports_nothing(
@@ -57,10 +62,10 @@ def test_a_second_build_exports_nothing(
     target = read_target(target_path, strict=True)
     draft = read_draft(draft_path, target.geometry, strict=True)
     options = BuildOptions(model=target_path, output=Path("unused"))
-    plan = plan_engine(options, target.geometry, draft.geometry)
+    engine_sizes = compute_engine_sizes(options, target.geometry, draft.geometry)
 
     def built() -> dict[str, ir.Model]:
-        return graphs.export_graphs(WeightSources(target, [draft]), plan, SilentProgress())
+        return graphs.export_graphs(WeightSources(target, [draft]), engine_sizes, SilentProgress())
 
     first = built()
     assert {"target", "draft_fuse", "draft"} <= first.keys()

@@ -23,7 +23,7 @@ from specbuild.builder.backends.foreign_options import (
 )
 from specbuild.builder.engine.backend_sizes import DEFAULT_TREE_LIMITS, BackendSizes
 from specbuild.builder.engine.manifest import graph_file
-from specbuild.builder.engine.sizes import EnginePlan
+from specbuild.builder.engine.sizes import EngineSizes
 from specbuild.builder.engine.writer import weight_places
 from specbuild.builder.graph.passes.portable import portable_bytes
 from specbuild.builder.options import BuildOptions
@@ -78,9 +78,9 @@ class CpuBackend:
                 f"same model, but CUDA does not support {unsupported}; remove the option"
             )
 
-    def check_plan(self, plan: EnginePlan) -> tuple[str, ...]:
+    def check_engine_sizes(self, engine_sizes: EngineSizes) -> tuple[str, ...]:
         """See :class:`Backend`: SpecPV cannot score blocks of quantized keys."""
-        if plan.specpv is not None and plan.choosing_group.coded:
+        if engine_sizes.specpv is not None and engine_sizes.choosing_group.coded:
             raise SpecbuildError(
                 "--kv-dtype fp8: SpecPV scores blocks by keys that are not quantized; remove "
                 "--specpv or --kv-dtype, or use --specpv-score indexer"
@@ -90,7 +90,7 @@ class CpuBackend:
     def lower(self, graphs: PortableGraphs, options: BackendOptions, progress: Progress) -> Lowered:
         """See :class:`Backend`."""
         models, dump = graphs.models, options.requested.dump_passes
-        quantized_groups = [group.name for group in graphs.plan.groups if group.coded]
+        quantized_groups = [group.name for group in graphs.engine_sizes.groups if group.coded]
         statistics, rewrite = QuantizedWeights(), None
         exact = options.requested.cpu.math == "exact"
         if options.requested.kernels.weights_dtype in (None, "checkpoint"):
@@ -108,7 +108,7 @@ class CpuBackend:
         quantized = statistics.record(exact=exact)
         if quantized is not None and quantized.kernels and not exact:
             files[PROBE_FILE] = row_probe(quantized.kernels)
-        return Lowered(graphs.plan, models, files, weights, passes, quantized=quantized)
+        return Lowered(graphs.engine_sizes, models, files, weights, passes, quantized=quantized)
 
 
 CPU = CpuBackend()

@@ -41,7 +41,7 @@ from specbuild.builder.backends.cuda.sizes import SIZES
 from specbuild.builder.backends.cuda.tactics.call_lowering import CallLowering, without_spills
 from specbuild.builder.backends.cuda.tactics.measured_code import of_other_compilers
 from specbuild.builder.backends.cuda.tactics.tactic_book import require_tuned, tactics_report
-from specbuild.builder.engine.sizes import EnginePlan
+from specbuild.builder.engine.sizes import EngineSizes
 from specbuild.builder.graph.passes.pipeline import PassResult
 from specbuild.builder.graph.weight_sources import WeightSources
 from specbuild.builder.options import BuildOptions
@@ -63,14 +63,14 @@ def fused_model(
     codes = options.requested.kernels.weights_dtype in (None, "checkpoint")
     kept = None
     if codes and sources.quantized:
-        kept = KeptCodes(*_why_tables_are_bf16(sources, options, graphs.plan.ranks))
+        kept = KeptCodes(*_why_tables_are_bf16(sources, options, graphs.engine_sizes.ranks))
     made = partial(
         cuda_passes,
         kept=kept,
         draft_dtype=dtype,
         weights_dtype=target_geometry.dtype or "bf16",
         tied=target_geometry.tied_head,
-        ranks=graphs.plan.ranks,
+        ranks=graphs.engine_sizes.ranks,
     )
     passes = run_role_passes(models, made, options.requested.dump_passes, progress)
     screens = options.requested.kernels.prefilter_head
@@ -114,13 +114,13 @@ class CudaBackend:
         if requested.ranks > 1:
             require_shares(target, requested.ranks)
 
-    def check_plan(self, plan: EnginePlan) -> tuple[str, ...]:
+    def check_engine_sizes(self, engine_sizes: EngineSizes) -> tuple[str, ...]:
         """See :class:`Backend`."""
-        require_shared_modes(plan)
-        require_coded_caches(plan)
-        require_readable_keys(plan)
-        require_one_view(plan)
-        return batch_warnings(plan)
+        require_shared_modes(engine_sizes)
+        require_coded_caches(engine_sizes)
+        require_readable_keys(engine_sizes)
+        require_one_view(engine_sizes)
+        return batch_warnings(engine_sizes)
 
     def lower(
         self, graphs: PortableGraphs, options: KernelBackendOptions, progress: Progress
@@ -130,7 +130,7 @@ class CudaBackend:
         target, compiler = target_of(options.gpu), Compiler(options.gpu)
 
         def make(lowering: CallLowering) -> tuple[LoweredEngine, CudaEngine] | Unsupported:
-            lowered = lower_engine(model, graphs.plan, target, lowering)
+            lowered = lower_engine(model, graphs.engine_sizes, target, lowering)
             if options.tuned_only:
                 require_tuned(lowering.tactics, lowering.choices(p for _, p in lowered.programs))
             engine = compile_engine(lowered, compiler, progress)
@@ -143,7 +143,7 @@ class CudaBackend:
         told = (*lowering.left_out, *foreign)
         report = replace(engine.report, tactics=tactics, left_out=told)
         return Lowered(
-            lowered.plan,
+            lowered.engine_sizes,
             {},
             dict(engine.files),
             lowered.weights,

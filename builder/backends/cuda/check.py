@@ -19,7 +19,7 @@ from specbuild.builder.backends.cuda.step.programs import (
 from specbuild.builder.backends.unlowered_parts import require_lowered_parts
 from specbuild.builder.engine.backend_sizes import MAX_DECODE_ROWS
 from specbuild.builder.engine.draft_shapes import NO_DRAFT
-from specbuild.builder.engine.sizes import EnginePlan
+from specbuild.builder.engine.sizes import EngineSizes
 from specbuild.builder.families.registry import draft_family
 from specbuild.plugins_cuda.dsa_indexer.lowering import MAX_HEADS, MAX_WIDTH
 from specbuild.plugins_cuda.lazy_gated_delta.lowering import refused_widths
@@ -163,22 +163,22 @@ def _require_indexers(indexer: IndexerGeometry) -> None:
         )
 
 
-def require_readable_keys(plan: EnginePlan) -> None:
+def require_readable_keys(engine_sizes: EngineSizes) -> None:
     """SpecbuildError where blocks are chosen by keys that no kernel summarises."""
-    chooses = plan.specpv is not None and plan.specpv.score == "indexer"
-    if chooses and plan.dsa is not None and plan.dsa.key_dtype == "fp8":
+    chooses = engine_sizes.specpv is not None and engine_sizes.specpv.score == "indexer"
+    if chooses and engine_sizes.dsa is not None and engine_sizes.dsa.key_dtype == "fp8":
         raise SpecbuildError(
             "--specpv-score indexer: CUDA kernels summarise keys in bf16, these are fp8; take dot "
             "or quest, or --dsa-key-dtype bf16"
         )
 
 
-def require_coded_caches(plan: EnginePlan) -> None:
+def require_coded_caches(engine_sizes: EngineSizes) -> None:
     """SpecbuildError where keys and values are to be codes, which no kernel reads so."""
-    groups = [g for g in plan.groups if g.coded and g.name != INDEXER_GROUP]
+    groups = [g for g in engine_sizes.groups if g.coded and g.name != INDEXER_GROUP]
     if not groups:
         return
-    if plan.specpv is not None:
+    if engine_sizes.specpv is not None:
         raise SpecbuildError(
             "--kv-dtype fp8: CUDA kernels summarise and choose SpecPV's blocks by keys in bf16; "
             "leave --specpv or --kv-dtype out"
@@ -192,28 +192,29 @@ def require_coded_caches(plan: EnginePlan) -> None:
             )
 
 
-def require_one_view(plan: EnginePlan) -> None:
+def require_one_view(engine_sizes: EngineSizes) -> None:
     """SpecbuildError for drafts that a lossy mode's steps do not verify."""
-    modes = (("SpecPV", plan.specpv), ("DSA", plan.dsa))
+    modes = (("SpecPV", engine_sizes.specpv), ("DSA", engine_sizes.dsa))
     mode = next((name for name, config in modes if config is not None), None)
-    if mode is not None and len(plan.model_shapes) > 1:
+    if mode is not None and len(engine_sizes.model_shapes) > 1:
         raise SpecbuildError(
-            f"--draft is given {len(plan.model_shapes)} times: CUDA engines with {mode} hold one "
-            "draft model; leave the others out, or build with --backend cpu"
+            f"--draft is given {len(engine_sizes.model_shapes)} times: CUDA engines with {mode} "
+            "hold one draft model; leave the others out, or build with --backend cpu"
         )
-    if plan.host_drafter is not None and mode is not None:
+    if engine_sizes.host_drafter is not None and mode is not None:
         raise SpecbuildError(
-            f"--drafter {plan.host_drafter.kind}: CUDA engines with {mode} have no steps that "
-            "verify what the host proposes; leave one of both out, or build with --backend cpu"
+            f"--drafter {engine_sizes.host_drafter.kind}: CUDA engines with {mode} have no "
+            "steps that verify what the host proposes; leave one of both out, or build with "
+            "--backend cpu"
         )
 
 
-def batch_warnings(plan: EnginePlan) -> tuple[str, ...]:
+def batch_warnings(engine_sizes: EngineSizes) -> tuple[str, ...]:
     """A draft that was asked for and that fewer sequences can verify together than may decode."""
-    limits = plan.limits
-    shapes = draft_shapes(next(iter(plan.model_shapes.values()), NO_DRAFT))
+    limits = engine_sizes.limits
+    shapes = draft_shapes(next(iter(engine_sizes.model_shapes.values()), NO_DRAFT))
     # The largest draft is the default only where it was asked for.
-    if not shapes or plan.draft_default != shapes[-1]:
+    if not shapes or engine_sizes.draft_default != shapes[-1]:
         return ()
     buckets = batch_buckets(limits.max_batch_size)
     most = max((b for b in buckets if fits(b, shapes[-1], deepest(shapes))), default=0)

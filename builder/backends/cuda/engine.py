@@ -47,7 +47,7 @@ from specbuild.builder.backends.cuda.step.programs import (
 from specbuild.builder.backends.cuda.step.state import StatePorts, StateSizes, ViewSizes
 from specbuild.builder.backends.cuda.step.target import KeptLogits
 from specbuild.builder.backends.cuda.tactics.call_lowering import CallLowering
-from specbuild.builder.engine.sizes import EnginePlan, with_limits
+from specbuild.builder.engine.sizes import EngineSizes, with_limits
 from specbuild.builder.engine.writer import json_bytes
 from specbuild.builder.graph.passes.weights import Recipe
 from specbuild.builder.progress import Progress
@@ -85,12 +85,13 @@ class CudaModel:
 
 @dataclass(frozen=True)
 class LoweredEngine:
-    """Every program lowered, nothing compiled. ``plan`` has the caches that the programs need.
+    """Every program lowered, nothing compiled.
 
+    ``engine_sizes`` include the caches that the programs need.
     ``refused`` gives the reason prompt chunks of other sizes are not among them.
     """
 
-    plan: EnginePlan
+    engine_sizes: EngineSizes
     parts: EngineParts
     writer: PlanWriter
     programs: NamedPrograms
@@ -114,39 +115,43 @@ class CudaEngine:
 
 
 def lower_engine(
-    model: CudaModel, plan: EnginePlan, target: Target, lower: Lower | None = None
+    model: CudaModel, engine_sizes: EngineSizes, target: Target, lower: Lower | None = None
 ) -> LoweredEngine:
     """All programs of an engine. Raises SpecbuildError where an op cannot be lowered."""
     lower = lower or CallLowering(target)
-    plan = with_padded_latents(plan)
+    engine_sizes = with_padded_latents(engine_sizes)
     # Steps of lossy modes have state that these would leave as it was.
-    plan = replace(plan, adjusted_steps=plan.specpv is None and plan.dsa is None)
+    engine_sizes = replace(
+        engine_sizes, adjusted_steps=engine_sizes.specpv is None and engine_sizes.dsa is None
+    )
     graphs = {role: FusedGraph(role, graph) for role, graph in model.models.items()}
-    prefill, refused = _prefill_rows(model, graphs, plan, lower)
-    score = tuple(rows for rows in SCORE_ROWS if rows <= _most_rows(plan) or rows == SCORE_ROWS[0])
-    reverified = 0 if plan.specpv is None else plan.specpv.n_spec_tokens_buf
-    rows = max(*prefill, *score, reverified + plan.limits.draft_tokens + 1)
-    plan = with_limits(plan, replace(plan.limits, max_rows=rows))
-    parts = _parts(model, graphs, plan, rows, max(score))
+    prefill, refused = _prefill_rows(model, graphs, engine_sizes, lower)
+    score = tuple(
+        rows for rows in SCORE_ROWS if rows <= _most_rows(engine_sizes) or rows == SCORE_ROWS[0]
+    )
+    reverified = 0 if engine_sizes.specpv is None else engine_sizes.specpv.n_spec_tokens_buf
+    rows = max(*prefill, *score, reverified + engine_sizes.limits.draft_tokens + 1)
+    engine_sizes = with_limits(engine_sizes, replace(engine_sizes.limits, max_rows=rows))
+    parts = _parts(model, graphs, engine_sizes, rows, max(score))
     programs = []
     for count in prefill:
         programs.append(_entry(parts, "prefill", count, lower))
     for count in score:
         programs.append(_entry(parts, "score", count, lower))
-    programs += _steps(model, parts, plan, lower)
-    programs += _offered(parts, plan, lower)
-    if plan.adjusted_steps:
-        programs += _adjusted(parts, plan, lower)
-    plan = replace(plan, ragged_steps=any(entry.is_ragged for entry, _ in programs))
+    programs += _steps(model, parts, engine_sizes, lower)
+    programs += _offered(parts, engine_sizes, lower)
+    if engine_sizes.adjusted_steps:
+        programs += _adjusted(parts, engine_sizes, lower)
+    engine_sizes = replace(engine_sizes, ragged_steps=any(entry.is_ragged for entry, _ in programs))
     writer = PlanWriter(
         [lowered for _, lowered in programs],
         parts.weights.tensors,
         (*parts.caches.values(), *filter(None, (parts.summaries, parts.state_cache))),
         parts.ports.tensors,
         [tensor for tensor in parts.ports.exchange.values() if tensor.storage.space == "exchange"],
-        plan.ranks,
+        engine_sizes.ranks,
     )
-    return LoweredEngine(plan, parts, writer, tuple(programs), target, refused)
+    return LoweredEngine(engine_sizes, parts, writer, tuple(programs), target, refused)
 
 
 def compile_engine(
@@ -209,13 +214,13 @@ def _check_readable(data: bytes, plan: Plan, entry: ProgramEntry) -> None:
 
 
 def _prefill_rows(
-    model: CudaModel, graphs: Mapping[str, FusedGraph], plan: EnginePlan, lower: Lower
+    model: CudaModel, graphs: Mapping[str, FusedGraph], engine_sizes: EngineSizes, lower: Lower
 ) -> tuple[tuple[int, ...], tuple[Unsupported, ...]]:
     """The prompt chunks that all ops of the target and the draft take, and why others are not."""
-    most = _most_rows(plan)
+    most = _most_rows(engine_sizes)
     wanted = [rows for rows in PREFILL_ROWS if rows < most]
     wanted += [rows for rows in PREFILL_ROWS if rows >= most][:1]
-    parts = _parts(model, graphs, plan, wanted[-1], SCORE_ROWS[-1])
+    parts = _parts(model, graphs, engine_sizes, wanted[-1], SCORE_ROWS[-1])
     taken, refused = [], []
     for rows in wanted:
         found = lowered_calls(prefill_program(parts, rows), lower)
@@ -228,22 +233,22 @@ def _prefill_rows(
     return tuple(taken), tuple(refused)
 
 
-def _most_rows(plan: EnginePlan) -> int:
+def _most_rows(engine_sizes: EngineSizes) -> int:
     """Rows that all sequences have together at most."""
-    return plan.limits.max_seq_len * plan.limits.max_batch_size
+    return engine_sizes.limits.max_seq_len * engine_sizes.limits.max_batch_size
 
 
 def _parts(
     model: CudaModel,
     graphs: Mapping[str, FusedGraph],
-    plan: EnginePlan,
+    engine_sizes: EngineSizes,
     prefill_rows: int,
     score_rows: int,
 ) -> EngineParts:
-    limits, groups = plan.limits, layouts(plan.groups, plan.ranks)
-    (states,) = (*map(partial(state_layout, limits=limits), plan.states), None)[:1]
-    offered = 0 if plan.host_drafter is None else plan.host_drafter.max_tokens
-    depth = max(map(deepest, _shapes(model, plan).values()), default=0)
+    limits, groups = engine_sizes.limits, layouts(engine_sizes.groups, engine_sizes.ranks)
+    (states,) = (*map(partial(state_layout, limits=limits), engine_sizes.states), None)[:1]
+    offered = 0 if engine_sizes.host_drafter is None else engine_sizes.host_drafter.max_tokens
+    depth = max(map(deepest, _shapes(model, engine_sizes).values()), default=0)
     sizes = StateSizes(
         batch=batch_buckets(limits.max_batch_size)[-1],
         depth=depth,
@@ -253,13 +258,13 @@ def _parts(
         prefill_rows=max(prefill_rows, score_rows),
         score_rows=score_rows,
         vocab=model.target.vocab,
-        views=_view_sizes(plan),
-        sparse=plan.dsa is not None,
-        checks=plan.dsa is not None and plan.dsa.check_interval > 0,
-        adjusts=plan.adjusted_steps,
+        views=_view_sizes(engine_sizes),
+        sparse=engine_sizes.dsa is not None,
+        checks=engine_sizes.dsa is not None and engine_sizes.dsa.check_interval > 0,
+        adjusts=engine_sizes.adjusted_steps,
         offered=offered,
         replayed=0 if states is None else max(depth, offered) + 1,
-        ranks=plan.ranks,
+        ranks=engine_sizes.ranks,
         exchange_width=model.target.hidden,
     )
     return EngineParts(
@@ -268,24 +273,27 @@ def _parts(
         StatePorts(sizes),
         groups,
         {draft.drafter: draft for draft in model.drafts},
-        plan.views,
-        plan.dsa,
+        engine_sizes.views,
+        engine_sizes.dsa,
         screens=model.screens,
         states=states,
     )
 
 
-def _shapes(model: CudaModel, plan: EnginePlan) -> dict[str, tuple[DraftShape, ...]]:
+def _shapes(model: CudaModel, engine_sizes: EngineSizes) -> dict[str, tuple[DraftShape, ...]]:
     """What the steps of each draft are built for, by what forms call it."""
-    return {draft.drafter: draft_shapes(plan.model_shapes[draft.group]) for draft in model.drafts}
+    return {
+        draft.drafter: draft_shapes(engine_sizes.model_shapes[draft.group])
+        for draft in model.drafts
+    }
 
 
-def _view_sizes(plan: EnginePlan) -> ViewSizes | None:
-    if plan.specpv is None or plan.views is None:
+def _view_sizes(engine_sizes: EngineSizes) -> ViewSizes | None:
+    if engine_sizes.specpv is None or engine_sizes.views is None:
         return None
-    group = plan.choosing_group
-    buffer = plan.specpv.n_spec_tokens_buf
-    return ViewSizes(len(group.layers), group.kv_heads, plan.views.entries, buffer)
+    group = engine_sizes.choosing_group
+    buffer = engine_sizes.specpv.n_spec_tokens_buf
+    return ViewSizes(len(group.layers), group.kv_heads, engine_sizes.views.entries, buffer)
 
 
 def _entry(
@@ -299,10 +307,10 @@ def _entry(
 
 
 def _steps(
-    model: CudaModel, parts: EngineParts, plan: EnginePlan, lower: Lower
+    model: CudaModel, parts: EngineParts, engine_sizes: EngineSizes, lower: Lower
 ) -> list[tuple[ProgramEntry, LoweredProgram]]:
     """The decoding steps but those that verify the host's chains or change logits."""
-    forms = step_forms(parts, _shapes(model, plan), plan.limits.max_batch_size)
+    forms = step_forms(parts, _shapes(model, engine_sizes), engine_sizes.limits.max_batch_size)
     return [_step(parts, form, lower) for form in forms]
 
 
@@ -323,12 +331,12 @@ def _step(parts: EngineParts, form: StepForm, lower: Lower) -> tuple[ProgramEntr
 
 
 def _offered(
-    parts: EngineParts, plan: EnginePlan, lower: Lower
+    parts: EngineParts, engine_sizes: EngineSizes, lower: Lower
 ) -> list[tuple[ProgramEntry, LoweredProgram]]:
     """The steps that verify the host's chains; none without a drafter on the host."""
-    if plan.host_drafter is None:
+    if engine_sizes.host_drafter is None:
         return []
-    longest = plan.host_drafter.max_tokens
+    longest = engine_sizes.host_drafter.max_tokens
     kinds: tuple[KeptLogits, ...] = ("none", "all")
     # Recurrent states, views and lists have capacity for equal numbers of rows alone.
     ragged = parts.states is None and parts.views is None and parts.dsa is None
@@ -339,19 +347,19 @@ def _offered(
             offered=True,
             ragged_rows=rows if ragged and batch > 1 else 0,
         )
-        for batch in batch_buckets(plan.limits.max_batch_size)
+        for batch in batch_buckets(engine_sizes.limits.max_batch_size)
         for longest_of, rows in offered_sizes(batch, longest, ragged=ragged)
     ]
     return [_step(parts, replace(form, logits=kept), lower) for form in forms for kept in kinds]
 
 
 def _adjusted(
-    parts: EngineParts, plan: EnginePlan, lower: Lower
+    parts: EngineParts, engine_sizes: EngineSizes, lower: Lower
 ) -> list[tuple[ProgramEntry, LoweredProgram]]:
     """The steps in which logits are changed, and what does so behind prompts."""
     found = []
     kinds = (False, True) if parts.ports.sizes.aux_width else (False,)
-    for batch, extends in product(adjusted_batches(plan.limits.max_batch_size), kinds):
+    for batch, extends in product(adjusted_batches(engine_sizes.limits.max_batch_size), kinds):
         lowered = _lowered(adjusted_program(parts, batch, extends=extends), lower)
         entry = _described(lowered, "step", batch, batch, NO_DRAFT, full_logits=True)
         found.append((replace(entry, changes_logits=True, extends=extends), lowered))

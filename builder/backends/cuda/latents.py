@@ -6,21 +6,21 @@ from dataclasses import replace
 
 import onnx_ir as ir
 
-from specbuild.builder.engine.sizes import EnginePlan
+from specbuild.builder.engine.sizes import EngineSizes
 from specbuild.runtime.cache.layout import padded_width
 from specbuild.runtime.engine_dir.manifest import CacheGroup
 
 
-def with_padded_latents(plan: EnginePlan) -> EnginePlan:
-    """The plan whose latent pools have capacity for the zeros behind each latent."""
-    return replace(plan, groups=tuple(_padded(group) for group in plan.groups))
+def with_padded_latents(engine_sizes: EngineSizes) -> EngineSizes:
+    """Return sizes whose latent pools have capacity for the zeros behind each latent."""
+    return replace(engine_sizes, groups=tuple(_padded(group) for group in engine_sizes.groups))
 
 
-def widen_pools(model: ir.Model, plan: EnginePlan) -> None:
-    """Gives a portable graph's latent pools the width that they have in a plan of padded ones."""
+def widen_pools(model: ir.Model, engine_sizes: EngineSizes) -> None:
+    """Gives a portable graph's latent pools the width that they have in sizes of padded ones."""
     widths = {
         f"{group.name}.{layer}.{part}_pool": width
-        for group in plan.groups
+        for group in engine_sizes.groups
         if group.latent_widths
         for layer in group.layers
         for part, width in group.pool_widths(layer).items()

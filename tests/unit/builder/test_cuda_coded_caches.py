@@ -40,7 +40,7 @@ def lowered(folder: Path, draft: DraftShape | None = None, **changes: Any) -> Lo
 
 def first_layer(host: PlanHost) -> dict[str, torch.Tensor]:
     """The pools of layer 0, by part, without page 0."""
-    group = next(g for g in host.engine.plan.groups if 0 in g.layers)
+    group = next(g for g in host.engine.engine_sizes.groups if 0 in g.layers)
     layout = KvLayout(group)
     memory = host.memory.buffer(layout.name)
     dtype = torch.uint8 if group.coded else torch.bfloat16
@@ -75,7 +75,7 @@ def test_caches_take_half_and_hold_the_codes_of_what_exact_ones_hold(folder: Pat
 def test_a_draft_changes_no_token(folder: Path) -> None:
     """Rejected rows' codes are replaced, and accepted ones move as they are."""
     engine = lowered(folder, TREE, kv_dtype="fp8")
-    assert all(group.coded for group in engine.plan.groups)
+    assert all(group.coded for group in engine.engine_sizes.groups)
     plain, drafted = (tokens(engine, shape) for shape in (None, TREE))
     at = next((i for i, (a, b) in enumerate(zip(plain, drafted, strict=True)) if a != b), None)
     if at is None:

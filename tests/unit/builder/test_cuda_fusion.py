@@ -14,6 +14,7 @@ import onnx_ir as ir
 import pytest
 import torch
 from checkpoints import write_draft, write_target
+from engine_sizes import compute_engine_sizes
 from further_drafts import FURTHER, write_further_draft
 from fused_graphs import (
     EXAMPLE_LIMITS,
@@ -29,7 +30,6 @@ from fused_graphs import (
 from geometries import GPT_OSS_20B
 from left_out import slow
 from llama_checkpoints import write_llama
-from planning import plan_engine
 from safetensors.torch import load_file, save_file
 
 from specbuild.builder import graphs
@@ -291,8 +291,8 @@ def checkpoint_bytes(g: TargetGeometry) -> int:
 def test_the_20b_geometry_is_fused_in_seconds_without_its_weights() -> None:
     g = GPT_OSS_20B
     require_cuda_support(g, None)
-    plan = plan_engine(BuildOptions(model=Path("m"), output=Path("o")), g, None)
-    model = graphs.target_graph(g, plan, (1, 11, 21), torch.bfloat16)
+    engine_sizes = compute_engine_sizes(BuildOptions(model=Path("m"), output=Path("o")), g, None)
+    model = graphs.target_graph(g, engine_sizes, (1, 11, 21), torch.bfloat16)
     WeightSources(unreadable(g), []).bind(model)
     start = time.perf_counter()
     run_passes("target", model, CUDA_PASSES, None)

@@ -30,7 +30,7 @@ from specbuild.builder.backends.cuda.plan.plan_writer import (
 )
 from specbuild.builder.backends.cuda.step.ir import Call, ProgramIr, Storage, Tensor
 from specbuild.builder.backends.cuda.tactics.call_lowering import CallLowering
-from specbuild.builder.engine.sizes import EnginePlan, with_limits
+from specbuild.builder.engine.sizes import EngineSizes, with_limits
 from specbuild.builder.graph.passes.cleanup import remove_unused
 from specbuild.plugins_cuda.choose.op import gumbel_noise
 from specbuild.plugins_cuda.launches import Lowering, Phase, Target, TensorInfo, Unsupported
@@ -54,13 +54,13 @@ NEAR_TIE = 0.1
 
 
 @pytest.fixture(scope="module")
-def fused() -> tuple[CudaModel, EnginePlan]:
+def fused() -> tuple[CudaModel, EngineSizes]:
     """Two sequences and trees of 8 nodes."""
     return fused_engine(EXAMPLE / "target", EXAMPLE / "draft", **EXAMPLE_LIMITS)
 
 
 @pytest.fixture(scope="module")
-def engine(fused: tuple[CudaModel, EnginePlan]) -> LoweredEngine:
+def engine(fused: tuple[CudaModel, EngineSizes]) -> LoweredEngine:
     """Rings of 400 slots in windowed layers."""
     kernels = CallLowering(target_of("sm_90a"))
 
@@ -193,7 +193,7 @@ def test_a_windows_ring_forgets_only_what_nobody_sees(
     shape: DraftShape | None,
 ) -> None:
     ids = prompts[2]
-    sliding = next(group for group in engine.plan.groups if group.name == "sliding")
+    sliding = next(group for group in engine.engine_sizes.groups if group.name == "sliding")
     assert (sliding.pages - 1) // 2 * sliding.page_size == RING_SLOTS < len(ids)
     params = GenerateParams(max_new_tokens=TOKENS, ignore_eos=True)
     events = cpu.generate([Prompt("p", tuple(ids), None)], params, speculation=None)
@@ -240,17 +240,19 @@ def test_a_chain_is_accepted(engine: LoweredEngine, prompts: list[list[int]]) ->
 
 @pytest.mark.slow
 def test_a_draft_of_codes_changes_no_token(
-    fused: tuple[CudaModel, EnginePlan], runs: Runs, prompts: list[list[int]]
+    fused: tuple[CudaModel, EngineSizes], runs: Runs, prompts: list[list[int]]
 ) -> None:
     """MXFP4 loses some of the acceptance."""
-    model, plan = fused
+    model, engine_sizes = fused
     models = dict(model.models)
     for role, projections in (("draft_fuse", 1), ("draft", 5)):
         models[role] = models[role].clone()
         assert quantise_weights(models[role], storage=MXFP4) == projections
         remove_unused(models[role])
-    limits = replace(plan.limits, max_batch_size=1, draft_top_k=1, draft_tokens=CHAIN.draft_tokens)
-    smaller = with_limits(plan, limits)
+    limits = replace(
+        engine_sizes.limits, max_batch_size=1, draft_top_k=1, draft_tokens=CHAIN.draft_tokens
+    )
+    smaller = with_limits(engine_sizes, limits)
     coded = lower_engine(replace(model, models=models), smaller, target_of("sm_90a"))
     stored = [n for n in coded.weights if n.startswith("draft.") and "packed" in n]
     assert len(stored) == 6 and all(name.endswith(".packed.mxfp4") for name in stored)

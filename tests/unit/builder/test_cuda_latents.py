@@ -93,7 +93,7 @@ def test_fused_latents_compute_what_transformers_computes(model: Path) -> None:
 
 
 def test_caches_hold_a_latent_a_token(engine: LoweredEngine) -> None:
-    groups = {group.name: group for group in engine.plan.target_groups}
+    groups = {group.name: group for group in engine.engine_sizes.target_groups}
     assert set(groups) == {"sliding", "latent", "latent_sliding"}
     assert groups["latent"].latent_widths == (WIDTHS[1], WIDTHS[3])
     assert groups["latent_sliding"].latent_widths == (WIDTHS[0],)
@@ -152,7 +152,7 @@ def test_views_stand_beside_latents_of_windowed_layers(tmp_path: Path) -> None:
         specpv_n_retrieval_blocks=2, specpv_n_window_blocks=1, specpv_n_spec_tokens_buf=20,
         specpv_partial_threshold=64, specpv_full_refresh_interval=4,
     )  # fmt: skip
-    assert {g.name for g in engine.plan.target_groups} == {"full", "latent_sliding"}
+    assert {g.name for g in engine.engine_sizes.target_groups} == {"full", "latent_sliding"}
     refresh = next(low for entry, low in engine.programs if entry.reverified)
     writes = {c.inputs["write_slot"] for c in refresh.ir.calls if c.op.name == "RmsQueryLatent"}
     (view,) = (c for c in refresh.ir.calls if c.op.name == "ViewInputs")

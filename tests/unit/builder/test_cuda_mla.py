@@ -155,14 +155,14 @@ def test_a_draft_with_latents_changes_no_token(
         model, tmp_path, max_seq_len=128, max_batch_size=1, page_size=PAGE, draft_top_k=2,
         draft_depth=3, draft_tokens=5,
     )  # fmt: skip
-    assert [g.latent_widths for g in drafting.plan.groups] == [(80, 80), (80,)]
+    assert [g.latent_widths for g in drafting.engine_sizes.groups] == [(80, 80), (80,)]
     plain = generated(engine, "step@1", 40)
     for program in ("draft-1-3-3", "draft-2-3-5"):
         assert generated(drafting, f"step@1.{program}", 40) == plain
 
 
 def test_caches_hold_an_entry_a_token(engine: LoweredEngine) -> None:
-    (group,) = engine.plan.target_groups
+    (group,) = engine.engine_sizes.target_groups
     assert (group.name, group.latent_widths) == ("latent", (80, 80))
     held = {b.name: b.bytes for b in PlanHost(engine).plan.buffers if b.space == "cache"}
     assert held["cache:latent"] == LAYERS * group.pages * group.page_size * 80 * 2

@@ -67,11 +67,11 @@ def engine_kernels(geometry: str, name: str) -> tuple[Kernel, ...]:
     )
     silent, taken = SilentProgress(), CUDA.options(asked)
     inputs = settled_inputs(asked, CUDA, model.checkpoints())
-    exported = graphs.export_graphs(inputs.sources, inputs.plan, silent)
-    portable = PortableGraphs(exported, inputs.plan, inputs.sources)
+    exported = graphs.export_graphs(inputs.sources, inputs.engine_sizes, silent)
+    portable = PortableGraphs(exported, inputs.engine_sizes, inputs.sources)
     fused, _ = fused_model(portable, taken, silent)
     target = target_of(taken.gpu)
-    lowered = lower_engine(fused, inputs.plan, target, CallLowering(target, taken.tactics))
+    lowered = lower_engine(fused, inputs.engine_sizes, target, CallLowering(target, taken.tactics))
     return tuple(lowered.writer.kernels)
 
 

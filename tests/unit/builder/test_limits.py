@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from checkpoints import write_draft, write_target
 from dflash_drafts import write_dflash
+from engine_sizes import compute_engine_sizes
 from geometries import GPT_OSS_20B
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from planning import plan_engine
 
 from specbuild.builder.backends.cuda.check import batch_warnings, require_one_view
 from specbuild.builder.backends.cuda.step.programs import draft_shapes
@@ -46,22 +46,26 @@ def asked_for(**values: Any) -> BuildOptions:
 
 
 def test_limits_without_options(geometries: Geometries) -> None:
-    plan = plan_engine(asked_for(), *geometries)
-    shape = (plan.limits.draft_top_k, plan.limits.draft_depth, plan.limits.draft_tokens)
+    engine_sizes = compute_engine_sizes(asked_for(), *geometries)
+    shape = (
+        engine_sizes.limits.draft_top_k,
+        engine_sizes.limits.draft_depth,
+        engine_sizes.limits.draft_tokens,
+    )
     assert shape == (8, 8, 60)
-    assert plan.draft_default == DraftShape(1, 3, 3)
+    assert engine_sizes.draft_default == DraftShape(1, 3, 3)
 
 
 def test_the_hosts_chains_leave_the_drafts_steps_as_they_are(geometries: Geometries) -> None:
     target, draft = geometries
     options = asked_for(backend="cuda", drafter="suffix", suffix_max_tokens=20)
-    plan = plan_engine(options, target, draft)
-    assert plan.limits.draft_tokens == 20
-    assert draft_shapes(plan.model_shapes["draft"])[-1] == DraftShape(1, 4, 4)
-    require_one_view(plan)
+    engine_sizes = compute_engine_sizes(options, target, draft)
+    assert engine_sizes.limits.draft_tokens == 20
+    assert draft_shapes(engine_sizes.model_shapes["draft"])[-1] == DraftShape(1, 4, 4)
+    require_one_view(engine_sizes)
     with pytest.raises(SpecbuildError, match="with DSA have no steps"):
-        require_one_view(replace(plan, dsa=SimpleNamespace()))
-    alone = plan_engine(options, target, None)
+        require_one_view(replace(engine_sizes, dsa=SimpleNamespace()))
+    alone = compute_engine_sizes(options, target, None)
     assert alone.model_shapes == {} and alone.draft_default == DraftShape(1, 20, 20)
 
 
@@ -72,13 +76,18 @@ def test_each_draft_has_its_own_largest_shape(geometries: Geometries, tmp_path: 
     block = replace(read_draft(tmp_path, target, strict=True).geometry, block_size=3)
     backend = backend_of("cuda")
     drafts = {"draft": draft, "dflash": block}
-    plan = sizes.plan_engine(asked_for(backend="cuda"), backend.sizes, target, drafts)
-    assert plan.model_shapes == {"draft": DraftShape(1, 4, 4), "dflash": DraftShape(1, 2, 2)}
-    assert (plan.limits.draft_depth, plan.limits.draft_block) == (4, 3)
-    assert [group.name for group in plan.groups][-2:] == ["draft", "dflash"]
-    require_one_view(plan)
+    engine_sizes = sizes.compute_engine_sizes(
+        asked_for(backend="cuda"), backend.sizes, target, drafts
+    )
+    assert engine_sizes.model_shapes == {
+        "draft": DraftShape(1, 4, 4),
+        "dflash": DraftShape(1, 2, 2),
+    }
+    assert (engine_sizes.limits.draft_depth, engine_sizes.limits.draft_block) == (4, 3)
+    assert [group.name for group in engine_sizes.groups][-2:] == ["draft", "dflash"]
+    require_one_view(engine_sizes)
     for mode, name in (("specpv", "SpecPV"), ("dsa", "DSA")):
-        lossy = replace(plan, **{mode: SimpleNamespace()})
+        lossy = replace(engine_sizes, **{mode: SimpleNamespace()})
         with pytest.raises(SpecbuildError, match=f"given 2 times: CUDA engines with {name} hold"):
             require_one_view(lossy)
         require_one_view(replace(lossy, model_shapes={"draft": DraftShape(1, 4, 4)}))
@@ -86,9 +95,9 @@ def test_each_draft_has_its_own_largest_shape(geometries: Geometries, tmp_path: 
 
 def test_given_shape_is_limit_and_default(geometries: Geometries) -> None:
     options = asked_for(draft_top_k=2, draft_depth=3, draft_tokens=6)
-    plan = plan_engine(options, *geometries)
-    assert plan.draft_default == DraftShape(2, 3, 6)
-    assert plan.limits.draft_tokens == 6
+    engine_sizes = compute_engine_sizes(options, *geometries)
+    assert engine_sizes.draft_default == DraftShape(2, 3, 6)
+    assert engine_sizes.limits.draft_tokens == 6
 
 
 @given(
@@ -107,11 +116,11 @@ def test_a_gpu_engine_has_steps_for_its_default_draft(
     asked = {"draft_top_k": top_k, "draft_depth": depth, "draft_tokens": tokens}
     options = asked_for(backend="cuda", max_seq_len=max_seq_len, **asked)
     try:
-        plan = plan_engine(options, *geometries)
+        engine_sizes = compute_engine_sizes(options, *geometries)
     except SpecbuildError:
         assume(False)
-    limits = plan.limits
-    assert plan.draft_default in draft_shapes(limits)
+    limits = engine_sizes.limits
+    assert engine_sizes.draft_default in draft_shapes(limits)
     assert limits.draft_top_k > 1 or limits.draft_depth == limits.draft_tokens
     for shape in draft_shapes(limits):
         assert shape.draft_depth <= limits.draft_depth
@@ -130,8 +139,8 @@ def test_a_gpu_engine_has_steps_for_its_default_draft(
 def test_a_chain_on_a_gpu_is_short_unless_more_is_asked(
     geometries: Geometries, asked: dict[str, int], depth: int
 ) -> None:
-    plan = plan_engine(asked_for(backend="cuda", **asked), *geometries)
-    assert plan.draft_default == DraftShape(1, depth, depth)
+    engine_sizes = compute_engine_sizes(asked_for(backend="cuda", **asked), *geometries)
+    assert engine_sizes.draft_default == DraftShape(1, depth, depth)
 
 
 @pytest.mark.parametrize(
@@ -149,26 +158,30 @@ def test_a_draft_that_few_sequences_can_verify_together_is_warned_of(
     geometries: Geometries, batch: int, asked: dict[str, int], together: int | None
 ) -> None:
     options = asked_for(backend="cuda", max_batch_size=batch, **asked)
-    plan = plan_engine(options, *geometries)
-    said, rows = batch_warnings(plan), plan.limits.draft_tokens + 1
+    engine_sizes = compute_engine_sizes(options, *geometries)
+    said, rows = batch_warnings(engine_sizes), engine_sizes.limits.draft_tokens + 1
     if together is None:
         assert said == () and (not asked or batch * rows <= 256)
     else:
         assert together * rows <= 256 < 2 * together * rows
         assert f"only {together} of {batch} sequences can draft together" in said[0]
-    assert all(backend_of(name).check_plan(plan) == () for name in ("cpu", "tensorrt"))
+    assert all(
+        backend_of(name).check_engine_sizes(engine_sizes) == () for name in ("cpu", "tensorrt")
+    )
 
 
 def test_no_draft_is_warned_of_where_there_is_none(geometries: Geometries) -> None:
-    plan = plan_engine(asked_for(backend="cuda", max_batch_size=64), geometries[0], None)
-    assert batch_warnings(plan) == ()
+    engine_sizes = compute_engine_sizes(
+        asked_for(backend="cuda", max_batch_size=64), geometries[0], None
+    )
+    assert batch_warnings(engine_sizes) == ()
 
 
 def test_groups_cover_every_layer_once(geometries: Geometries) -> None:
-    plan = plan_engine(asked_for(), *geometries)
-    layers = sorted(layer for group in plan.target_groups for layer in group.layers)
+    engine_sizes = compute_engine_sizes(asked_for(), *geometries)
+    layers = sorted(layer for group in engine_sizes.target_groups for layer in group.layers)
     assert layers == list(range(geometries[0].layers))
-    assert [plan.groups[i].name for i in plan.group_of_layer(geometries[0])] == [
+    assert [engine_sizes.groups[i].name for i in engine_sizes.group_of_layer(geometries[0])] == [
         "sliding" if kind == "sliding_attention" else "full" for kind in geometries[0].layer_types
     ]
 
@@ -177,7 +190,9 @@ def test_window_layers_do_not_reserve_the_context(geometries: Geometries) -> Non
     """Reserved for the full context, they would double the memory of a cache."""
     target = replace(geometries[0], max_positions=131072)
     options = asked_for(max_seq_len=131072, max_batch_size=1)
-    pages = {group.name: group.pages for group in plan_engine(options, target, None).groups}
+    pages = {
+        group.name: group.pages for group in compute_engine_sizes(options, target, None).groups
+    }
     assert pages["sliding"] * 100 < pages["full"]
 
 
@@ -195,12 +210,12 @@ def test_window_layers_do_not_reserve_the_context(geometries: Geometries) -> Non
 )
 def test_refusals(geometries: Geometries, changes: dict[str, int], message: str) -> None:
     with pytest.raises(SpecbuildError, match=message):
-        plan_engine(asked_for(**changes), *geometries)
+        compute_engine_sizes(asked_for(**changes), *geometries)
 
 
 def test_draft_options_need_a_draft(geometries: Geometries) -> None:
     with pytest.raises(SpecbuildError, match="--draft-depth needs a draft"):
-        plan_engine(asked_for(draft_depth=2), geometries[0], None)
+        compute_engine_sizes(asked_for(draft_depth=2), geometries[0], None)
 
 
 def test_candidates_of_a_shape_count_its_levels() -> None:
@@ -213,7 +228,7 @@ def test_candidates_of_a_shape_count_its_levels() -> None:
 def test_draft_past_its_trained_context_is_warned_of(geometries: Geometries) -> None:
     """A known draft gave 2.3 tokens a step at 2k and 1.09 at 16k; a window keeps it up."""
     draft = replace(geometries[1], max_positions=256)
-    limits = plan_engine(asked_for(), geometries[0], draft).limits
+    limits = compute_engine_sizes(asked_for(), geometries[0], draft).limits
     [warning] = context_warnings(draft, limits)
     assert "trained on 256 positions, the engine allows 512" in warning
     assert "--draft-window 256" in warning
@@ -226,8 +241,12 @@ def test_draft_past_its_trained_context_is_warned_of(geometries: Geometries) -> 
 def test_draft_window_bounds_the_drafts_pages(geometries: Geometries) -> None:
     target = replace(geometries[0], max_positions=131072)
     options = asked_for(max_seq_len=131072, max_batch_size=1, draft_window=64)
-    pages = plan_engine(options, target, windowed_draft(geometries[1], options)).groups[-1].pages
-    everything = plan_engine(options, target, geometries[1]).groups[-1].pages
+    pages = (
+        compute_engine_sizes(options, target, windowed_draft(geometries[1], options))
+        .groups[-1]
+        .pages
+    )
+    everything = compute_engine_sizes(options, target, geometries[1]).groups[-1].pages
     assert pages * 50 < everything
 
 
@@ -238,47 +257,47 @@ def test_draft_window_may_not_widen(geometries: Geometries) -> None:
 
 
 def test_default_limits_fit_a_short_context(geometries: Geometries) -> None:
-    plan = plan_engine(asked_for(max_seq_len=24), *geometries)
-    assert plan.limits.draft_tokens == 23
+    engine_sizes = compute_engine_sizes(asked_for(max_seq_len=24), *geometries)
+    assert engine_sizes.limits.draft_tokens == 23
 
 
 def test_children_of_a_node_fit_the_draft_vocabulary(geometries: Geometries) -> None:
     small = replace(geometries[1], vocab=4)
-    limits = plan_engine(asked_for(), geometries[0], small).limits
+    limits = compute_engine_sizes(asked_for(), geometries[0], small).limits
     assert limits.draft_top_k == 4
     assert limits.draft_tokens <= DraftShape(4, limits.draft_depth, 0).candidates
     with pytest.raises(SpecbuildError, match="--draft-top-k 5 exceeds the draft's vocabulary of 4"):
-        plan_engine(asked_for(draft_top_k=5), geometries[0], small)
+        compute_engine_sizes(asked_for(draft_top_k=5), geometries[0], small)
 
 
 @pytest.mark.parametrize("max_seq_len", [2, 3, 4, 16])
 def test_default_shape_stays_within_the_limits(geometries: Geometries, max_seq_len: int) -> None:
-    plan = plan_engine(asked_for(max_seq_len=max_seq_len), *geometries)
-    assert plan.draft_default is not None
-    assert plan.draft_default.draft_tokens <= plan.limits.draft_tokens < max_seq_len
-    assert plan.draft_default.draft_depth == plan.draft_default.draft_tokens
+    engine_sizes = compute_engine_sizes(asked_for(max_seq_len=max_seq_len), *geometries)
+    assert engine_sizes.draft_default is not None
+    assert engine_sizes.draft_default.draft_tokens <= engine_sizes.limits.draft_tokens < max_seq_len
+    assert engine_sizes.draft_default.draft_depth == engine_sizes.draft_default.draft_tokens
 
 
 def test_a_gpu_engine_drafts_short_chains_over_larger_bf16_pages(geometries: Geometries) -> None:
-    plan = plan_engine(asked_for(backend="cuda"), *geometries)
-    limits = plan.limits
+    engine_sizes = compute_engine_sizes(asked_for(backend="cuda"), *geometries)
+    limits = engine_sizes.limits
     assert (limits.draft_top_k, limits.draft_depth, limits.draft_tokens) == (1, 4, 4)
-    assert plan.draft_default == DraftShape(1, 3, 3)
-    for group in plan.groups:
+    assert engine_sizes.draft_default == DraftShape(1, 3, 3)
+    for group in engine_sizes.groups:
         assert (group.page_size, group.dtype) == (64, "bfloat16")
         assert group.pool_axes == ("pages", "kv_heads", "page_size", "width")
 
 
 def test_a_gpu_engine_takes_a_tree_that_is_asked_for(geometries: Geometries) -> None:
     options = asked_for(backend="cuda", draft_top_k=3, draft_depth=4, draft_tokens=12)
-    plan = plan_engine(options, *geometries)
-    assert plan.draft_default == DraftShape(3, 4, 12)
+    engine_sizes = compute_engine_sizes(options, *geometries)
+    assert engine_sizes.draft_default == DraftShape(3, 4, 12)
 
 
 @pytest.mark.parametrize("page_size", [8, 48])
 def test_pages_that_kernels_do_not_take_are_refused(geometries: Geometries, page_size: int) -> None:
     with pytest.raises(SpecbuildError, match=f"--page-size {page_size}: .* powers of two from 16"):
-        plan_engine(asked_for(backend="cuda", page_size=page_size), *geometries)
+        compute_engine_sizes(asked_for(backend="cuda", page_size=page_size), *geometries)
 
 
 def test_a_window_as_wide_as_the_drafts_own_changes_nothing(geometries) -> None:
@@ -289,16 +308,16 @@ def test_a_window_as_wide_as_the_drafts_own_changes_nothing(geometries) -> None:
 def test_a_sequence_holds_the_draft_and_its_root(geometries) -> None:
     sizes = {"draft_top_k": 1, "draft_depth": 8, "draft_tokens": 8}
     with pytest.raises(SpecbuildError, match="a draft of 8 tokens does not fit a sequence of 8"):
-        plan_engine(asked_for(**sizes, max_seq_len=8), *geometries)
+        compute_engine_sizes(asked_for(**sizes, max_seq_len=8), *geometries)
     longer = asked_for(**sizes, max_seq_len=9)
-    assert plan_engine(longer, *geometries).limits.draft_tokens == 8
+    assert compute_engine_sizes(longer, *geometries).limits.draft_tokens == 8
 
 
 def test_a_step_on_a_gpu_has_256_rows() -> None:
     options = asked_for(backend="cuda", max_batch_size=256)
-    assert plan_engine(options, GPT_OSS_20B, None).limits.max_batch_size == 256
+    assert compute_engine_sizes(options, GPT_OSS_20B, None).limits.max_batch_size == 256
     with pytest.raises(SpecbuildError, match=r"--max-batch-size 257: .* at most 256 rows"):
-        plan_engine(asked_for(backend="cuda", max_batch_size=257), GPT_OSS_20B, None)
+        compute_engine_sizes(asked_for(backend="cuda", max_batch_size=257), GPT_OSS_20B, None)
 
 
 INDEXED = replace(GPT_OSS_20B, indexer=IndexerGeometry((1,), 1, 32, False, None, None))
@@ -330,15 +349,15 @@ def test_a_threshold_that_no_sequence_passes_is_warned_of() -> None:
 
 def test_the_shortest_sequence_has_room_for_two_tokens() -> None:
     with pytest.raises(SpecbuildError, match="1 has no capacity for a prompt and an output"):
-        plan_engine(asked_for(max_seq_len=1), GPT_OSS_20B, None)
-    assert plan_engine(asked_for(max_seq_len=2), GPT_OSS_20B, None).limits.max_seq_len == 2
+        compute_engine_sizes(asked_for(max_seq_len=1), GPT_OSS_20B, None)
+    assert compute_engine_sizes(asked_for(max_seq_len=2), GPT_OSS_20B, None).limits.max_seq_len == 2
 
 
 def test_a_context_that_becomes_shorter_by_default_is_said(target_path: Path) -> None:
     inputs = BuildInputs(
         target=SimpleNamespace(geometry=SimpleNamespace(max_positions=131072)),
         drafts=(),
-        plan=SimpleNamespace(limits=SimpleNamespace(max_seq_len=4096)),
+        engine_sizes=SimpleNamespace(limits=SimpleNamespace(max_seq_len=4096)),
         sources=SimpleNamespace(converted=()),
     )
     options = BuildOptions(model=target_path, output=target_path)
@@ -362,7 +381,7 @@ def test_a_context_that_becomes_shorter_by_default_is_said(target_path: Path) ->
 )
 def test_sizes_beyond_32_bits(geometries: Geometries, values: dict[str, int], message: str) -> None:
     with pytest.raises(SpecbuildError, match=message):
-        plan_engine(asked_for(**values), *geometries)
+        compute_engine_sizes(asked_for(**values), *geometries)
 
 
 @pytest.mark.parametrize("text", ["9999999999GiB", "9" * 400, "9" * 400 + "TiB"])

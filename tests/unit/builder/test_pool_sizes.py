@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from engine_sizes import compute_engine_sizes
 from geometries import GPT_OSS_20B
 from hypothesis import given
 from hypothesis import strategies as st
 from left_out import examples
-from planning import plan_engine
 
 from specbuild.builder.engine.cache_capacity import cache_capacity
-from specbuild.builder.engine.sizes import EnginePlan, with_limits
+from specbuild.builder.engine.sizes import EngineSizes, with_limits
 from specbuild.builder.option_readers import memory_size
 from specbuild.builder.options import BuildOptions
 from specbuild.runtime.engine_dir.geometry import IndexerGeometry, TargetGeometry
@@ -25,20 +25,20 @@ INDEXED = replace(GPT_OSS_20B, indexer=IndexerGeometry((1, 3), 4, 64, True, None
 SLOT = 2 * 8 * 64 * 2 * 12
 
 
-def planned(target: TargetGeometry = GPT_OSS_20B, **values: Any) -> EnginePlan:
+def planned(target: TargetGeometry = GPT_OSS_20B, **values: Any) -> EngineSizes:
     usual = {"backend": "cuda", "max_seq_len": 4096, "max_batch_size": 16}
     options = BuildOptions.from_flat(model=Path("m"), output=Path("o"), **usual | values)
-    return plan_engine(options, target, None)
+    return compute_engine_sizes(options, target, None)
 
 
-def pages_of(plan: EnginePlan) -> dict[str, int]:
+def pages_of(engine_sizes: EngineSizes) -> dict[str, int]:
     """Pages for sequences."""
-    return {group.name: group.pages - 1 for group in plan.groups}
+    return {group.name: group.pages - 1 for group in engine_sizes.groups}
 
 
-def bytes_of(plan: EnginePlan) -> int:
+def bytes_of(engine_sizes: EngineSizes) -> int:
     """Of the two groups of GPT-OSS-20B, page 0 included."""
-    return sum(group.pages * group.page_size * SLOT for group in plan.groups)
+    return sum(group.pages * group.page_size * SLOT for group in engine_sizes.groups)
 
 
 def test_pages_bound_what_keeps_every_token() -> None:
@@ -52,8 +52,10 @@ def test_pages_bound_what_keeps_every_token() -> None:
 
 def test_the_sizes_that_the_servers_page_works_out() -> None:
     page = (Path(__file__).parents[3] / "docs" / "serve.md").read_text(encoding="utf-8")
-    plan = planned(max_batch_size=64)
-    full, sliding = (next(g for g in plan.groups if g.name == n) for n in ("full", "sliding"))
+    engine_sizes = planned(max_batch_size=64)
+    full, sliding = (
+        next(g for g in engine_sizes.groups if g.name == n) for n in ("full", "sliding")
+    )
     assert (full.pages, full.page_size * SLOT) == (64 * 65 + 1, 1_572_864)
     sizes = [f"{group.pages * group.page_size * SLOT / 2**30:.1f} GiB" for group in (full, sliding)]
     assert f"1 572 864 bytes = {sizes[0]}, and {sizes[1]} for the windows" in page
@@ -64,10 +66,10 @@ def test_the_sizes_that_the_servers_page_works_out() -> None:
 def test_memory_goes_to_windows_first_and_holds_as_many_tokens_as_fit(extra: int) -> None:
     rings = next(g for g in planned().groups if g.name == "sliding").pages * 64 * SLOT
     least = rings + 66 * 64 * SLOT
-    plan = planned(kv_memory=least + extra)
-    assert pages_of(plan)["full"] == min(65 + extra // (64 * SLOT), 16 * 65)
-    assert pages_of(plan)["sliding"] == pages_of(planned())["sliding"]
-    assert bytes_of(plan) <= least + extra
+    engine_sizes = planned(kv_memory=least + extra)
+    assert pages_of(engine_sizes)["full"] == min(65 + extra // (64 * SLOT), 16 * 65)
+    assert pages_of(engine_sizes)["sliding"] == pages_of(planned())["sliding"]
+    assert bytes_of(engine_sizes) <= least + extra
 
 
 def test_what_holds_no_sequence_of_the_longest_length_is_refused() -> None:
@@ -88,15 +90,17 @@ def test_what_holds_no_sequence_of_the_longest_length_is_refused() -> None:
 
 
 def test_a_backend_that_changes_the_limits_keeps_the_budget() -> None:
-    plan = planned(kv_pages=70)
-    larger = with_limits(plan, replace(plan.limits, max_rows=4 * plan.limits.max_rows))
+    engine_sizes = planned(kv_pages=70)
+    larger = with_limits(
+        engine_sizes, replace(engine_sizes.limits, max_rows=4 * engine_sizes.limits.max_rows)
+    )
     assert pages_of(larger)["full"] == 70
-    assert pages_of(larger)["sliding"] > pages_of(plan)["sliding"]
+    assert pages_of(larger)["sliding"] > pages_of(engine_sizes)["sliding"]
 
 
 def test_how_many_sequences_run_together() -> None:
-    plan = planned(kv_pages=200)
-    found = cache_capacity(plan.groups, plan.limits)
+    engine_sizes = planned(kv_pages=200)
+    found = cache_capacity(engine_sizes.groups, engine_sizes.limits)
     assert (found.groups["full"].pages, found.groups["full"].tokens) == (200, 12800)
     # 1024 tokens and a root take 17 pages, 4096 take 65.
     assert {e.tokens: e.guaranteed_no_evict for e in found.sequences} == {1024: 11, 4096: 3}
@@ -105,7 +109,7 @@ def test_how_many_sequences_run_together() -> None:
     assert {entry.guaranteed_no_evict for entry in together} == {16}
     # Half of 4096 takes 33 pages, of 1024 9.
     assert {e.tokens: e.max_utilization for e in found.sequences} == {1024: 16, 4096: 6}
-    lossy = cache_capacity(plan.groups, plan.limits, lossy=True).sequences
+    lossy = cache_capacity(engine_sizes.groups, engine_sizes.limits, lossy=True).sequences
     assert [e.max_utilization for e in lossy] == [11, 3]
 
 

@@ -71,9 +71,9 @@ def test_trained_latents_are_refused() -> None:
 @pytest.mark.parametrize(("field", "flag"), [("specpv", "--specpv"), ("dsa", "--dsa")])
 def test_modes_of_one_gpu_are_refused(tmp_path: Path, field: str, flag: str) -> None:
     write_llama(tmp_path, num_hidden_layers=1)
-    _, plan = fused_engine(tmp_path, None, max_seq_len=64, max_batch_size=1, page_size=16)
+    _, engine_sizes = fused_engine(tmp_path, None, max_seq_len=64, max_batch_size=1, page_size=16)
     with_mode: Any = {field: object()}
-    require_shared_modes(replace(plan, **with_mode))
+    require_shared_modes(replace(engine_sizes, **with_mode))
     expected = f"--tensor-parallel 2 and {flag}: not built for several GPUs; leave one out"
     with pytest.raises(SpecbuildError, match=f"^{re.escape(expected)}$"):
-        require_shared_modes(replace(plan, ranks=2, **with_mode))
+        require_shared_modes(replace(engine_sizes, ranks=2, **with_mode))

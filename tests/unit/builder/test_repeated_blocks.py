@@ -11,9 +11,9 @@ import pytest
 import torch
 from checkpoints import write_target
 from deepseek_checkpoints import write_deepseek
+from engine_sizes import compute_engine_sizes
 from latent_files import write_latents
 from llama_checkpoints import write_llama
-from planning import plan_engine
 from shared_graphs import exported_anew
 from torch import nn
 
@@ -68,7 +68,9 @@ def test_the_graph_is_that_of_the_whole(
     write(tmp_path)
     target = read_target(tmp_path, strict=True)
     g = target.geometry
-    plan = plan_engine(BuildOptions(model=tmp_path, output=Path("unused")), g, None)
+    engine_sizes = compute_engine_sizes(
+        BuildOptions(model=tmp_path, output=Path("unused")), g, None
+    )
     exported = []
 
     def counted(block: nn.Module, ports: BlockPorts) -> ir.Model:
@@ -78,9 +80,9 @@ def test_the_graph_is_that_of_the_whole(
     with exported_anew():
         block_graph = graphs.block_graph
         monkeypatch.setattr(graphs, "block_graph", counted)
-        found = graphs.target_graph(g, plan, (0, g.layers - 1), torch.bfloat16)
+        found = graphs.target_graph(g, engine_sizes, (0, g.layers - 1), torch.bfloat16)
         monkeypatch.setattr(graphs, "call_blocks", lambda *_: [])
-        wanted = graphs.target_graph(g, plan, (0, g.layers - 1), torch.bfloat16)
+        wanted = graphs.target_graph(g, engine_sizes, (0, g.layers - 1), torch.bfloat16)
     assert len(set(exported)) == len(exported) == kinds < g.layers
     assert BLOCK_DOMAIN not in found.graph.opset_imports and not found.functions
     assert computed(found.graph) == computed(wanted.graph)

@@ -27,11 +27,11 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> LoweredEngine:
     path = tmp_path_factory.mktemp("screened")
     write_target(path / "target", vocab=320)
     write_draft(path / "draft", target_vocab=320)
-    model, plan = fused_engine(
+    model, engine_sizes = fused_engine(
         path / "target", path / "draft", max_seq_len=64, max_batch_size=16, page_size=16,
         draft_top_k=1, draft_depth=3, draft_tokens=3,
     )  # fmt: skip
-    return lower_engine(replace(model, screens=True), plan, target_of("sm_90a"), None)
+    return lower_engine(replace(model, screens=True), engine_sizes, target_of("sm_90a"), None)
 
 
 def test_steps_of_few_rows_without_logits_screen(engine: LoweredEngine) -> None:
@@ -60,13 +60,16 @@ def test_codes_and_errors_are_stored_of_the_packed_head(engine: LoweredEngine) -
 def test_ranks_share_a_prefiltered_head(tmp_path: Path, temperature: float) -> None:
     """Its codes too; it chooses what the exact head chooses."""
     write_llama(tmp_path, num_hidden_layers=1, vocab_size=320, intermediate_size=128)
-    model, plan = fused_engine(
+    model, engine_sizes = fused_engine(
         tmp_path, None, max_seq_len=64, max_batch_size=1, page_size=16, tensor_parallel=2
     )
     runs = []
     for screens in (False, True):
         engine = lower_engine(
-            replace(model, screens=screens), plan, target_of("sm_90a"), lambda *_: Lowering(())
+            replace(model, screens=screens),
+            engine_sizes,
+            target_of("sm_90a"),
+            lambda *_: Lowering(()),
         )
         host = RankHost(engine)
         host.port("ignore_eos").fill_(1)

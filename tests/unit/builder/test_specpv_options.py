@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from engine_sizes import compute_engine_sizes
 from geometries import GPT_OSS_20B
-from planning import plan_engine
 
 from specbuild.builder.engine.specpv import require_turns, specpv_of
 from specbuild.builder.options import BuildOptions
@@ -22,24 +22,26 @@ def options(**changes: Any) -> BuildOptions:
 
 
 def test_defaults_are_the_published_ones() -> None:
-    plan = plan_engine(options(), GPT_OSS_20B, None)
-    assert plan.specpv == SpecPv(16, 2, 256, 8, 64, 4096, 32, "mean", "dot")
-    assert {group.page_size for group in plan.groups} == {16}
-    assert plan.views is not None
+    engine_sizes = compute_engine_sizes(options(), GPT_OSS_20B, None)
+    assert engine_sizes.specpv == SpecPv(16, 2, 256, 8, 64, 4096, 32, "mean", "dot")
+    assert {group.page_size for group in engine_sizes.groups} == {16}
+    assert engine_sizes.views is not None
     # sink, retrieved, then the window with an incomplete block, one token, and the buffer
-    assert plan.views.entries == 2 + 256 + -(-(9 * 16 - 1 + 1 + 64) // 16)
+    assert engine_sizes.views.entries == 2 + 256 + -(-(9 * 16 - 1 + 1 + 64) // 16)
 
 
 def test_without_the_flag_nothing_changes() -> None:
-    assert plan_engine(options(specpv=False), GPT_OSS_20B, None).specpv is None
+    assert compute_engine_sizes(options(specpv=False), GPT_OSS_20B, None).specpv is None
 
 
 def test_launches_hold_what_is_fed_again() -> None:
     """Every sequence of a batch may take a full step at once."""
-    plan = plan_engine(options(max_batch_size=9, specpv_n_spec_tokens_buf=100), GPT_OSS_20B, None)
-    assert plan.limits.max_rows == 9 * (100 + 1)
-    sliding = next(group for group in plan.groups if group.window)
-    assert sliding.pages - 1 >= 9 * (plan.limits.max_rows + sliding.window - 1) // 16
+    engine_sizes = compute_engine_sizes(
+        options(max_batch_size=9, specpv_n_spec_tokens_buf=100), GPT_OSS_20B, None
+    )
+    assert engine_sizes.limits.max_rows == 9 * (100 + 1)
+    sliding = next(group for group in engine_sizes.groups if group.window)
+    assert sliding.pages - 1 >= 9 * (engine_sizes.limits.max_rows + sliding.window - 1) // 16
 
 
 @pytest.mark.parametrize(
@@ -59,7 +61,7 @@ def test_a_broken_invariant_is_an_error_with_its_numbers(
     changes: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(SpecbuildError, match=message):
-        plan_engine(options(**changes), GPT_OSS_20B, None)
+        compute_engine_sizes(options(**changes), GPT_OSS_20B, None)
 
 
 @pytest.mark.parametrize(
@@ -74,7 +76,7 @@ def test_a_broken_invariant_is_an_error_with_its_numbers(
 )
 def test_sequences_on_a_gpu_take_full_steps_in_turn(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(SpecbuildError, match=message):
-        plan_engine(options(backend="cuda", **changes), GPT_OSS_20B, None)
+        compute_engine_sizes(options(backend="cuda", **changes), GPT_OSS_20B, None)
 
 
 def test_views_are_chosen_by_keys_that_latent_layers_do_not_cache() -> None:
@@ -83,27 +85,29 @@ def test_views_are_chosen_by_keys_that_latent_layers_do_not_cache() -> None:
     latent = replace(GPT_OSS_20B, latent_dims=dims)
     named = f"layers {full[1]}, {full[4]} cache latents.*--no-mla or without --specpv"
     with pytest.raises(SpecbuildError, match=named):
-        plan_engine(options(), latent, None)
-    assert plan_engine(options(specpv=False), latent, None).specpv is None
+        compute_engine_sizes(options(), latent, None)
+    assert compute_engine_sizes(options(specpv=False), latent, None).specpv is None
     windowed = tuple(0 if i in full else 64 for i in range(GPT_OSS_20B.layers))
     some = replace(GPT_OSS_20B, latent_dims=(*windowed[:4], *(0,) * (GPT_OSS_20B.layers - 4)))
     for backend in ("cpu", "cuda"):
         every = replace(GPT_OSS_20B, latent_dims=windowed)
-        assert plan_engine(options(backend=backend), every, None).specpv is not None
-    assert plan_engine(options(), some, None).specpv is not None
+        assert compute_engine_sizes(options(backend=backend), every, None).specpv is not None
+    assert compute_engine_sizes(options(), some, None).specpv is not None
     with pytest.raises(SpecbuildError, match="retrofit all or none"):
-        plan_engine(options(backend="cuda"), some, None)
+        compute_engine_sizes(options(backend="cuda"), some, None)
 
 
 def test_the_defaults_let_eight_sequences_take_turns() -> None:
-    plan = plan_engine(options(backend="cuda", max_batch_size=8), GPT_OSS_20B, None)
-    assert plan.specpv is not None and plan.specpv.n_spec_tokens_buf == 64
+    engine_sizes = compute_engine_sizes(
+        options(backend="cuda", max_batch_size=8), GPT_OSS_20B, None
+    )
+    assert engine_sizes.specpv is not None and engine_sizes.specpv.n_spec_tokens_buf == 64
 
 
 def test_a_model_without_full_attention_has_nothing_to_view() -> None:
     sliding = replace(GPT_OSS_20B, layer_types=("sliding_attention",) * GPT_OSS_20B.layers)
     with pytest.raises(SpecbuildError, match="no full-attention layer"):
-        plan_engine(options(), sliding, None)
+        compute_engine_sizes(options(), sliding, None)
 
 
 def test_the_default_buffer_has_room_for_three_more_steps_of_a_large_tree() -> None:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from engine_sizes import compute_engine_sizes
 from family_geometries import FAMILIES
-from planning import plan_engine
 
 from specbuild.builder.checkpoint.config_json import Config
 from specbuild.builder.families.checkpoints import read_draft, read_target
@@ -140,13 +140,15 @@ def test_graphs_of_true_sizes_ask_for_the_tensors_that_are_made(name: str) -> No
     model = SynthModel(SynthOptions(geometry=name, layers=2, acceptance=0.7))
     assert model.draft is not None and 12000 <= model.draft.vocab <= 32000
     options = BuildOptions(model=Path(name), output=Path("unused"))
-    plan = plan_engine(options, model.target, model.draft)
+    engine_sizes = compute_engine_sizes(options, model.target, model.draft)
     tensors = model.checkpoints()[0].tensors
-    graph = target_graph(model.target, plan, model.draft.aux_layers, torch.bfloat16).graph
+    graph = target_graph(model.target, engine_sizes, model.draft.aux_layers, torch.bfloat16).graph
     asked = {n: value.shape for n, value in graph.initializers.items() if "rope_" not in n}
     assert asked.keys() == tensors.keys()
     assert all(asked[n] == tensor.shape for n, tensor in tensors.items())
-    drafted = draft_graph(model.draft, model.target, plan, torch.bfloat16).graph.initializers
+    drafted = draft_graph(
+        model.draft, model.target, engine_sizes, torch.bfloat16
+    ).graph.initializers
     assert drafted["draft.lm_head.weight"].shape == (
         model.draft.vocab,
         model.target.hidden,

@@ -87,8 +87,8 @@ def engine_of(lowered: LoweredEngine, **changes: object) -> tuple[Engine, Interp
     manifest = dataclasses.replace(
         toy,
         backend="cuda",
-        limits=lowered.plan.limits,
-        cache_groups=lowered.plan.groups,
+        limits=lowered.engine_sizes.limits,
+        cache_groups=lowered.engine_sizes.groups,
         target=dataclasses.replace(toy.target, vocab=host.port("score.logits").shape[1]),
         roles={},
         **changes,  # type: ignore[arg-type]
@@ -241,7 +241,7 @@ def test_the_draft_keeps_up_where_no_draft_fits(folder: Path, lowered: LoweredEn
 
 def draft_rows(lowered: LoweredEngine, host: PlanHost, row: int = 0) -> torch.Tensor:
     """Keys and values of a sequence in the draft's cache, [2, positions, heads, width]."""
-    group = next(g for g in lowered.plan.groups if g.name == "draft")
+    group = next(g for g in lowered.engine_sizes.groups if g.name == "draft")
     pool = host.memory.buffer("cache:draft").view(torch.bfloat16).float()
     pool = pool.view(2, -1, group.kv_heads, group.page_size, group.k_width)
     pages = host.port("page_table.draft")[row].long()

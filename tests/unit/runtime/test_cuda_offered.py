@@ -145,7 +145,7 @@ def test_forced_rows_choose_their_chains_and_the_next_is_masked(alone: LoweredEn
 
 def draft_rows(lowered: LoweredEngine, host: PlanHost, row: int) -> torch.Tensor:
     """Keys and values of a sequence in the draft's cache, [2 · layers, positions, heads, width]."""
-    group = next(g for g in lowered.plan.groups if g.name == "draft")
+    group = next(g for g in lowered.engine_sizes.groups if g.name == "draft")
     pool = host.memory.buffer("cache:draft").view(torch.bfloat16).float()
     pool = pool.view(2 * len(group.layers), -1, group.kv_heads, group.page_size, group.k_width)
     pages = host.port("page_table.draft")[row].long()

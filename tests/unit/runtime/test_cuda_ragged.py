@@ -32,7 +32,7 @@ def lowered(
 
 def admitted(lowered: LoweredEngine, temperature: float) -> tuple[PlanHost, list[list[int]]]:
     """Four prompts with the first token of each; the third has a budget of few tokens."""
-    host = (RankHost if lowered.plan.ranks > 1 else PlanHost)(lowered)
+    host = (RankHost if lowered.engine_sizes.ranks > 1 else PlanHost)(lowered)
     host.port("ignore_eos").fill_(1)
     vocab = host.port("score.logits").shape[1]
     random, outputs = np.random.default_rng(8), []
@@ -73,4 +73,4 @@ def test_parts_of_chains_are_verified(lowered: LoweredEngine, temperature: float
 def test_the_target_has_the_rows_of_the_name(lowered: LoweredEngine) -> None:
     entry = next(e for e, _ in lowered.programs if e.name == RAGGED)
     assert (entry.rows, entry.is_ragged, entry.draft_depth) == (12, True, DEPTH)
-    assert lowered.plan.ragged_steps
+    assert lowered.engine_sizes.ragged_steps

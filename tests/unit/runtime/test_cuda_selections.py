@@ -102,7 +102,7 @@ class Device:
 
 def device(lowered: LoweredEngine, *, specpv: bool = False, **changes: Any) -> Device:
     """The engine without checks, or with other numbers that programs do not hold."""
-    dsa = lowered.plan.dsa
+    dsa = lowered.engine_sizes.dsa
     assert dsa is not None
     host, gpu = PlanHost(lowered), FakeGpu()
     executor = CudaExecutor(gpu, host.plan, lambda _: b"", lambda _: None)
@@ -112,10 +112,10 @@ def device(lowered: LoweredEngine, *, specpv: bool = False, **changes: Any) -> D
     manifest = dataclasses.replace(
         toy,
         backend="cuda",
-        limits=lowered.plan.limits,
-        cache_groups=lowered.plan.groups,
+        limits=lowered.engine_sizes.limits,
+        cache_groups=lowered.engine_sizes.groups,
         dsa=dataclasses.replace(dsa, **{"check_interval": 0, **changes}),
-        specpv=lowered.plan.specpv if specpv else None,
+        specpv=lowered.engine_sizes.specpv if specpv else None,
         target=dataclasses.replace(toy.target, vocab=host.port("score.logits").shape[1]),
         roles={},
     )

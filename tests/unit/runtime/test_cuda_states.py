@@ -50,7 +50,7 @@ def loaded(
     lowered: LoweredEngine, settings: RuntimeSettings | None = None
 ) -> tuple[Engine, InterpretedRunner]:
     """An engine over these programs, with these settings."""
-    engine, runner = engine_of(lowered, state_groups=lowered.plan.states)
+    engine, runner = engine_of(lowered, state_groups=lowered.engine_sizes.states)
     if settings is not None:
         engine = Engine(engine.manifest, engine.executor, settings)
     return engine, runner
@@ -58,7 +58,7 @@ def loaded(
 
 def caching(lowered: LoweredEngine, snapshots: int) -> tuple[Engine, InterpretedRunner]:
     """An engine with memory for so many snapshots."""
-    (group,) = lowered.plan.states
+    (group,) = lowered.engine_sizes.states
     settings = RuntimeSettings(
         prefix_caching="on",
         state_snapshot_memory=snapshots * slot_bytes(group),
@@ -123,8 +123,8 @@ def test_a_preempted_sequence_has_the_tokens_of_another(
 
 def test_a_copy_has_the_state_and_the_inputs_of_its_slot(lowered: LoweredEngine) -> None:
     """Slot s is entry s − 1 of every pool; what other slots hold does not change."""
-    (group,) = lowered.plan.states
-    layout, gpu = state_layout(group, lowered.plan.limits), FakeGpu()
+    (group,) = lowered.engine_sizes.states
+    layout, gpu = state_layout(group, lowered.engine_sizes.limits), FakeGpu()
     stream, address = gpu.new_stream(), gpu.allocate(layout.bytes)
     memory = gpu.view(address, layout.bytes)
     random = np.random.default_rng(2)

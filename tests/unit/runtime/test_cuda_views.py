@@ -72,11 +72,11 @@ def engine_of(engine: LoweredEngine) -> tuple[Engine, InterpretedRunner, CudaExe
     manifest = dataclasses.replace(
         toy,
         backend="cuda",
-        limits=engine.plan.limits,
-        cache_groups=engine.plan.groups,
+        limits=engine.engine_sizes.limits,
+        cache_groups=engine.engine_sizes.groups,
         target=dataclasses.replace(toy.target, vocab=host.port("score.logits").shape[1]),
         roles={},
-        specpv=engine.plan.specpv,
+        specpv=engine.engine_sizes.specpv,
     )
     return Engine(manifest, executor), runner, executor
 

@@ -8,10 +8,10 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from engine_sizes import compute_engine_sizes
 from geometries import GPT_OSS_20B, gpt_oss_parts
 from hypothesis import given
 from hypothesis import strategies as st
-from planning import plan_engine
 
 from specbuild.builder.options import BuildOptions, DsaOptions, LimitOptions
 from specbuild.runtime.cache.layout import KvLayout, cache_bytes, layouts, validate_caches
@@ -182,5 +182,5 @@ def test_predicted_pools_are_those_of_the_plan() -> None:
             dsa=DsaOptions(enabled=True, key_dtype=key_dtype),
             limits=LimitOptions(max_seq_len=16384),
         )
-        for group in plan_engine(options, target, None).groups:
+        for group in compute_engine_sizes(options, target, None).groups:
             assert pool_bytes(group) == KvLayout(group).bytes, (key_dtype, group.name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from specbuild.builder.backends.unlowered_parts import unlowered_parts
-from specbuild.builder.engine.sizes import EnginePlan
+from specbuild.builder.engine.sizes import EngineSizes
 from specbuild.plugins_cuda.linear.packing import TILE_ROWS
 from specbuild.plugins_cuda.rms_moe.packing import BLOCK
 from specbuild.runtime.engine_dir.feed_forward import BothFeedForward, DenseFeedForward
@@ -39,13 +39,16 @@ def require_shares(target: TargetGeometry, ranks: int) -> None:
     raise SpecbuildError(f"{FLAG} {ranks}: {problem}; {advice}")
 
 
-def require_shared_modes(plan: EnginePlan) -> None:
+def require_shared_modes(engine_sizes: EngineSizes) -> None:
     """SpecbuildError naming a mode whose steps only one GPU runs."""
-    modes = {"--specpv": plan.specpv, "--dsa": plan.dsa or plan.indexer_group}
+    modes = {
+        "--specpv": engine_sizes.specpv,
+        "--dsa": engine_sizes.dsa or engine_sizes.indexer_group,
+    }
     for name, mode in modes.items():
-        if plan.ranks > 1 and mode is not None:
+        if engine_sizes.ranks > 1 and mode is not None:
             raise SpecbuildError(
-                f"{FLAG} {plan.ranks} and {name}: not built for several GPUs; leave one out"
+                f"{FLAG} {engine_sizes.ranks} and {name}: not built for several GPUs; leave one out"
             )
 
 

@@ -28,7 +28,7 @@ from specbuild.builder.backends.tensorrt.plugins.engine import (
 )
 from specbuild.builder.backends.tensorrt.plugins.plans import build_plugin_plans
 from specbuild.builder.backends.unlowered_parts import require_lowered_parts
-from specbuild.builder.engine.sizes import EnginePlan
+from specbuild.builder.engine.sizes import EngineSizes
 from specbuild.builder.families.registry import draft_family
 from specbuild.builder.options import BuildOptions
 from specbuild.builder.progress import Progress
@@ -74,9 +74,9 @@ class PluginBackend:
                 "build with --backend cpu or cuda"
             )
 
-    def check_plan(self, plan: EnginePlan) -> tuple[str, ...]:
+    def check_engine_sizes(self, engine_sizes: EngineSizes) -> tuple[str, ...]:
         """See :class:`Backend`."""
-        refuse_lists(plan, self.facts.name)
+        refuse_lists(engine_sizes, self.facts.name)
         return ()
 
     def lower(
@@ -97,7 +97,7 @@ class PluginBackend:
         compiler = Compiler(options.gpu)
 
         def compile_with(lowering: CallLowering) -> PluginEngine | Unsupported:
-            lowered = lower_roles(models, graphs.plan, lowering)
+            lowered = lower_roles(models, graphs.engine_sizes, lowering)
             missing = compiler.missing(lowered.kernels)
             progress.start("compiling kernels", len(missing), "source")
             return compile_roles(
@@ -106,7 +106,7 @@ class PluginBackend:
 
         lowering, engine = without_spills(target_of(options.gpu), options.tactics, compile_with)
         return Lowered(
-            plan=engine.plan,
+            engine_sizes=engine.engine_sizes,
             models={},
             files=engine.files,
             weights=engine.weights,
@@ -135,9 +135,9 @@ def refuse_foreign_options(requested: BuildOptions) -> None:
             )
 
 
-def refuse_lists(plan: EnginePlan, backend: str) -> None:
+def refuse_lists(engine_sizes: EngineSizes, backend: str) -> None:
     """Raise SpecbuildError for DSA, because no plugin reads lists of selected slots."""
-    if plan.dsa is not None:
+    if engine_sizes.dsa is not None:
         raise SpecbuildError(
             f"--backend {backend} does not support --dsa; build with --backend cuda or cpu, or "
             "with --no-dsa"

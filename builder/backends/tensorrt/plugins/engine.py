@@ -37,7 +37,7 @@ from specbuild.builder.backends.tensorrt.plugins.role_sizes import (
 )
 from specbuild.builder.engine.backend_sizes import MAX_DECODE_ROWS
 from specbuild.builder.engine.manifest import port_of
-from specbuild.builder.engine.sizes import EnginePlan
+from specbuild.builder.engine.sizes import EngineSizes
 from specbuild.builder.graph.passes.weights import Recipe, recipe_of
 from specbuild.plugins_cuda.launches import Kernel, Unsupported
 from specbuild.runtime.engine_dir.manifest import Port, Role
@@ -62,7 +62,7 @@ class PluginEngine:
     other files by name. ``plugins`` has plugin versions by name.
     """
 
-    plan: EnginePlan
+    engine_sizes: EngineSizes
     roles: dict[str, Role]
     graphs: dict[str, bytes]
     files: dict[str, bytes]
@@ -75,7 +75,7 @@ class PluginEngine:
 class LoweredRoles:
     """Every role lowered at all its sizes, before kernels are compiled."""
 
-    plan: EnginePlan
+    engine_sizes: EngineSizes
     sizes: Mapping[str, RoleSizes]
     graphs: Mapping[str, Sequence[PluginNode]]
     launched: Mapping[str, LoweredRole]
@@ -103,22 +103,25 @@ class LoweredRoles:
 
 
 def lower_roles(
-    models: Mapping[str, ir.Model], plan: EnginePlan, lowering: CallLowering
+    models: Mapping[str, ir.Model], engine_sizes: EngineSizes, lowering: CallLowering
 ) -> LoweredRoles:
     """Lower the fused graphs of models and the portable graphs of other roles in ``models``.
 
     Raises SpecbuildError if an op has no kernels for a size that the limits require.
     """
     has_draft = "draft" in models
-    plan = with_padded_latents(plan)
+    engine_sizes = with_padded_latents(engine_sizes)
     if "commit" in models:
-        widen_pools(models["commit"], plan)
+        widen_pools(models["commit"], engine_sizes)
     weights = WeightTensors()
     fused = {role: FusedGraph(role, models[role]) for role in MODEL_ROLES if role in models}
-    prefill, refused = _prefill_rows(fused, plan, weights, lowering, has_draft=has_draft)
+    prefill, refused = _prefill_rows(fused, engine_sizes, weights, lowering, has_draft=has_draft)
     # max_rows changes here, but the caches keep the sizes of the exported graphs.
-    plan = replace(plan, limits=replace(plan.limits, max_rows=max(MAX_DECODE_ROWS, *prefill, 0)))
-    sizes = role_sizes(plan, prefill, has_draft=has_draft)
+    engine_sizes = replace(
+        engine_sizes,
+        limits=replace(engine_sizes.limits, max_rows=max(MAX_DECODE_ROWS, *prefill, 0)),
+    )
+    sizes = role_sizes(engine_sizes, prefill, has_draft=has_draft)
     graphs = {
         role: lower_graph(graph, sizes[role], weights, lowering) for role, graph in fused.items()
     }
@@ -127,7 +130,7 @@ def lower_roles(
         for role in models
         if role not in MODEL_ROLES
     }
-    return LoweredRoles(plan, sizes, graphs, launched, weights, refused)
+    return LoweredRoles(engine_sizes, sizes, graphs, launched, weights, refused)
 
 
 def compile_roles(
@@ -166,7 +169,9 @@ def compile_roles(
     recipes = dict(
         sorted(lowered.weights.recipes.items(), key=lambda item: -item[1].dtype.itemsize)
     )
-    return PluginEngine(lowered.plan, roles, graphs, files, recipes, plugins, lowered.refused)
+    return PluginEngine(
+        lowered.engine_sizes, roles, graphs, files, recipes, plugins, lowered.refused
+    )
 
 
 def _compiled(
@@ -198,20 +203,20 @@ def _shared(plugins: Sequence[PluginOp], compiled: Compiled, gpu: str) -> list[P
 
 def _prefill_rows(
     fused: Mapping[str, FusedGraph],
-    plan: EnginePlan,
+    engine_sizes: EngineSizes,
     weights: WeightTensors,
     lowering: CallLowering,
     *,
     has_draft: bool,
 ) -> tuple[tuple[int, ...], tuple[Unsupported, ...]]:
     """Return the supported sizes of prompt chunks, and the reasons against the others."""
-    max_prompt_rows = plan.limits.max_seq_len * plan.limits.max_batch_size
+    max_prompt_rows = engine_sizes.limits.max_seq_len * engine_sizes.limits.max_batch_size
     supported, refused = [], []
     for rows in PREFILL_ROWS:
         if rows // 2 >= max_prompt_rows:
             break
-        sizes = role_sizes(plan, (), has_draft=has_draft)
-        chunk = (exact(T=rows, R=plan.limits.max_batch_size),)
+        sizes = role_sizes(engine_sizes, (), has_draft=has_draft)
+        chunk = (exact(T=rows, R=engine_sizes.limits.max_batch_size),)
         reasons = [
             reason
             for role, graph in fused.items()

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from specbuild.builder.backends.cuda.step.programs import batch_buckets, draft_shapes
 from specbuild.builder.engine.backend_sizes import MAX_DECODE_ROWS
-from specbuild.builder.engine.sizes import EnginePlan
+from specbuild.builder.engine.sizes import EngineSizes
 from specbuild.plugins_cuda.launches import Phase
 from specbuild.runtime.cache.layout import layouts
 from specbuild.runtime.engine_dir.manifest import DraftShape, Limits, ShapeProfile, SizeRange
@@ -53,10 +53,10 @@ def exact(**axes: int) -> ShapeProfile:
 
 
 def role_sizes(
-    plan: EnginePlan, prefill_rows: Sequence[int], *, has_draft: bool
+    engine_sizes: EngineSizes, prefill_rows: Sequence[int], *, has_draft: bool
 ) -> dict[str, RoleSizes]:
     """Return the sizes of every role. Raises SpecbuildError if a step has too many rows."""
-    limits = plan.limits
+    limits = engine_sizes.limits
     batch, nodes = limits.max_batch_size, limits.draft_tokens + 1
     if batch * nodes > MAX_DECODE_ROWS:
         raise SpecbuildError(
@@ -64,7 +64,8 @@ def role_sizes(
             f"at most {MAX_DECODE_ROWS}; reduce --max-batch-size or --draft-tokens"
         )
     tables = {
-        f"P_{name}": layout.logical_pages(limits) for name, layout in layouts(plan.groups).items()
+        f"P_{name}": layout.logical_pages(limits)
+        for name, layout in layouts(engine_sizes.groups).items()
     }
     shapes = draft_shapes(limits) if has_draft else ()
     shared = {"B": batch, "B1": batch + 1, **tables}

@@ -17,7 +17,7 @@ from specbuild.builder.backends.tensorrt.standard.lowering import expert_storage
 from specbuild.builder.backends.tensorrt.standard.plans import plan_maker
 from specbuild.builder.backends.tensorrt.standard.profiles import role_profiles
 from specbuild.builder.engine.backend_sizes import SHORT_CHAIN, BackendSizes
-from specbuild.builder.engine.sizes import EnginePlan
+from specbuild.builder.engine.sizes import EngineSizes
 from specbuild.builder.options import BuildOptions
 from specbuild.builder.progress import Progress
 from specbuild.plugins_cuda.kv_write.op import POOL_BODY_AXES
@@ -58,20 +58,20 @@ class StandardBackend:
         """See :class:`Backend`."""
         require_standard_support(target, draft, requested)
 
-    def check_plan(self, plan: EnginePlan) -> tuple[str, ...]:  # noqa: ARG002
+    def check_engine_sizes(self, engine_sizes: EngineSizes) -> tuple[str, ...]:  # noqa: ARG002
         """See :class:`Backend`: all sizes are supported."""
         return ()
 
     def lower(self, graphs: PortableGraphs, options: BackendOptions, progress: Progress) -> Lowered:
         """See :class:`Backend`."""
-        models, plan, requested = graphs.models, graphs.plan, options.requested
+        models, engine_sizes, requested = graphs.models, graphs.engine_sizes, options.requested
         capabilities = tuple(options.device.split(","))
         steps = standard_passes(expert_storage(capabilities))
         passes = run_role_passes(models, lambda _: steps, requested.dump_passes, progress)
-        make = plan_maker(models, role_profiles(plan), capabilities, requested, progress)
+        make = plan_maker(models, role_profiles(engine_sizes), capabilities, requested, progress)
         weights, separate_weights = collected_weights(models), requested.tensorrt.strip_weights
         return Lowered(
-            plan,
+            engine_sizes,
             models,
             {},
             weights,

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 import onnx_ir as ir
 
 from specbuild.builder.backends.tensorrt.request import InputShapes
-from specbuild.builder.engine.sizes import EnginePlan
+from specbuild.builder.engine.sizes import EngineSizes
 from specbuild.runtime.engine_dir.cache_groups import group_pages
 from specbuild.runtime.engine_dir.drafters.record import DRAFT_GROUP
 from specbuild.runtime.engine_dir.manifest import (
@@ -24,12 +24,12 @@ from specbuild.runtime.engine_dir.manifest import (
 )
 
 
-def role_profiles(plan: EnginePlan) -> dict[str, tuple[ShapeProfile, ...]]:
+def role_profiles(engine_sizes: EngineSizes) -> dict[str, tuple[ShapeProfile, ...]]:
     """Return the profiles of every role of an engine with these sizes."""
-    limits = plan.limits
+    limits = engine_sizes.limits
     batch, max_tokens, top_k = limits.max_batch_size, limits.draft_tokens, limits.draft_top_k
     depth, nodes = limits.draft_depth, max_tokens + 1
-    default = plan.draft_default or DraftShape(0, 0, 0)
+    default = engine_sizes.draft_default or DraftShape(0, 0, 0)
     tree_bits, level_bits = _words(nodes), _words(top_k * max(depth - 1, 0))
 
     def rows(  # noqa: PLR0917
@@ -54,7 +54,7 @@ def role_profiles(plan: EnginePlan) -> dict[str, tuple[ShapeProfile, ...]]:
 
     verify_rows = batch * nodes
     level = batch * max(top_k, depth + 1)
-    views = _launch(limits, plan.target_groups)
+    views = _launch(limits, engine_sizes.target_groups)
     target = [rows(views, "decode", 1, batch, batch, 1)]
     if max_tokens:
         target.append(
@@ -68,7 +68,9 @@ def role_profiles(plan: EnginePlan) -> dict[str, tuple[ShapeProfile, ...]]:
     if not max_tokens:
         return profiles
     extends = max(default.draft_depth, 1)
-    of_draft = _launch(limits, [group for group in plan.groups if group.name == DRAFT_GROUP])
+    of_draft = _launch(
+        limits, [group for group in engine_sizes.groups if group.name == DRAFT_GROUP]
+    )
     pool, default_pool = DraftShape(top_k, depth, 0).candidates, default.candidates
     sequences = {"B": SizeRange(1, 1, batch)}
     path = _exact(depth + 1)

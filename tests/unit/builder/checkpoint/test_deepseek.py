@@ -11,7 +11,7 @@ import pytest
 import torch
 from checkpoint_files import edit_config, edit_tensors, remove_fields
 from deepseek_checkpoints import HIDDEN, LAYERS, SIZES, write_deepseek
-from planning import plan_engine
+from engine_sizes import compute_engine_sizes
 from safetensors.torch import load_file
 
 from specbuild.builder.backends.cuda.check import require_cuda_support
@@ -196,7 +196,7 @@ def test_what_belongs_to_gpt_oss(model: Path, tmp_path: Path) -> None:
     options = BuildOptions(model=model, output=tmp_path / "e", specpv=SpecPvOptions(enabled=True))
     geometry = read_target(model, strict=True).geometry
     with pytest.raises(SpecbuildError, match="blocks are chosen by cached keys"):
-        plan_engine(options, geometry, None)
+        compute_engine_sizes(options, geometry, None)
     with pytest.raises(SpecbuildError, match="caches latents already; retrofit mla is for gpt"):
         retrofit_mla(LatentOptions(model=model, rank=8), SilentProgress())
     with pytest.raises(SpecbuildError, match="size of shared experts is 48, CUDA kernels"):

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 from checkpoints import write_target
+from engine_sizes import compute_engine_sizes
 from indexer_files import INDEXER_FILE, write_indexers
-from planning import plan_engine
 from safetensors.torch import save_file
 
 from specbuild.builder.families.checkpoints import read_target
@@ -144,7 +144,7 @@ def indexed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def planned(path: Path, **options: Any) -> Dsa | None:
     asked = BuildOptions.from_flat(model=path, output=path / "e", max_seq_len=256, **options)
-    return plan_engine(
+    return compute_engine_sizes(
         asked, read_target(path, strict=True, dsa=asked.dsa.enabled).geometry, None
     ).dsa
 
@@ -165,8 +165,8 @@ def test_options_go_before_the_config_and_that_before_defaults(indexed: Path) ->
             backend=backend,
             dsa=DsaOptions(key_dtype=key_dtype),
         )
-        plan = plan_engine(asked, read_target(indexed, strict=True).geometry, None)
-        assert plan.indexer_group is not None and plan.indexer_group.dtype == dtype
+        engine_sizes = compute_engine_sizes(asked, read_target(indexed, strict=True).geometry, None)
+        assert engine_sizes.indexer_group is not None and engine_sizes.indexer_group.dtype == dtype
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ import pytest
 import torch
 from checkpoint_files import edit_config, edit_tensors
 from deepseek_checkpoints import HIDDEN, LAYERS, add_predictor, write_deepseek
+from engine_sizes import compute_engine_sizes
 from mimo_checkpoints import LAYER, write_mimo
-from planning import plan_engine
 from safetensors.torch import load_file
 
 from specbuild.builder.backends.cuda.check import require_cuda_support
@@ -77,8 +77,8 @@ def test_a_target_says_that_it_is_left_out_unless_it_drafts(written: Path) -> No
 
 def test_its_cache_holds_one_entry_a_token(written: Path, tmp_path: Path) -> None:
     options = BuildOptions(model=written, output=tmp_path / "engine")
-    plan = plan_engine(options, target_of(written), read(written).geometry)
-    group = plan.groups[-1]
+    engine_sizes = compute_engine_sizes(options, target_of(written), read(written).geometry)
+    group = engine_sizes.groups[-1]
     assert (group.name, group.kv_heads, group.latent_widths) == ("draft", 1, (48,))
 
 
@@ -144,7 +144,7 @@ def test_mimos_layer_is_read_under_deepseeks_names(tmp_path: Path) -> None:
         draft.tensors["enorm.weight"].load(), stored[f"{LAYER}token_layernorm.weight"]
     )
     options = BuildOptions(model=tmp_path / "model", output=tmp_path / "engine")
-    group = plan_engine(options, target, d).groups[-1]
+    group = compute_engine_sizes(options, target, d).groups[-1]
     assert (group.name, group.kv_heads, group.k_width, group.latent_widths) == ("draft", 2, 16, ())
     (warning,) = read_target(tmp_path / "model", strict=True).warnings
     assert "layer 0 predicts further tokens (MTP) and is left out" in warning

@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from engine_sizes import compute_engine_sizes
 from geometries import gpt_oss_parts
 from hypothesis import given
 from hypothesis import strategies as st
 from left_out import examples
-from planning import plan_engine
 
 from specbuild.builder.backends.tensorrt.standard.profiles import role_profiles
-from specbuild.builder.engine.sizes import EnginePlan
+from specbuild.builder.engine.sizes import EngineSizes
 from specbuild.builder.options import BuildOptions, DraftOptions, LimitOptions
 from specbuild.runtime.engine_dir.drafters.eagle3 import Eagle3Geometry
 from specbuild.runtime.engine_dir.geometry import Rope, TargetGeometry
@@ -34,7 +34,7 @@ DRAFT = Eagle3Geometry(
 )  # fmt: skip
 
 
-def plan(batch: int, length: int, shape: DraftShape) -> EnginePlan:
+def engine_sizes(batch: int, length: int, shape: DraftShape) -> EngineSizes:
     options = BuildOptions(
         model=Path(),
         output=Path(),
@@ -44,7 +44,7 @@ def plan(batch: int, length: int, shape: DraftShape) -> EnginePlan:
             top_k=shape.draft_top_k, depth=shape.draft_depth, tokens=shape.draft_tokens
         ),
     )
-    return plan_engine(options, TARGET, DRAFT)
+    return compute_engine_sizes(options, TARGET, DRAFT)
 
 
 shapes = st.builds(
@@ -55,10 +55,10 @@ shapes = st.builds(
     st.integers(1, 5),
     st.floats(0, 1),
 )
-plans = st.builds(plan, st.integers(1, 5), st.sampled_from([64, 300, 1024]), shapes)
+plans = st.builds(engine_sizes, st.integers(1, 5), st.sampled_from([64, 300, 1024]), shapes)
 
 
-def role_of(built: EnginePlan, name: str, *scalars: str) -> Role:
+def role_of(built: EngineSizes, name: str, *scalars: str) -> Role:
     ports = tuple(Port(scalar, "int32", ()) for scalar in scalars)
     return Role("", ports, (), (), {}, role_profiles(built)[name])
 
@@ -72,7 +72,7 @@ def taken(role: Role, name: str, sizes: Mapping[str, int]) -> dict[str, int]:
 @examples(60)
 @given(plans, st.data())
 def test_every_launch_has_a_profile_and_is_not_padded(
-    built: EnginePlan, data: st.DataObject
+    built: EngineSizes, data: st.DataObject
 ) -> None:
     limits = built.limits
     batch = data.draw(st.integers(1, limits.max_batch_size))
@@ -106,7 +106,7 @@ def test_every_launch_has_a_profile_and_is_not_padded(
 
 
 def test_a_launch_beyond_the_limits_has_none() -> None:
-    role = role_of(plan(2, 64, DraftShape(1, 3, 3)), "choose")
+    role = role_of(engine_sizes(2, 64, DraftShape(1, 3, 3)), "choose")
     assert taken(role, "choose", {"R": 8}) == {"R": 8}
     with pytest.raises(SpecbuildError, match="no profile for R 9"):
         taken(role, "choose", {"R": 9})

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 from checkpoints import write_draft, write_target
+from engine_sizes import compute_engine_sizes
 from latent_files import write_latents
-from planning import plan_engine
 
 from specbuild.builder.build import build
 from specbuild.builder.families.checkpoints import read_target
@@ -60,7 +60,7 @@ def test_the_cache_holds_a_latent_a_token_and_the_weights_stay_out(
     engine: Path, model: Path
 ) -> None:
     latent, checkpoint = read_manifest(engine), read_target(model, strict=True, mla=False)
-    plan = plan_engine(options(model, engine), checkpoint.geometry, latent.draft)
+    engine_sizes = compute_engine_sizes(options(model, engine), checkpoint.geometry, latent.draft)
     groups = {g.name: (g.layers, g.latent_widths, g.window) for g in latent.cache_groups}
     assert groups == {
         "latent": ((1, 3), (20, 8), 0),
@@ -69,7 +69,7 @@ def test_the_cache_holds_a_latent_a_token_and_the_weights_stay_out(
         "draft": ((0,), (), 0),
     }
     held = predict_memory(latent).kv_bytes
-    all_held = {group.name: pool_bytes(group) for group in plan.groups}
+    all_held = {group.name: pool_bytes(group) for group in engine_sizes.groups}
     elements = 2 * 32  # keys and values of 2 heads of 16
     assert held["latent"] * 2 * elements == all_held["full"] * (20 + 8)
     assert held["latent_sliding"] * elements == held["sliding"] * 12

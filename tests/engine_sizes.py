@@ -9,9 +9,9 @@ from specbuild.runtime.engine_dir.drafters.eagle3 import Eagle3Geometry
 from specbuild.runtime.engine_dir.geometry import TargetGeometry
 
 
-def plan_engine(
+def compute_engine_sizes(
     options: BuildOptions, target: TargetGeometry, draft: Eagle3Geometry | None
-) -> sizes.EnginePlan:
+) -> sizes.EngineSizes:
     """By the sizes of the backend that the options name."""
     drafts = {} if draft is None else {"draft": draft}
-    return sizes.plan_engine(options, backend_of(options.backend).sizes, target, drafts)
+    return sizes.compute_engine_sizes(options, backend_of(options.backend).sizes, target, drafts)
