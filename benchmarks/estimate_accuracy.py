@@ -69,14 +69,14 @@ def measured(report: LoadReport) -> dict[str, float]:
 
 def loaded(url: str, traffic: Traffic) -> LoadReport:
     """Return what clients of a server see under this traffic."""
-    plan = LoadSettings(
+    settings = LoadSettings(
         requests=traffic.requests,
         clients=traffic.clients,
         rate=traffic.rate,
         prompt_tokens=traffic.prompt_tokens,
         max_new_tokens=traffic.output_tokens,
     )
-    run = measure(url, plan, model=None, key=None, timeout_s=_TIMEOUT_S, done=lambda _: None)
+    run = measure(url, settings, model=None, key=None, timeout_s=_TIMEOUT_S, done=lambda _: None)
     return asyncio.run(run)
 
 

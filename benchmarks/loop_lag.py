@@ -116,10 +116,10 @@ def load(engine: Path, clients: int, requests: int, tokens: int) -> dict[str, An
             if not line:
                 raise SystemExit("the server ended before it served")
         url = line.split()[-1]
-        plan = LoadSettings(requests=requests, clients=clients, max_new_tokens=tokens)
+        settings = LoadSettings(requests=requests, clients=clients, max_new_tokens=tokens)
         with child("--stand-by") as (_, alone_s):
             report = asyncio.run(
-                measure(url, plan, model=NAME, key=None, timeout_s=600, done=lambda _: None)
+                measure(url, settings, model=NAME, key=None, timeout_s=600, done=lambda _: None)
             )
     if report.errors:
         raise SystemExit(f"{report.errors} requests failed: {report.first_error}")

@@ -72,11 +72,11 @@ async def one_client(url: str, ids: list[tuple[int, ...]], tokens: int) -> list[
 
 def at_once(url: str, clients: int, ids: list[tuple[int, ...]], tokens: int) -> float:
     """Return the tokens per second of a closed loop."""
-    plan = LoadSettings(
+    settings = LoadSettings(
         requests=len(ids), clients=clients, prompts=tuple(ids), max_new_tokens=tokens
     )
     report = asyncio.run(
-        measure(url, plan, model=NAME, key=None, timeout_s=600, done=lambda _: None)
+        measure(url, settings, model=NAME, key=None, timeout_s=600, done=lambda _: None)
     )
     if report.errors:
         raise SystemExit(f"{report.errors} requests failed: {report.first_error}")

@@ -130,7 +130,7 @@ def _written(
     size = weight_bytes(lowered.weights)
     progress.note(f"the engine stores {size / 1e6:.1f} MB of weights")
     # For an engine that stores its own weights, they are in a separate file during the build.
-    stores_weights = lowered.make_plans is not None and not lowered.stores_separate_weights
+    stores_weights = lowered.build_tensorrt is not None and not lowered.stores_separate_weights
     require_space(output.parent, 2 * size if stores_weights else size)
     report = BuildReport(
         passes=lowered.passes,
@@ -165,9 +165,11 @@ def _written(
         quantized=lowered.quantized,
     )
     with staged_engine(output, force=options.force) as folder:
-        if lowered.make_plans is not None:
-            plans, reports = lowered.make_plans(folder)
-            parts = replace(parts, plans=plans, device=",".join(plans.build.compute_capabilities))
+        if lowered.build_tensorrt is not None:
+            tensorrt, reports = lowered.build_tensorrt(folder)
+            parts = replace(
+                parts, tensorrt=tensorrt, device=",".join(tensorrt.build.compute_capabilities)
+            )
             report = replace(report, tensorrt=reports)
         _write(folder, parts, lowered.files, report, progress)
         progress.start("reading back", 1, "step")

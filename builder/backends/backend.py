@@ -14,7 +14,7 @@ from specbuild.builder.backends.cuda.report import CudaReport
 from specbuild.builder.backends.tensorrt.request import RoleReport
 from specbuild.builder.engine.backend_sizes import BackendSizes
 from specbuild.builder.engine.sizes import EngineSizes
-from specbuild.builder.engine.tensorrt_plans import BuiltPlans
+from specbuild.builder.engine.tensorrt_engines import TensorRtEngines
 from specbuild.builder.engine.writer import EngineFolder
 from specbuild.builder.graph.passes.pipeline import GraphPass, PassResult, run_passes
 from specbuild.builder.graph.passes.weights import Recipe, recipe_of
@@ -30,7 +30,7 @@ from specbuild.runtime.engine_dir.quantized import QuantizedProducts
 # The roles that are models; each other role is a single op.
 MODEL_ROLES = ("target", *DRAFT_MODEL_ROLES)
 
-MakePlans: TypeAlias = Callable[[EngineFolder], tuple[BuiltPlans, dict[str, RoleReport]]]
+BuildTensorRt: TypeAlias = Callable[[EngineFolder], tuple[TensorRtEngines, dict[str, RoleReport]]]
 
 
 @dataclass(frozen=True)
@@ -59,8 +59,8 @@ class Lowered:
 
     ``engine_sizes`` are final. ``refused`` lists the kernels and sizes that the backend
     could not use. ``quantized`` describes products with the checkpoint's quantized weights.
-    ``make_plans`` builds TensorRT engines that replace the graphs, or is None. These contain the
-    weights, unless ``stores_separate_weights`` is set.
+    ``build_tensorrt`` builds TensorRT engines that replace the graphs, or is None. These contain
+    the weights, unless ``stores_separate_weights`` is set.
     """
 
     engine_sizes: EngineSizes
@@ -71,7 +71,7 @@ class Lowered:
     refused: tuple[Unsupported, ...] = ()
     cuda: CudaReport | None = None
     quantized: QuantizedProducts | None = None
-    make_plans: MakePlans | None = None
+    build_tensorrt: BuildTensorRt | None = None
     stores_separate_weights: bool = False
 
 

@@ -13,7 +13,7 @@ from specbuild.builder.checkpoint.draft_checkpoint import DraftCheckpoint
 from specbuild.builder.checkpoint.target_parts import TargetCheckpoint
 from specbuild.builder.engine.shared_weights import stored_names
 from specbuild.builder.engine.sizes import EngineSizes
-from specbuild.builder.engine.tensorrt_plans import BuiltPlans
+from specbuild.builder.engine.tensorrt_engines import TensorRtEngines
 from specbuild.builder.engine.writer import SAFETENSORS_DTYPES
 from specbuild.builder.graph.passes.weights import Recipe, recipe_of
 from specbuild.builder.options import BuildOptions
@@ -33,8 +33,8 @@ from specbuild.runtime.engine_dir.quantized import QuantizedProducts
 class BuiltParts:
     """The results of a build before its manifest is written.
 
-    ``models`` are the graphs of the engine, by role; ``device`` is its device; ``plans`` describes
-    TensorRT's engines, which replace the graphs.
+    ``models`` are the graphs of the engine, by role; ``device`` is its device; ``tensorrt``
+    describes TensorRT's engines, which replace the graphs.
     """
 
     target: TargetCheckpoint
@@ -44,7 +44,7 @@ class BuiltParts:
     weights: Mapping[str, Recipe]
     warnings: tuple[str, ...]
     device: str
-    plans: BuiltPlans | None = None
+    tensorrt: TensorRtEngines | None = None
     quantized: QuantizedProducts | None = None
 
 
@@ -58,8 +58,8 @@ def engine_manifest(
 ) -> Manifest:
     """Return the manifest of an engine whose other files are all written."""
     roles = {
-        **{role: _role(role, model, parts.plans) for role, model in parts.models.items()},
-        **({} if parts.plans is None else parts.plans.described),
+        **{role: _role(role, model, parts.tensorrt) for role, model in parts.models.items()},
+        **({} if parts.tensorrt is None else parts.tensorrt.described),
     }
     return Manifest(
         format_version=FORMAT_VERSION,
@@ -82,7 +82,7 @@ def engine_manifest(
         logit_processor_steps=parts.engine_sizes.adjusted_steps,
         drafted_logit_processors=parts.engine_sizes.adjusted_steps,
         ragged_steps=parts.engine_sizes.ragged_steps,
-        tensorrt=None if parts.plans is None else parts.plans.build,
+        tensorrt=None if parts.tensorrt is None else parts.tensorrt.build,
         generation=parts.target.generation if parts.target.generation.stated else None,
         state_groups=parts.engine_sizes.states,
         quantized=parts.quantized,
@@ -115,8 +115,8 @@ def _stored(weights: Mapping[str, Recipe]) -> dict[str, StoredTensor]:
     }
 
 
-def _role(role: str, model: ir.Model, plans: BuiltPlans | None) -> Role:
-    graph, engine_sizes = model.graph, None if plans is None else plans.roles[role]
+def _role(role: str, model: ir.Model, tensorrt: TensorRtEngines | None) -> Role:
+    graph, engine_sizes = model.graph, None if tensorrt is None else tensorrt.roles[role]
     counts = Counter(
         f"{node.domain}::{node.op_type}" if node.domain else node.op_type for node in graph
     )

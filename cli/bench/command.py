@@ -157,8 +157,8 @@ def bench_pairs(
             "--against compares one draft, and the default changes with what it meets: give "
             "--draft-top-k, --draft-depth and --draft-tokens, as the other report was made with"
         )
-    plan = PairsSettings(max_new_tokens, rounds, setting, raw)
-    report = _measured(loaded, plan, prompts or [])
+    settings = PairsSettings(max_new_tokens, rounds, setting, raw)
+    report = _measured(loaded, settings, prompts or [])
     if other is not None:
         report = bench_against.against(report, other)
     _write_report(report, plot, as_json=as_json)
@@ -203,7 +203,7 @@ def bench_sweep(
 
     # Options that are not given keep the defaults of the settings.
     chosen = sweep.given()
-    plan = SweepSettings(
+    settings = SweepSettings(
         sweeps_of(phases),
         **chosen,
         prompts=prompts or (),
@@ -211,10 +211,10 @@ def bench_sweep(
         rounds=rounds,
         raw=raw,
     )
-    if "retrieved" in chosen and VIEW_SWEEP not in plan.sweeps:
+    if "retrieved" in chosen and VIEW_SWEEP not in settings.sweeps:
         raise SpecbuildError(f"--retrieved is for the phase {VIEW_SWEEP}: add it, or omit it")
     require_plot_place(plot)
-    report = run_sweep(engine, plan)
+    report = run_sweep(engine, settings)
     if as_json:
         print(console.json_line(report))
     else:
@@ -297,8 +297,8 @@ def bench_modes(
     from specbuild.cli.bench.modes.measurement import ModesSettings
 
     contexts = sizes.contexts or MODE_CONTEXTS
-    plan = ModesSettings(contexts, files.judged, new_tokens=max_new_tokens, rounds=rounds)
-    run_modes(modes, files, plan, threads=threads, plot=plot, as_json=as_json)
+    settings = ModesSettings(contexts, files.judged, new_tokens=max_new_tokens, rounds=rounds)
+    run_modes(modes, files, settings, threads=threads, plot=plot, as_json=as_json)
 
 
 @bench.command("drafters", cls=Command)
@@ -324,8 +324,8 @@ def bench_drafters(
     from specbuild.cli.bench.drafters.command import run_drafters
     from specbuild.cli.bench.drafters.measurement import DraftersSettings
 
-    plan = DraftersSettings(sizes.batches, sizes.contexts, max_new_tokens, rounds)
-    run_drafters(engine, prompts or (), plan, threads=threads, plot=plot, as_json=as_json)
+    settings = DraftersSettings(sizes.batches, sizes.contexts, max_new_tokens, rounds)
+    run_drafters(engine, prompts or (), settings, threads=threads, plot=plot, as_json=as_json)
 
 
 @bench.command("server", cls=Command)
@@ -351,13 +351,13 @@ def bench_server(
     run_load(url, load, prompts or (), max_new_tokens=max_new_tokens, plot=plot, as_json=as_json)
 
 
-def _measured(engine: Engine, plan: PairsSettings, files: Sequence[Path]) -> BenchReport:
+def _measured(engine: Engine, settings: PairsSettings, files: Sequence[Path]) -> BenchReport:
     from specbuild.cli.bench.pairs import measure
     from specbuild.cli.terminal.progress_bar import ProgressBar
 
-    sets = _prompt_sets(engine, files, plan.params)
+    sets = _prompt_sets(engine, files, settings.params)
     with ProgressBar() as progress:
-        return measure(engine, sets, plan, progress)
+        return measure(engine, sets, settings, progress)
 
 
 def _write_report(report: BenchReport, plot: Path | None, *, as_json: bool) -> None:

@@ -142,23 +142,29 @@ def random_prompts(vocab: int, longest: int, *, seed: int) -> PromptSet:
 def measure(
     engine: Engine,
     sets: Sequence[PromptSet],
-    plan: PairsSettings,
+    settings: PairsSettings,
     progress: Progress | None = None,
 ) -> BenchReport:
     """Decode every prompt both ways, alternating which way goes first."""
     progress = SilentProgress() if progress is None else progress
     progress.start("warming up", 1, "prompt")
-    _warm_up(engine, sets[0].prompts[0], plan)
-    progress.start("measuring", plan.rounds * sum(len(s.prompts) for s in sets), "pairs")
-    reports = tuple(_measure_set(engine, prompt_set, plan, progress) for prompt_set in sets)
+    _warm_up(engine, sets[0].prompts[0], settings)
+    progress.start("measuring", settings.rounds * sum(len(s.prompts) for s in sets), "pairs")
+    reports = tuple(_measure_set(engine, prompt_set, settings, progress) for prompt_set in sets)
     ratios = [pair.ratio for report in reports for pair in report.pairs if pair.ratio is not None]
-    speculation = plan.setting.speculation
-    draft = _draft_text(engine, plan.setting)
+    speculation = settings.setting.speculation
+    draft = _draft_text(engine, settings.setting)
     stored = engine.manifest.draft
     dtype = None if stored is None or speculation is None else stored.dtype
     shape = speculation if isinstance(speculation, DraftShape) else None
     return BenchReport(
-        plan.max_new_tokens, plan.rounds, draft, _median(ratios), reports, dtype, shape=shape
+        settings.max_new_tokens,
+        settings.rounds,
+        draft,
+        _median(ratios),
+        reports,
+        dtype,
+        shape=shape,
     )
 
 
@@ -170,33 +176,33 @@ def _draft_text(engine: Engine, setting: DraftSetting) -> str:
     return describe_shape(setting.speculation)
 
 
-def _warm_up(engine: Engine, prompt: Prompt, plan: PairsSettings) -> None:
-    params = GenerateParams(max_new_tokens=_WARM_UP_TOKENS, ignore_eos=True, raw=plan.raw)
-    for setting in (_PLAIN, plan.setting):
+def _warm_up(engine: Engine, prompt: Prompt, settings: PairsSettings) -> None:
+    params = GenerateParams(max_new_tokens=_WARM_UP_TOKENS, ignore_eos=True, raw=settings.raw)
+    for setting in (_PLAIN, settings.setting):
         decoded(engine, prompt, params, setting)
 
 
 def _measure_set(
-    engine: Engine, prompt_set: PromptSet, plan: PairsSettings, progress: Progress
+    engine: Engine, prompt_set: PromptSet, settings: PairsSettings, progress: Progress
 ) -> SetReport:
     pairs = []
-    for turn in range(plan.rounds):
+    for turn in range(settings.rounds):
         for i, prompt in enumerate(prompt_set.prompts):
-            pairs.append(_measure_pair(engine, prompt, plan, draft_first=(turn + i) % 2 == 1))
+            pairs.append(_measure_pair(engine, prompt, settings, draft_first=(turn + i) % 2 == 1))
             progress.advance(1)
     return summarise(prompt_set.name, pairs)
 
 
 def _measure_pair(
-    engine: Engine, prompt: Prompt, plan: PairsSettings, *, draft_first: bool
+    engine: Engine, prompt: Prompt, settings: PairsSettings, *, draft_first: bool
 ) -> Pair:
-    if plan.setting.speculation is None:
-        return _pair(decoded(engine, prompt, plan.params, _PLAIN), None)
+    if settings.setting.speculation is None:
+        return _pair(decoded(engine, prompt, settings.params, _PLAIN), None)
     if draft_first:
-        drafted = decoded(engine, prompt, plan.params, plan.setting)
-        return _pair(decoded(engine, prompt, plan.params, _PLAIN), drafted)
-    plain = decoded(engine, prompt, plan.params, _PLAIN)
-    return _pair(plain, decoded(engine, prompt, plan.params, plan.setting))
+        drafted = decoded(engine, prompt, settings.params, settings.setting)
+        return _pair(decoded(engine, prompt, settings.params, _PLAIN), drafted)
+    plain = decoded(engine, prompt, settings.params, _PLAIN)
+    return _pair(plain, decoded(engine, prompt, settings.params, settings.setting))
 
 
 def decoded(

@@ -100,7 +100,7 @@ def sweeps_of(text: str) -> tuple[str, ...]:
     return tuple(sweep for sweep in SWEEPS if sweep in names)
 
 
-def run_sweep(directory: Path, plan: SweepSettings) -> SweepReport:
+def run_sweep(directory: Path, settings: SweepSettings) -> SweepReport:
     """Load the engine and measure; UnsupportedHereError for an engine of another backend."""
     manifest = read_manifest(directory)
     if not facts_of(manifest.backend).has_plan:
@@ -110,18 +110,18 @@ def run_sweep(directory: Path, plan: SweepSettings) -> SweepReport:
         )
     progress = Progress(lambda line: console.messages().print(line, soft_wrap=True))
     with _opened_gpu() as gpu:
-        fresh = _fresh_processes(directory, manifest, progress) if "load" in plan.sweeps else ()
+        fresh = _fresh_processes(directory, manifest, progress) if "load" in settings.sweeps else ()
         free_bytes = gpu.free_bytes()
         started_s = perf_counter()
         engine = load_engine(directory)
         load_s = perf_counter() - started_s
         try:
             load = None
-            if "load" in plan.sweeps:
+            if "load" in settings.sweeps:
                 load = _loaded(engine, load_s, fresh, free_bytes)
                 progress.say(load_line(load))
             ceiling = _ceiling(engine, progress)
-            measure(engine, plan, ceiling, _prompts(engine, directory, plan), progress)
+            measure(engine, settings, ceiling, _prompts(engine, directory, settings), progress)
             facts = gpu.facts
         finally:
             cuda_executor(engine).close()
@@ -142,7 +142,7 @@ def run_sweep(directory: Path, plan: SweepSettings) -> SweepReport:
 
 def measure(
     engine: Engine,
-    plan: SweepSettings,
+    settings: SweepSettings,
     ceiling_bytes_per_s: float | None,
     prompts: Sequence[Prompt],
     progress: Progress,
@@ -150,39 +150,41 @@ def measure(
     """Run the sweeps that need only the engine."""
     executor, max_batch = cuda_executor(engine), engine.manifest.limits.max_batch_size
     traffic = engine_traffic(executor.plan, executor.runner.described)
-    batches = [batch for batch in plan.batches if batch <= max_batch] or [max_batch]
+    batches = [batch for batch in settings.batches if batch <= max_batch] or [max_batch]
     progress.left_out += [
-        f"batch {b}: the engine takes {max_batch} sequences" for b in plan.batches if b > max_batch
+        f"batch {b}: the engine takes {max_batch} sequences"
+        for b in settings.batches
+        if b > max_batch
     ]
-    steps = [sweep for sweep in STEP_SWEEPS if sweep in plan.sweeps]
+    steps = [sweep for sweep in STEP_SWEEPS if sweep in settings.sweeps]
     if steps:
-        budget = Budget.of(plan.limit_s, progress.left_out)
+        budget = Budget.of(settings.limit_s, progress.left_out)
         sweep = StepSweep(
             engine,
             traffic,
             ceiling_bytes_per_s,
             steps,
-            plan.repeats,
+            settings.repeats,
             progress.kernels,
             progress.timeline,
             progress.anatomies,
         )
-        sweep.run(batches, plan.contexts, budget, progress.phase)
-    if VIEW_SWEEP in plan.sweeps and engine.manifest.specpv is None:
+        sweep.run(batches, settings.contexts, budget, progress.phase)
+    if VIEW_SWEEP in settings.sweeps and engine.manifest.specpv is None:
         progress.left_out.append("specpv: the engine was built without --specpv")
-    elif VIEW_SWEEP in plan.sweeps:
-        budget = Budget.of(plan.limit_s, progress.left_out)
+    elif VIEW_SWEEP in settings.sweeps:
+        budget = Budget.of(settings.limit_s, progress.left_out)
         views = ViewSweep(
             engine,
             traffic,
             ceiling_bytes_per_s,
-            plan.repeats,
+            settings.repeats,
             progress.kernels,
-            retrieved=plan.retrieved,
+            retrieved=settings.retrieved,
         )
-        views.run(batches, plan.contexts, budget, progress.phase)
-    if "prefill" in plan.sweeps:
-        budget = Budget.of(plan.limit_s, progress.left_out)
+        views.run(batches, settings.contexts, budget, progress.phase)
+    if "prefill" in settings.sweeps:
+        budget = Budget.of(settings.limit_s, progress.left_out)
         time_prefill(
             engine,
             PROMPT_TOKENS,
@@ -191,9 +193,9 @@ def measure(
             traffic=traffic,
             ceiling_bytes_per_s=ceiling_bytes_per_s,
         )
-    if "spec" in plan.sweeps:
-        budget = Budget.of(plan.limit_s, progress.left_out)
-        spec = SpecSweep(engine, prompts, plan.max_new_tokens, plan.rounds, plan.raw)
+    if "spec" in settings.sweeps:
+        budget = Budget.of(settings.limit_s, progress.left_out)
+        spec = SpecSweep(engine, prompts, settings.max_new_tokens, settings.rounds, settings.raw)
         spec.run([b for b in SPEC_BATCHES if b in batches] or batches[:1], budget, progress.decoded)
 
 
@@ -226,12 +228,12 @@ def _ceiling(engine: Engine, progress: Progress) -> float | None:
     return found
 
 
-def _prompts(engine: Engine, directory: Path, plan: SweepSettings) -> list[Prompt]:
+def _prompts(engine: Engine, directory: Path, settings: SweepSettings) -> list[Prompt]:
     """Return ``--prompts``, else the prompts of ``synth`` next to the engine, else random ones."""
     from specbuild.cli.bench.pairs import random_prompts
     from specbuild.runtime.request import GenerateParams
 
-    files = list(plan.prompts)
+    files = list(settings.prompts)
     prompt_file = directory.with_name(f"{directory.name}.prompts.jsonl")
     if not files and prompt_file.is_file():
         files = [prompt_file]
@@ -239,7 +241,7 @@ def _prompts(engine: Engine, directory: Path, plan: SweepSettings) -> list[Promp
         longest = max(1, engine.manifest.limits.max_seq_len // 2)
         vocab = engine.manifest.target.vocab
         return list(random_prompts(vocab, longest, seed=_RANDOM_SEED).prompts)
-    params = GenerateParams(max_new_tokens=plan.max_new_tokens, raw=plan.raw)
+    params = GenerateParams(max_new_tokens=settings.max_new_tokens, raw=settings.raw)
     placed = [prompt for file in files for prompt in read_prompt_file(file)]
     return tokenised(engine, placed, params)
 

@@ -70,10 +70,10 @@ def compare(
     )
     texts.require_same_tokens(loaded.reference, loaded.other)
     pieces = texts.pieces(text, loaded.reference, longest=texts.longest_piece(loaded.both, text))
-    plan = measurement.CompareSettings(text.context, speed.max_new_tokens, speed.rounds)
+    compare_settings = measurement.CompareSettings(text.context, speed.max_new_tokens, speed.rounds)
     with ProgressBar() as progress:
         comparison = measurement.compare(
-            loaded, pieces, _prompts(loaded.reference, speed.prompts), plan, progress
+            loaded, pieces, _prompts(loaded.reference, speed.prompts), compare_settings, progress
         )
     if as_json:
         print(console.json_line(comparison))

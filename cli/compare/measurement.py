@@ -58,7 +58,7 @@ def compare(
     engines: Engines,
     texts: Sequence[Ids],
     prompts: Sequence[Prompt],
-    plan: CompareSettings,
+    settings: CompareSettings,
     progress: Progress,
 ) -> Comparison:
     """Compare the engines on texts, which have at least two tokens after the context.
@@ -66,15 +66,15 @@ def compare(
     Raises SpecbuildError if an engine cannot compute the logits after a text's tokens.
     """
     rows, positions = FidelityRows(), []
-    progress.start("text", sum(len(text) - 1 - plan.context for text in texts), "tokens")
+    progress.start("text", sum(len(text) - 1 - settings.context for text in texts), "tokens")
     for text in texts:
-        for position, reference, other in _aligned(engines, text, plan.context):
-            keep = (position >= plan.context) & (position < len(text) - 1)
+        for position, reference, other in _aligned(engines, text, settings.context):
+            keep = (position >= settings.context) & (position < len(text) - 1)
             if keep.any():
                 rows.add(reference[keep], other[keep], np.array(text)[position[keep] + 1])
                 positions.append(position[keep])
                 progress.advance(int(keep.sum()))
-    pairs = _speeds(engines, prompts or _beginnings(texts), plan, progress)
+    pairs = _speeds(engines, prompts or _beginnings(texts), settings, progress)
     ratios = [
         theirs.stats.output_tokens_per_s / ours.stats.output_tokens_per_s for ours, theirs in pairs
     ]
@@ -83,7 +83,7 @@ def compare(
         other=_side(engines.other, engines.paths[1], [theirs for _, theirs in pairs]),
         fidelity=rows.result(),
         by_position=_by_position(np.concatenate(positions), rows.divergence),
-        judged_from=plan.context,
+        judged_from=settings.context,
         speed_ratio=median(ratios) if ratios else None,
     )
 
@@ -132,18 +132,18 @@ def _beginnings(texts: Sequence[Ids]) -> list[Prompt]:
 
 
 def _speeds(
-    engines: Engines, prompts: Sequence[Prompt], plan: CompareSettings, progress: Progress
+    engines: Engines, prompts: Sequence[Prompt], settings: CompareSettings, progress: Progress
 ) -> list[tuple[RunRecord, RunRecord]]:
     """Decode each prompt with both engines in direct succession, alternating which is first."""
-    if plan.new_tokens == 0:
+    if settings.new_tokens == 0:
         return []
-    params = GenerateParams(max_new_tokens=plan.new_tokens, ignore_eos=True)
+    params = GenerateParams(max_new_tokens=settings.new_tokens, ignore_eos=True)
     warm_up = GenerateParams(max_new_tokens=_WARM_UP_TOKENS, ignore_eos=True)
     for engine in engines.both:
         decoded(engine, prompts[0], warm_up, DraftSetting())
-    progress.start("speed", plan.rounds * len(prompts), "prompts")
+    progress.start("speed", settings.rounds * len(prompts), "prompts")
     pairs = []
-    for turn in range(plan.rounds):
+    for turn in range(settings.rounds):
         for i, prompt in enumerate(prompts):
             order = engines.both if (turn + i) % 2 == 0 else engines.both[::-1]
             records = [decoded(engine, prompt, params, DraftSetting()) for engine in order]

@@ -19,8 +19,8 @@ from specbuild.plugins_cuda.rms_moe.memory import (
     Sizes,
     down_tactic,
     gate_up_tactic,
-    plan_down,
-    plan_gate_up,
+    lay_out_down,
+    lay_out_gate_up,
 )
 from specbuild.plugins_cuda.rms_moe.packing import (
     BLOCK,
@@ -140,7 +140,7 @@ def tactics(request: LoweringRequest, *, slices: int = 1) -> tuple[Tactic, ...]:
     wide = _OF_WIDE_ROWS_OF_BF16 if bf16 else _OF_WIDE_ROWS
     for some in (of_rows, wide if of_rows else ()):
         candidates = [dict(zip(_NAMES, each, strict=True)) for each in some]
-        fitting = tuple(tactic for tactic in candidates if _plans(request, tactic, slices))
+        fitting = tuple(tactic for tactic in candidates if _layouts(request, tactic, slices))
         if fitting:
             return fitting
     return ()
@@ -157,15 +157,18 @@ def lower(request: LoweringRequest, *, slices: int = 1) -> Lowering:
     sizes = _checked(request, slices)
     candidates = tactics(request, slices=slices)
     tactic = dict(request.tactic or (candidates[0] if candidates else {}))
-    plans = _plans(request, tactic, slices) if set(tactic) == set(_NAMES) else None
-    if plans is None:
+    layouts = _layouts(request, tactic, slices) if set(tactic) == set(_NAMES) else None
+    if layouts is None:
         raise SpecbuildError(
             f"RmsMoe got tactic {tactic} for {sizes.rows} rows, expected {', '.join(_NAMES)} that "
             f"fit {request.target.shared_bytes_per_block} bytes of shared memory, as "
             f"{list(candidates)} do: use a smaller bucket, or measure tactics again."
         )
-    launches = [_route(request, sizes), _gate_up(request, sizes, gate_up_tactic(tactic), plans[0])]
-    launches += _down(request, sizes, down_tactic(tactic), plans[1])
+    launches = [
+        _route(request, sizes),
+        _gate_up(request, sizes, gate_up_tactic(tactic), layouts[0]),
+    ]
+    launches += _down(request, sizes, down_tactic(tactic), layouts[1])
     workspaces = [
         Workspace("workspace_normed", 2 * sizes.rows * sizes.hidden),
         Workspace("workspace_logits", choice_of(request).logits_bytes(sizes.rows)),
@@ -233,18 +236,18 @@ def _check_types(request: LoweringRequest, sizes: Sizes) -> None:
             )
 
 
-def _plans(
+def _layouts(
     request: LoweringRequest, tactic: Tactic, slices: int
 ) -> tuple[SharedLayout, SharedLayout] | None:
     """Shared memory of gate/up and of down; None where the tactic does not fit."""
     sizes, target = _sizes(request, slices), request.target
-    gate_up = plan_gate_up(sizes, gate_up_tactic(tactic), target)
-    down = plan_down(sizes, down_tactic(tactic), target)
+    gate_up = lay_out_gate_up(sizes, gate_up_tactic(tactic), target)
+    down = lay_out_down(sizes, down_tactic(tactic), target)
     return (gate_up, down) if gate_up and down else None
 
 
 def _expert_constants(
-    request: LoweringRequest, sizes: Sizes, tactic: ExpertTactic, plan: SharedLayout
+    request: LoweringRequest, sizes: Sizes, tactic: ExpertTactic, layout: SharedLayout
 ) -> tuple[tuple[str, int | float | str], ...]:
     """What both expert kernels are specialised by."""
     return (
@@ -261,10 +264,10 @@ def _expert_constants(
         ("PIECES", tactic.pieces),
         ("PASS_ROWS", tactic.pass_rows),
         ("TILES", tactic.tiles),
-        ("PLACES", plan.places),
-        ("ROWS_RESIDENT", int(plan.rows_resident)),
-        ("STATIC_BYTES", plan.static),
-        ("SHARED_BYTES", plan.dynamic),
+        ("PLACES", layout.places),
+        ("ROWS_RESIDENT", int(layout.rows_resident)),
+        ("STATIC_BYTES", layout.static),
+        ("SHARED_BYTES", layout.dynamic),
         *choice_of(request).of_experts(sizes.rows),
     )
 
@@ -303,10 +306,10 @@ def _route(request: LoweringRequest, sizes: Sizes) -> OpLaunch:
 
 
 def _gate_up(
-    request: LoweringRequest, sizes: Sizes, tactic: ExpertTactic, plan: SharedLayout
+    request: LoweringRequest, sizes: Sizes, tactic: ExpertTactic, layout: SharedLayout
 ) -> OpLaunch:
     constants = (
-        *_expert_constants(request, sizes, tactic, plan),
+        *_expert_constants(request, sizes, tactic, layout),
         ("SLICES", sizes.slices),
         ("CLAMPED", int(request.attributes["activation"] == "swiglu_clamped")),
         ("ALPHA", float(request.attributes["alpha"])),
@@ -316,7 +319,7 @@ def _gate_up(
         kernel=Kernel(FOLDER, "gate_up_experts", constants, file="gate_up.cu"),
         grid=(request.target.multiprocessors, 1, 1),
         block=32 * tactic.warps,
-        shared_bytes=plan.dynamic,
+        shared_bytes=layout.dynamic,
         arguments=(
             "gate_up",
             "gate_up_bias",
@@ -330,10 +333,10 @@ def _gate_up(
 
 
 def _down(
-    request: LoweringRequest, sizes: Sizes, tactic: ExpertTactic, plan: SharedLayout
+    request: LoweringRequest, sizes: Sizes, tactic: ExpertTactic, layout: SharedLayout
 ) -> list[OpLaunch]:
     constants = (
-        *_expert_constants(request, sizes, tactic, plan),
+        *_expert_constants(request, sizes, tactic, layout),
         ("ADD_THREADS", ADD_THREADS),
         ("ADD_COLUMNS", ADD_COLUMNS),
     )
@@ -343,7 +346,7 @@ def _down(
             kernel=Kernel(FOLDER, "down_experts", constants, file="down.cu"),
             grid=(request.target.multiprocessors, 1, 1),
             block=32 * tactic.warps,
-            shared_bytes=plan.dynamic,
+            shared_bytes=layout.dynamic,
             arguments=("down", "down_bias", "row_start", *read, "workspace_partial"),
             reads_early=True,
         ),

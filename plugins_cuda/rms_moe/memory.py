@@ -110,21 +110,21 @@ def down_tactic(tactic: Tactic) -> ExpertTactic:
     return ExpertTactic(*(tactic[name] for name in DOWN_KEYS))
 
 
-def plan_gate_up(sizes: Sizes, tactic: ExpertTactic, target: Target) -> SharedLayout | None:
+def lay_out_gate_up(sizes: Sizes, tactic: ExpertTactic, target: Target) -> SharedLayout | None:
     """None where the tactic does not fit."""
     if tactic.warps % sizes.slices:
         return None
     static = _static(sizes, tactic, floats=sizes.slice_floats(tactic))
-    return _plan(target, static, tactic, _row_bytes(sizes.hidden), sizes.rows, sizes.rows, None)
+    return _lay_out(target, static, tactic, _row_bytes(sizes.hidden), sizes.rows, sizes.rows, None)
 
 
-def plan_down(sizes: Sizes, tactic: ExpertTactic, target: Target) -> SharedLayout | None:
+def lay_out_down(sizes: Sizes, tactic: ExpertTactic, target: Target) -> SharedLayout | None:
     """None where the tactic does not fit."""
     static, row = _static(sizes, tactic, floats=sizes.entries), _row_bytes(sizes.inner)
-    return _plan(target, static, tactic, row, sizes.entries, sizes.rows, MAX_RESIDENT_H)
+    return _lay_out(target, static, tactic, row, sizes.entries, sizes.rows, MAX_RESIDENT_H)
 
 
-def _plan(
+def _lay_out(
     target: Target,
     static: int,
     tactic: ExpertTactic,
@@ -145,8 +145,8 @@ def _plan(
     return _fitting(SharedLayout(static, dynamic, resident, places), shared_bytes)
 
 
-def _fitting(plan: SharedLayout, shared_bytes: int) -> SharedLayout | None:
-    return plan if plan.dynamic <= shared_bytes and plan.static <= STATIC_BYTES else None
+def _fitting(layout: SharedLayout, shared_bytes: int) -> SharedLayout | None:
+    return layout if layout.dynamic <= shared_bytes and layout.static <= STATIC_BYTES else None
 
 
 def _static(sizes: Sizes, tactic: ExpertTactic, floats: int) -> int:

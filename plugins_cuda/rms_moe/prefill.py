@@ -39,7 +39,7 @@ from specbuild.plugins_cuda.rms_moe.prefill_few import (
     CHUNK_STEPS,
     FEW_TILES,
     FEWEST_ROWS,
-    plan_rings,
+    lay_out_rings,
 )
 from specbuild.plugins_cuda.rms_moe.prefill_few import MAX_COLUMNS as FEW_COLUMNS
 from specbuild.plugins_cuda.rms_moe.prefill_few import WARPS as FEW_WARPS
@@ -307,7 +307,7 @@ def _gemm(
     shared_bytes = ring_bytes(layer.columns, product.staging, stages)
     if layer.few:
         name, rows, threads = f"few_{name}", PACKED_ROWS * layer.few, 32 * (layer.few + 2)
-        rings = plan_rings(layer.columns, product.staging, layer.few, product.warp_tiles)
+        rings = lay_out_rings(layer.columns, product.staging, layer.few, product.warp_tiles)
         stages, shared_bytes = rings.stages, rings.shared_bytes
         constants = (
             *(("WARPS", layer.few), ("CHUNK_STEPS", CHUNK_STEPS), ("CHUNKS", rings.chunks)),

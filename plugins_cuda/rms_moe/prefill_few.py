@@ -33,7 +33,7 @@ class Rings:
     shared_bytes: int
 
 
-def plan_rings(columns: int, staging: int, warps: int, warp_tiles: int) -> Rings:
+def lay_out_rings(columns: int, staging: int, warps: int, warp_tiles: int) -> Rings:
     """The longest ring of tokens beside enough weights.
 
     ``staging``: 16-bit values of a token and warpgroup; ``warp_tiles``: packed tiles of a warp.

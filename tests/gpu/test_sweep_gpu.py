@@ -24,11 +24,11 @@ pytestmark = pytest.mark.speed
 @pytest.fixture(scope="module")
 def report(directory: Path) -> SweepReport:
     """All sweeps, short ones; it loads the engine for itself."""
-    plan = SweepSettings(
+    settings = SweepSettings(
         SWEEPS, batches=(1, 8), contexts=(100, 800), max_new_tokens=32, rounds=1, limit_s=40,
         repeats=8,
     )  # fmt: skip
-    return run_sweep(directory, plan)
+    return run_sweep(directory, settings)
 
 
 def test_every_phase_was_measured(report: SweepReport) -> None:

@@ -21,8 +21,8 @@ from specbuild.plugins_cuda.rms_moe.memory import (
     Sizes,
     down_tactic,
     gate_up_tactic,
-    plan_down,
-    plan_gate_up,
+    lay_out_down,
+    lay_out_gate_up,
 )
 from specbuild.plugins_cuda.rms_moe.op import OP
 from specbuild.plugins_cuda.traffic import NoTraffic, TrafficRequest
@@ -45,15 +45,15 @@ def test_every_bucket_of_gpt_oss_has_tactics_that_fit(rows: int, experts: int) -
     sizes = Sizes(rows, 2, 2880, 2880, experts, 4)
     for tactic in candidates:
         launches = OP.lower(replace(request, tactic=tactic)).launches
-        plans = (
-            plan_gate_up(sizes, gate_up_tactic(tactic), request.target),
-            plan_down(sizes, down_tactic(tactic), request.target),
+        layouts = (
+            lay_out_gate_up(sizes, gate_up_tactic(tactic), request.target),
+            lay_out_down(sizes, down_tactic(tactic), request.target),
         )
         multiprocessor = request.target.shared_bytes_per_block + RESERVED_BYTES
-        for launch, plan in zip(launches[1:3], plans, strict=True):
-            assert plan is not None
-            assert launch.shared_bytes == plan.dynamic
-            taken = plan.dynamic + plan.static + RESERVED_BYTES
+        for launch, layout in zip(launches[1:3], layouts, strict=True):
+            assert layout is not None
+            assert launch.shared_bytes == layout.dynamic
+            taken = layout.dynamic + layout.static + RESERVED_BYTES
             assert taken <= multiprocessor < 2 * taken
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from specbuild.builder.svg import save_svg
-from specbuild.builder.training.heads.plan import TrainingSettings
+from specbuild.builder.training.heads.estimate import TrainingEstimate
 from specbuild.builder.training.heads.run import HeadPoint
 from specbuild.builder.training.output import PLOT_FILE, REPORT_FILE, write_json
 from specbuild.runtime.engine_dir.strict_json import to_json
@@ -23,7 +23,7 @@ class HeadReport:
 
     finished: bool
     steps: int
-    plan: TrainingSettings
+    plan: TrainingEstimate
     training_tokens: int
     held_out_tokens: int
     perplexities: dict[str, float]

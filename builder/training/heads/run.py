@@ -13,11 +13,11 @@ from torch import nn
 from specbuild.builder.progress import Progress
 from specbuild.builder.training.corpus import TrainingText
 from specbuild.builder.training.heads.backbone import Backbone
+from specbuild.builder.training.heads.estimate import SavedBytes, Trial
 from specbuild.builder.training.heads.graphed import GraphedLearning, Learn, may_replay
 from specbuild.builder.training.heads.learning import Learning
 from specbuild.builder.training.heads.losses import total
 from specbuild.builder.training.heads.options import HeadOptions
-from specbuild.builder.training.heads.plan import SavedBytes, Trial
 from specbuild.builder.training.heads.stage import Schedule, Stage
 from specbuild.builder.training.heads.workers import Workers
 from specbuild.builder.training.objective import Batch

@@ -1,4 +1,4 @@
-"""What every training of new heads does around its steps: read, plan, train, judge, write."""
+"""What every training of new heads does around its steps: read, estimate, train, judge, write."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from specbuild.builder.progress import Progress, SilentProgress
 from specbuild.builder.training.corpus import Rows
 from specbuild.builder.training.frozen_target import load_target
 from specbuild.builder.training.heads.backbone import Backbone
+from specbuild.builder.training.heads.estimate import TrainingEstimate, estimate_training
 from specbuild.builder.training.heads.options import HeadOptions
 from specbuild.builder.training.heads.output import HeadReport, write_head_report
-from specbuild.builder.training.heads.plan import TrainingSettings, make_plan
 from specbuild.builder.training.heads.run import HeadRun, leave, restore, train, trial
 from specbuild.builder.training.heads.stage import Schedule
 from specbuild.builder.training.heads.workers import Workers
@@ -123,7 +123,7 @@ class Session:
             return perplexity(backbone, held_out, heads=heads, batch_size=size)
 
         found = judge.before(measure) if len(held_out.ids) else {}
-        plan = self._planned(run, own)
+        estimate = self._estimate(run, own)
         restore(run, self.folder.load())
         finished = train(run, self.folder, started_s)
         leave(run)
@@ -132,7 +132,7 @@ class Session:
         report = HeadReport(
             finished=finished,
             steps=run.step,
-            plan=plan,
+            plan=estimate,
             training_tokens=len(text.stream.ids),
             held_out_tokens=held_out.ids[:, 1:].size,
             perplexities=found,
@@ -151,10 +151,10 @@ class Session:
             self.progress.note(f"the tensors in {options.output} go beside the model, for build")
         return report
 
-    def _planned(self, run: HeadRun, own: list[nn.Parameter]) -> TrainingSettings:
+    def _estimate(self, run: HeadRun, own: list[nn.Parameter]) -> TrainingEstimate:
         options = self.options
         steps = run.schedule.steps
-        plan = make_plan(
+        estimate = estimate_training(
             run.backbone.model,
             own,
             processes=self.workers.count,
@@ -162,9 +162,9 @@ class Session:
             steps=steps,
             trial=trial(run),
         )
-        for line in plan.lines():
+        for line in estimate.lines():
             self.progress.note(line)
-        return plan
+        return estimate
 
 
 @torch.no_grad()

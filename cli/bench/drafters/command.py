@@ -27,7 +27,7 @@ _SHORT = 128
 def run_drafters(
     engine: Path,
     prompts: Sequence[Path],
-    plan: DraftersSettings,
+    settings: DraftersSettings,
     *,
     threads: int | None,
     plot: Path | None,
@@ -38,14 +38,14 @@ def run_drafters(
     # All prompts are prefilled first, so that full batches are timed.
     prefill = PrefillSchedule(steps_between=0)
     loaded = load_engine(engine, RuntimeSettings(threads=threads, prefill=prefill))
-    plan = _filled(plan, loaded)
-    plan.check(loaded)
-    name, text = _text(loaded, prompts, max(plan.contexts))
+    settings = _filled(settings, loaded)
+    settings.check(loaded)
+    name, text = _text(loaded, prompts, max(settings.contexts))
     with ProgressBar() as progress:
-        rows = measure(loaded, text, plan, progress)
+        rows = measure(loaded, text, settings, progress)
     manifest = loaded.manifest
     report = DraftersReport(
-        manifest.backend, manifest.device, name, plan.new_tokens, plan.rounds, rows
+        manifest.backend, manifest.device, name, settings.new_tokens, settings.rounds, rows
     )
     if as_json:
         print(console.json_line(report))
@@ -55,15 +55,15 @@ def run_drafters(
         plot_drafters(report, plot)
 
 
-def _filled(plan: DraftersSettings, engine: Engine) -> DraftersSettings:
+def _filled(settings: DraftersSettings, engine: Engine) -> DraftersSettings:
     """Return the settings, by default with the engine's own batches and contexts."""
     limits = engine.manifest.limits
-    longest = max(1, limits.max_seq_len - plan.new_tokens)
-    batches = plan.batches or tuple(dict.fromkeys((1, limits.max_batch_size)))
-    contexts = plan.contexts or tuple(
+    longest = max(1, limits.max_seq_len - settings.new_tokens)
+    batches = settings.batches or tuple(dict.fromkeys((1, limits.max_batch_size)))
+    contexts = settings.contexts or tuple(
         dict.fromkeys((min(_SHORT, longest), min(limits.max_seq_len // 2, longest)))
     )
-    return DraftersSettings(batches, contexts, plan.new_tokens, plan.rounds)
+    return DraftersSettings(batches, contexts, settings.new_tokens, settings.rounds)
 
 
 def _text(engine: Engine, files: Sequence[Path], longest: int) -> tuple[str, Ids]:

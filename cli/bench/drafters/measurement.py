@@ -70,22 +70,28 @@ def names_of(engine: Engine) -> tuple[str, ...]:
 
 
 def measure(
-    engine: Engine, text: Ids, plan: DraftersSettings, progress: Progress
+    engine: Engine, text: Ids, settings: DraftersSettings, progress: Progress
 ) -> tuple[DrafterRow, ...]:
     """Yield rows by batch, context and drafter; sequences begin at different places of the text."""
     names = names_of(engine)
     rows: list[DrafterRow] = []
-    progress.start("decoding", len(plan.batches) * len(plan.contexts) * plan.rounds, "rounds")
-    for batch in plan.batches:
-        for context in plan.contexts:
+    progress.start(
+        "decoding", len(settings.batches) * len(settings.contexts) * settings.rounds, "rounds"
+    )
+    for batch in settings.batches:
+        for context in settings.contexts:
             prompts = _prompts(text, batch, context)
             for name in names:
-                _decode(engine, prompts, replace(plan, new_tokens=_WARM_UP_TOKENS), name, "warm-up")
+                _decode(
+                    engine, prompts, replace(settings, new_tokens=_WARM_UP_TOKENS), name, "warm-up"
+                )
             rounds = []
-            for number in range(plan.rounds):
+            for number in range(settings.rounds):
                 first = number % len(names)
                 order = (*names[first:], *names[:first])
-                rounds.append({n: _decode(engine, prompts, plan, n, f"{number}") for n in order})
+                rounds.append(
+                    {n: _decode(engine, prompts, settings, n, f"{number}") for n in order}
+                )
                 progress.advance(1)
             rows += [_row(name, batch, context, rounds) for name in names]
     return tuple(rows)
@@ -100,10 +106,10 @@ def _prompts(text: Ids, batch: int, context: int) -> list[Prompt]:
 
 
 def _decode(
-    engine: Engine, prompts: Sequence[Prompt], plan: DraftersSettings, name: str, salt: str
+    engine: Engine, prompts: Sequence[Prompt], settings: DraftersSettings, name: str, salt: str
 ) -> _Run:
     """Decode all prompts in one batch. Each round has its own salt, so that no prefix is cached."""
-    params = GenerateParams(plan.new_tokens, ignore_eos=True, cache_salt=f"bench {salt} {name}")
+    params = GenerateParams(settings.new_tokens, ignore_eos=True, cache_salt=f"bench {salt} {name}")
     clock = engine.decoder.clock
     before = None if clock is None else replace(clock)
     begun: set[int] = set()

@@ -31,7 +31,7 @@ from specbuild.runtime.settings import RuntimeSettings
 def run_modes(
     names: str,
     mode_options: ModeOptions,
-    plan: ModesSettings,
+    settings: ModesSettings,
     *,
     threads: int | None,
     plot: Path | None,
@@ -47,14 +47,14 @@ def run_modes(
             mode: load_engine(engine_path(mode_options.engines, mode), settings) for mode in modes
         }
         first = engines[modes[0]]
-        rows = measure(engines, _text(mode_options.text, first, plan), plan, progress)
+        rows = measure(engines, _text(mode_options.text, first, settings), settings, progress)
     report = ModesReport(
         model=options.model.name,
         backend=first.manifest.backend,
         device=first.manifest.device,
-        judged_tokens=plan.judged,
-        new_tokens=plan.new_tokens,
-        rounds=plan.rounds,
+        judged_tokens=settings.judged,
+        new_tokens=settings.new_tokens,
+        rounds=settings.rounds,
         modes=tuple(_engine(mode, engines[mode], built[mode]) for mode in modes),
         rows=rows,
     )
@@ -66,19 +66,22 @@ def run_modes(
         plot_modes(report, plot)
 
 
-def _text(file: Path, engine: Engine, plan: ModesSettings) -> tuple[int, ...]:
+def _text(file: Path, engine: Engine, settings: ModesSettings) -> tuple[int, ...]:
     """Return the start of a text: the longest context and the evaluated tokens after it."""
     max_seq_len = engine.manifest.limits.max_seq_len
-    if plan.longest > max_seq_len:
+    if settings.longest > max_seq_len:
         raise SpecbuildError(
-            f"--context {max(plan.contexts)} and what follows are {plan.longest} tokens, the "
-            f"engines take {max_seq_len}: ask for less, or give the build file a larger max-seq-len"
+            f"--context {max(settings.contexts)} and what follows are {settings.longest} tokens, "
+            f"the engines take {max_seq_len}: ask for less, or give the build file a larger "
+            "max-seq-len"
         )
-    (text,) = pieces(TextOptions(files=(file,), tokens=plan.longest), engine, longest=plan.longest)
-    if len(text) < plan.longest:
+    (text,) = pieces(
+        TextOptions(files=(file,), tokens=settings.longest), engine, longest=settings.longest
+    )
+    if len(text) < settings.longest:
         raise SpecbuildError(
-            f"--text {file} has {len(text)} tokens, {plan.longest} are read: give a longer one or "
-            "smaller contexts"
+            f"--text {file} has {len(text)} tokens, {settings.longest} are read: give a longer one "
+            "or smaller contexts"
         )
     return text
 

@@ -47,21 +47,21 @@ class Judged:
 
 
 def measure(
-    engines: Mapping[Mode, Engine], text: Ids, plan: ModesSettings, progress: Progress
+    engines: Mapping[Mode, Engine], text: Ids, settings: ModesSettings, progress: Progress
 ) -> tuple[ModeRow, ...]:
     """Yield the rows of every context, modes in order. The text has ``longest`` tokens."""
     rows: list[ModeRow] = []
-    reads = len(engines) * len(plan.contexts)
+    reads = len(engines) * len(settings.contexts)
     progress.start("reading", reads, "texts")
     judged: dict[tuple[Mode, int], Judged] = {}
-    for context in plan.contexts:
+    for context in settings.contexts:
         for mode, engine in engines.items():
-            judged[mode, context] = _judged(engine, text[: context + plan.judged], context)
+            judged[mode, context] = _judged(engine, text[: context + settings.judged], context)
             progress.advance(1)
-    progress.start("decoding", reads * plan.rounds, "prompts")
-    for context in plan.contexts:
+    progress.start("decoding", reads * settings.rounds, "prompts")
+    for context in settings.contexts:
         prompt = Prompt(f"{context}", prompt_ids=text[:context])
-        rounds = _rounds(engines, prompt, plan, progress)
+        rounds = _rounds(engines, prompt, settings, progress)
         first = next(iter(engines))
         for mode in engines:
             mode_runs = [found[mode] for found in rounds]
@@ -97,16 +97,16 @@ def _judged(engine: Engine, text: Ids, context: int) -> Judged:
 
 
 def _rounds(
-    engines: Mapping[Mode, Engine], prompt: Prompt, plan: ModesSettings, progress: Progress
+    engines: Mapping[Mode, Engine], prompt: Prompt, settings: ModesSettings, progress: Progress
 ) -> list[dict[Mode, RunStats]]:
     """Each round has every mode once, in a rotated order."""
-    params = GenerateParams(max_new_tokens=plan.new_tokens, ignore_eos=True)
+    params = GenerateParams(max_new_tokens=settings.new_tokens, ignore_eos=True)
     warm_up = GenerateParams(max_new_tokens=_WARM_UP_TOKENS, ignore_eos=True)
     for engine in engines.values():
         decoded(engine, prompt, warm_up, DraftSetting())
     found: list[dict[Mode, RunStats]] = []
     order: Sequence[Mode] = list(engines)
-    for number in range(plan.rounds):
+    for number in range(settings.rounds):
         begins = number % len(order)
         round_stats = {}
         for mode in (*order[begins:], *order[:begins]):

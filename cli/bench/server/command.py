@@ -40,7 +40,7 @@ def run_load(
     require_plot_place(plot)
     placed = [entry.prompt for file in files for entry in read_prompt_file(file)]
     prompts = tuple(p.prompt if p.prompt is not None else p.prompt_ids or () for p in placed)
-    plan = LoadSettings(
+    settings = LoadSettings(
         requests=load_options.requests,
         clients=load_options.clients,
         rate=load_options.rate,
@@ -51,11 +51,11 @@ def run_load(
     messages = console.messages()
     columns = (*Progress.get_default_columns(), MofNCompleteColumn())
     with Progress(*columns, console=messages, disable=not messages.is_terminal) as bar:
-        task = bar.add_task("requests", total=plan.requests)
+        task = bar.add_task("requests", total=settings.requests)
         report = asyncio.run(
             measure(
                 url,
-                plan,
+                settings,
                 model=load_options.model,
                 key=load_options.api_key,
                 timeout_s=_TIMEOUT_S,

@@ -34,7 +34,7 @@ class LoadSettings:
 
 async def measure(
     url: str,
-    plan: LoadSettings,
+    settings: LoadSettings,
     *,
     model: str | None,
     key: str | None,
@@ -45,27 +45,27 @@ async def measure(
     client = Client(url, key=key, timeout_s=timeout_s)
     try:
         name = await client.model() if model is None else model
-        bodies = [body_of(name, prompt, plan.max_new_tokens) for prompt in _prompts(plan)]
+        bodies = [body_of(name, prompt, settings.max_new_tokens) for prompt in _prompts(settings)]
         # The first request of a process also pays for initialization.
         await client.complete(bodies[0])
-        run = _closed if plan.rate is None else _open
-        samples = await run(client, bodies, plan, done)
+        run = _closed if settings.rate is None else _open
+        samples = await run(client, bodies, settings, done)
     finally:
         await client.close()
-    return _report(url, name, plan, samples)
+    return _report(url, name, settings, samples)
 
 
-def _prompts(plan: LoadSettings) -> list[str | tuple[int, ...]]:
-    if plan.prompts:
-        return [plan.prompts[i % len(plan.prompts)] for i in range(plan.requests)]
-    drawn = random.Random(plan.seed)
-    return [tuple(drawn.choices(_IDS, k=plan.prompt_tokens)) for _ in range(plan.requests)]
+def _prompts(settings: LoadSettings) -> list[str | tuple[int, ...]]:
+    if settings.prompts:
+        return [settings.prompts[i % len(settings.prompts)] for i in range(settings.requests)]
+    drawn = random.Random(settings.seed)
+    return [tuple(drawn.choices(_IDS, k=settings.prompt_tokens)) for _ in range(settings.requests)]
 
 
 async def _closed(
     client: Client,
     bodies: Sequence[dict[str, object]],
-    plan: LoadSettings,
+    settings: LoadSettings,
     done: Callable[[Sample], None],
 ) -> list[Sample]:
     remaining, samples = iter(bodies), []
@@ -75,18 +75,18 @@ async def _closed(
             samples.append(await client.complete(body))
             done(samples[-1])
 
-    await asyncio.gather(*(ask() for _ in range(min(plan.clients, len(bodies)))))
+    await asyncio.gather(*(ask() for _ in range(min(settings.clients, len(bodies)))))
     return samples
 
 
 async def _open(
     client: Client,
     bodies: Sequence[dict[str, object]],
-    plan: LoadSettings,
+    settings: LoadSettings,
     done: Callable[[Sample], None],
 ) -> list[Sample]:
-    drawn, samples = random.Random(plan.seed), []
-    assert plan.rate is not None
+    drawn, samples = random.Random(settings.seed), []
+    assert settings.rate is not None
 
     async def ask(body: dict[str, object]) -> None:
         samples.append(await client.complete(body))
@@ -95,11 +95,11 @@ async def _open(
     async with asyncio.TaskGroup() as group:
         for body in bodies:
             group.create_task(ask(body))
-            await asyncio.sleep(drawn.expovariate(plan.rate))
+            await asyncio.sleep(drawn.expovariate(settings.rate))
     return samples
 
 
-def _report(url: str, model: str, plan: LoadSettings, samples: Sequence[Sample]) -> LoadReport:
+def _report(url: str, model: str, settings: LoadSettings, samples: Sequence[Sample]) -> LoadReport:
     served = [sample for sample in samples if sample.error is None]
     duration_s = max(s.ended_s for s in samples) - min(s.started_s for s in samples)
     output = sum(sample.output_tokens for sample in served)
@@ -108,8 +108,8 @@ def _report(url: str, model: str, plan: LoadSettings, samples: Sequence[Sample])
         server=url,
         model=model,
         requests=len(samples),
-        clients=plan.clients if plan.rate is None else None,
-        rate=plan.rate,
+        clients=settings.clients if settings.rate is None else None,
+        rate=settings.rate,
         duration_s=duration_s,
         errors=len(errors),
         first_error=errors[0] if errors else None,

@@ -26,7 +26,7 @@ from specbuild.runtime.executors.tensorrt.creators import creatable
 class LibraryFacts:
     """A library that builds and runs engines: its module, its distributions, its installation.
 
-    ``plans_have_headers``: a plan begins with a :class:`PlanHeader`. The other library's plans have
+    ``has_engine_headers``: an engine begins with an :class:`EngineHeader`. The other library's have
     one too, but it is not documented, so only the checksums are used there.
     """
 
@@ -35,7 +35,7 @@ class LibraryFacts:
     distributions: tuple[str, ...]
     least_version: tuple[int, int]
     install: str
-    plans_have_headers: bool = False
+    has_engine_headers: bool = False
 
 
 LIBRARIES: Mapping[str, LibraryFacts] = {
@@ -52,27 +52,27 @@ LIBRARIES: Mapping[str, LibraryFacts] = {
         ("tensorrt-rtx", "tensorrt_rtx_cu13", "tensorrt_rtx_cu12"),
         (1, 7),
         "pip install '.[tensorrt-rtx]' where specbuild's sources are",
-        plans_have_headers=True,
+        has_engine_headers=True,
     ),
 }
 
-# The format of the first 64 bytes of TensorRT-RTX's plans, determined from builds for several GPUs.
+# The first 64 bytes of TensorRT-RTX's engines, determined from builds for several GPUs.
 _HEADER_BYTES = 64
 _TAG = b"vtrt"
 _CAPABILITY_BITS = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_120", "sm_121")
 
 
 @dataclass(frozen=True)
-class PlanHeader:
-    """The header of a TensorRT-RTX plan: its library, its GPUs, and its size."""
+class EngineHeader:
+    """The header of a TensorRT-RTX engine: its library, its GPUs, and its size."""
 
     version: str
     compute_capabilities: tuple[str, ...]
-    plan_bytes: int
+    engine_bytes: int
 
 
-def read_header(data: bytes, where: str) -> PlanHeader:
-    """Return the header of a TensorRT-RTX plan. Raises EngineFileError if it is invalid."""
+def read_header(data: bytes, where: str) -> EngineHeader:
+    """Return the header of a TensorRT-RTX engine. Raises EngineFileError if it is invalid."""
     if len(data) < _HEADER_BYTES or data[:4] != _TAG or data[28:32] != _TAG:
         raise EngineFileError(f"{where} is no TensorRT-RTX engine; build the engine again")
     mask = int.from_bytes(data[32:36], "little")
@@ -80,29 +80,29 @@ def read_header(data: bytes, where: str) -> PlanHeader:
         raise EngineFileError(
             f"{where} is for GPUs (mask {mask:#x}) that this specbuild does not know; update it"
         )
-    return PlanHeader(
+    return EngineHeader(
         version=".".join(map(str, data[24:28])),
         compute_capabilities=tuple(
             name for bit, name in enumerate(_CAPABILITY_BITS) if mask >> bit & 1
         ),
-        plan_bytes=int.from_bytes(data[16:24], "little"),
+        engine_bytes=int.from_bytes(data[16:24], "little"),
     )
 
 
-def check_plans(directory: Path, manifest: Manifest) -> None:
-    """Raise EngineFileError if a plan's header disagrees with the manifest."""
+def check_engines(directory: Path, manifest: Manifest) -> None:
+    """Raise EngineFileError if an engine's header disagrees with the manifest."""
     check_sizes(directory, manifest)
     build = built_by(manifest)
-    if not LIBRARIES[manifest.backend].plans_have_headers:
+    if not LIBRARIES[manifest.backend].has_engine_headers:
         return
     for role, entry in manifest.roles.items():
         head = mapped_file(directory, manifest, entry.file)[:_HEADER_BYTES]
         header = read_header(bytes(head), f"{directory}: {entry.file}")
         stated = (build.version, build.compute_capabilities, manifest.files[entry.file].bytes)
-        if (header.version, header.compute_capabilities, header.plan_bytes) != stated:
+        if (header.version, header.compute_capabilities, header.engine_bytes) != stated:
             raise EngineFileError(
                 f"{directory}: the engine of role {role} is of version {header.version} for "
-                f"{', '.join(header.compute_capabilities)} with {header.plan_bytes} bytes, the "
+                f"{', '.join(header.compute_capabilities)} with {header.engine_bytes} bytes, the "
                 f"manifest says {stated[0]}, {', '.join(stated[1])} and {stated[2]}; build it again"
             )
 
@@ -146,7 +146,7 @@ def reasons_here(directory: Path, manifest: Manifest, _here: Device) -> list[str
 
     ``known_plugins`` are the versions of the plugins that the runtime can create, by name.
     """
-    check_plans(directory, manifest)
+    check_engines(directory, manifest)
     build = built_by(manifest)
     reasons = []
     lack = library_reason(manifest.backend)

@@ -74,8 +74,8 @@ def test_percentiles_are_of_the_requests_that_were_served() -> None:
         for i in range(1, 101)
     ]  # fmt: skip
     bad = Sample(started_s=0.0, ended_s=1.0, error="500: broken")
-    plan = LoadSettings(requests=101)
-    report: LoadReport = _report("here", "m", plan, [*good, bad])
+    settings = LoadSettings(requests=101)
+    report: LoadReport = _report("here", "m", settings, [*good, bad])
     assert (report.requests, report.errors, report.first_error) == (101, 1, "500: broken")
     assert report.output_tokens == 1100 and report.duration_s == 102.0
     assert report.ttft_s is not None and report.ttft_s.p50 == pytest.approx(5.1)

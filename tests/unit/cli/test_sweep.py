@@ -83,7 +83,7 @@ PROMPTS = [Prompt("a", prompt_ids=(1, 2, 3)), Prompt("b", prompt_ids=(4,))]
 WEIGHT = 2 * 16 * 4
 
 
-def plan_of(*sweeps: str) -> SweepSettings:
+def settings_of(*sweeps: str) -> SweepSettings:
     return SweepSettings(
         sweeps, batches=(2,), contexts=(5, 400), max_new_tokens=6, rounds=1, repeats=1
     )
@@ -104,8 +104,8 @@ def new_progress() -> Progress:
 @pytest.fixture(scope="module")
 def measured(toy: ToyCuda) -> Progress:
     progress = new_progress()
-    plan = plan_of("decode", "verify", "draft", "profile", "prefill", "spec")
-    measure(toy.engine, plan, CEILING, PROMPTS, progress)
+    settings = settings_of("decode", "verify", "draft", "profile", "prefill", "spec")
+    measure(toy.engine, settings, CEILING, PROMPTS, progress)
     return progress
 
 
@@ -134,19 +134,19 @@ def test_steps_stand_beside_their_floors(toy: ToyCuda, measured: Progress) -> No
 
 def test_trees_are_verified_at_every_context(toy: ToyCuda) -> None:
     """As far as there is time; a profile is of the first context alone."""
-    plan = replace(plan_of("verify", "profile"), contexts=(5, 16, 400))
+    settings = replace(settings_of("verify", "profile"), contexts=(5, 16, 400))
     progress = new_progress()
-    measure(toy.engine, plan, None, PROMPTS, progress)
+    measure(toy.engine, settings, None, PROMPTS, progress)
     names = {context: [p.name for p in progress.phases if abs(p.context - context) < 4]
              for context in (5, 16)}  # fmt: skip
     assert names[5] == names[16] and len(names[5]) == 2 * len(SHAPES)
     assert len(progress.kernels) == 2
     assert any("context 400" in reason for reason in progress.left_out)
     hurried = new_progress()
-    measure(toy.engine, replace(plan, limit_s=0.0), None, PROMPTS, hurried)
+    measure(toy.engine, replace(settings, limit_s=0.0), None, PROMPTS, hurried)
     assert not hurried.phases and "batch 2, context 16: the time limit" in hurried.left_out
     alone = new_progress()
-    measure(toy.engine, replace(plan, sweeps=("profile",)), None, PROMPTS, alone)
+    measure(toy.engine, replace(settings, sweeps=("profile",)), None, PROMPTS, alone)
     assert not alone.phases and len(alone.kernels) == 2
 
 
@@ -167,8 +167,8 @@ def test_an_anatomy_times_every_launch_of_the_first_batch_and_context(
     toy: ToyCuda, tmp_path: Path
 ) -> None:
     progress = new_progress()
-    plan = replace(plan_of("anatomy"), batches=(2, 1), contexts=(5, 16))
-    measure(toy.engine, plan, CEILING, PROMPTS, progress)
+    settings = replace(settings_of("anatomy"), batches=(2, 1), contexts=(5, 16))
+    measure(toy.engine, settings, CEILING, PROMPTS, progress)
     plain, drafted = progress.anatomies
     assert (plain.draft, drafted.draft) == ("no draft", "chain of 2")
     for step in progress.anatomies:
@@ -190,8 +190,8 @@ def test_an_anatomy_times_every_launch_of_the_first_batch_and_context(
 def test_an_anatomy_of_one_sequence_has_its_prompt_too(toy: ToyCuda) -> None:
     """The last launch that read it, of the rows that this one had."""
     progress = new_progress()
-    plan = replace(plan_of("anatomy"), batches=(1,), contexts=(5,))
-    measure(toy.engine, plan, CEILING, PROMPTS, progress)
+    settings = replace(settings_of("anatomy"), batches=(1,), contexts=(5,))
+    measure(toy.engine, settings, CEILING, PROMPTS, progress)
     *steps, prompt = progress.anatomies
     assert [step.draft for step in steps] == ["no draft", "chain of 2"]
     assert prompt.program.startswith("prefill") and prompt.batch == 1
@@ -222,7 +222,7 @@ def test_prompts_are_timed_to_their_first_token(
 ) -> None:
     progress = new_progress()
     monkeypatch.setattr(bench_sweep, "PROMPT_TOKENS", (5, 20))
-    measure(toy.engine, plan_of("prefill"), None, PROMPTS, progress)
+    measure(toy.engine, settings_of("prefill"), None, PROMPTS, progress)
     short, long = progress.phases
     assert (short.rows, long.rows) == (5, 20)
     assert short.share_of_ceiling is None and short.time_s > 0
@@ -282,7 +282,7 @@ def test_sweeps_are_named(make_manifest, tmp_path: Path, monkeypatch: pytest.Mon
             sweeps_of(text)
     monkeypatch.setattr(bench_sweep, "read_manifest", lambda _: make_manifest())
     with pytest.raises(UnsupportedHereError, match=r"was built for cpu; use bench pairs"):
-        run_sweep(tmp_path, plan_of("decode"))
+        run_sweep(tmp_path, settings_of("decode"))
 
 
 def test_a_fresh_process_that_fails_says_why(tmp_path: Path) -> None:

@@ -144,8 +144,8 @@ def test_a_plan_says_which_views_are_timed(engine: Engine, monkeypatch: pytest.M
     monkeypatch.setattr(bench_sweep, "engine_traffic", lambda *_: EngineTraffic(PassTraffic()))
     monkeypatch.setattr(bench_sweep, "cuda_executor", lambda e: e.executor)
     monkeypatch.setattr(type(engine.executor.runner), "described", None, raising=False)
-    for plan in (SweepSettings(("specpv",), retrieved=(16, 48)), SweepSettings(("specpv",))):
-        measure(engine, plan, None, [], Progress([].append))
+    for settings in (SweepSettings(("specpv",), retrieved=(16, 48)), SweepSettings(("specpv",))):
+        measure(engine, settings, None, [], Progress([].append))
     assert found == [(16, 48), sweep_views.RETRIEVED_TOKENS]
 
 

@@ -40,7 +40,7 @@ def test_a_header_says_who_built_it_for_what() -> None:
     found = read_header(header(), "plan")
     assert found.version == "1.7.1.116"
     assert found.compute_capabilities == ("sm_89", "sm_120")
-    assert found.plan_bytes == 12345
+    assert found.engine_bytes == 12345
 
 
 @pytest.mark.parametrize(

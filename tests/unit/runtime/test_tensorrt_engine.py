@@ -22,7 +22,7 @@ from specbuild.builder.backends.tensorrt.plugins import backend as plugin_backen
 from specbuild.builder.backends.tensorrt.plugins import plans as plugin_plans
 from specbuild.builder.backends.tensorrt.plugins.backend import refuse_foreign_options
 from specbuild.builder.backends.tensorrt.plugins.engine import lower_roles
-from specbuild.builder.backends.tensorrt.plugins.plans import engine_request
+from specbuild.builder.backends.tensorrt.plugins.engine_files import engine_request
 from specbuild.builder.backends.tensorrt.request import EngineRequest, EngineResult
 from specbuild.builder.build import build
 from specbuild.builder.options import BuildOptions, TensorRtOptions

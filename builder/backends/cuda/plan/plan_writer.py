@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from specbuild.builder.backends.cuda.plan.call_traffic import call_traffic
-from specbuild.builder.backends.cuda.plan.memory_plan import Span, aligned, place
+from specbuild.builder.backends.cuda.plan.memory_placement import Span, aligned, place
 from specbuild.builder.backends.cuda.step.ir import Call, ProgramIr, Storage, Tensor
 from specbuild.plugins_cuda.launches import (
     Argument,

@@ -11,7 +11,7 @@ from zlib import crc32
 import numpy as np
 
 from specbuild.builder.backends.cuda.compile.nvrtc import Compiler
-from specbuild.builder.backends.cuda.plan.memory_plan import aligned
+from specbuild.builder.backends.cuda.plan.memory_placement import aligned
 from specbuild.builder.backends.cuda.tuning.inputs import LaunchData, contexts_for
 from specbuild.builder.backends.cuda.tuning.op_runner import OpRunner
 from specbuild.builder.backends.cuda.tuning.prompt_cuts import (

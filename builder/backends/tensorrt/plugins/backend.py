@@ -26,7 +26,7 @@ from specbuild.builder.backends.tensorrt.plugins.engine import (
     compile_roles,
     lower_roles,
 )
-from specbuild.builder.backends.tensorrt.plugins.plans import build_plugin_plans
+from specbuild.builder.backends.tensorrt.plugins.engine_files import build_plugin_engines
 from specbuild.builder.backends.unlowered_parts import require_lowered_parts
 from specbuild.builder.engine.sizes import EngineSizes
 from specbuild.builder.families.registry import draft_family
@@ -82,7 +82,7 @@ class PluginBackend:
     def lower(
         self, graphs: PortableGraphs, options: KernelBackendOptions, progress: Progress
     ) -> Lowered:
-        """See :class:`Backend`; ``make_plans`` compiles the engines with TensorRT."""
+        """See :class:`Backend`; ``build_tensorrt`` compiles the engines with TensorRT."""
         models, draft = graphs.models, graphs.sources.draft_geometry
         dtype = (draft.dtype if draft is not None else None) or SIZES.draft_dtype
         fused = {role: models[role] for role in MODEL_ROLES if role in models}
@@ -112,7 +112,7 @@ class PluginBackend:
             weights=engine.weights,
             passes=passes,
             refused=(*engine.refused, *lowering.left_out),
-            make_plans=lambda folder: build_plugin_plans(
+            build_tensorrt=lambda folder: build_plugin_engines(
                 folder, engine, options.requested, progress
             ),
             stores_separate_weights=True,

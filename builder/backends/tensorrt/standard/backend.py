@@ -13,8 +13,8 @@ from specbuild.builder.backends.backend import (
 )
 from specbuild.builder.backends.tensorrt.options import built_for, require_tensorrt_options
 from specbuild.builder.backends.tensorrt.standard.check import require_standard_support
+from specbuild.builder.backends.tensorrt.standard.engine_files import engine_builder
 from specbuild.builder.backends.tensorrt.standard.lowering import expert_storage, standard_passes
-from specbuild.builder.backends.tensorrt.standard.plans import plan_maker
 from specbuild.builder.backends.tensorrt.standard.profiles import role_profiles
 from specbuild.builder.engine.backend_sizes import SHORT_CHAIN, BackendSizes
 from specbuild.builder.engine.sizes import EngineSizes
@@ -68,7 +68,9 @@ class StandardBackend:
         capabilities = tuple(options.device.split(","))
         steps = standard_passes(expert_storage(capabilities))
         passes = run_role_passes(models, lambda _: steps, requested.dump_passes, progress)
-        make = plan_maker(models, role_profiles(engine_sizes), capabilities, requested, progress)
+        make = engine_builder(
+            models, role_profiles(engine_sizes), capabilities, requested, progress
+        )
         weights, separate_weights = collected_weights(models), requested.tensorrt.strip_weights
         return Lowered(
             engine_sizes,
@@ -76,7 +78,7 @@ class StandardBackend:
             {},
             weights,
             passes,
-            make_plans=make,
+            build_tensorrt=make,
             stores_separate_weights=separate_weights,
         )
 

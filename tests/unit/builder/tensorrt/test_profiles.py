@@ -55,7 +55,7 @@ shapes = st.builds(
     st.integers(1, 5),
     st.floats(0, 1),
 )
-plans = st.builds(engine_sizes, st.integers(1, 5), st.sampled_from([64, 300, 1024]), shapes)
+drawn_sizes = st.builds(engine_sizes, st.integers(1, 5), st.sampled_from([64, 300, 1024]), shapes)
 
 
 def role_of(built: EngineSizes, name: str, *scalars: str) -> Role:
@@ -70,7 +70,7 @@ def taken(role: Role, name: str, sizes: Mapping[str, int]) -> dict[str, int]:
 
 
 @examples(60)
-@given(plans, st.data())
+@given(drawn_sizes, st.data())
 def test_every_launch_has_a_profile_and_is_not_padded(
     built: EngineSizes, data: st.DataObject
 ) -> None:

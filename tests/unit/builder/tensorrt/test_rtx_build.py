@@ -27,7 +27,7 @@ from specbuild.runtime.engine_dir.files import read_manifest, verify_files
 from specbuild.runtime.engine_dir.manifest import Manifest
 from specbuild.runtime.engine_dir.weights_file import open_weights
 from specbuild.runtime.errors import EngineFileError, SpecbuildError
-from specbuild.runtime.executors.tensorrt.check import check_plans, read_header
+from specbuild.runtime.executors.tensorrt.check import check_engines, read_header
 from specbuild.runtime.executors.tensorrt.loading import load_weights
 
 pytestmark = needs_tensorrt_rtx
@@ -52,7 +52,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def bound_as_the_manifest_says(directory: Path, manifest: Manifest) -> None:
-    """The network's own bindings are the ports of the manifest, and the plan knows their names."""
+    """The network's bindings are the ports of the manifest, and the engine has their names."""
     report = json.loads((directory / "build_report.json").read_text())["tensorrt"]
     assert set(report) == set(manifest.roles)
     for name, role in manifest.roles.items():
@@ -72,8 +72,8 @@ def bound_as_the_manifest_says(directory: Path, manifest: Manifest) -> None:
         for (_, _, got), (_, _, declared) in zip(told, ports, strict=True):
             assert len(got) == len(declared)
             assert all(d is None or g == d for g, d in zip(got, declared, strict=True))
-        plan = (directory / role.file).read_bytes()
-        assert all(b["name"].encode() in plan for b in bindings)
+        serialized = (directory / role.file).read_bytes()
+        assert all(b["name"].encode() in serialized for b in bindings)
         assert report[name]["profiles"] == len(role.profiles) > 0
         assert role.layers == report[name]["layers"]
 
@@ -81,7 +81,7 @@ def bound_as_the_manifest_says(directory: Path, manifest: Manifest) -> None:
 def test_engines_are_what_the_manifest_says(engine: Path) -> None:
     manifest = read_manifest(engine)
     verify_files(engine, manifest)
-    check_plans(engine, manifest)
+    check_engines(engine, manifest)
     assert manifest.device == "sm_89,sm_120"
     assert manifest.tensorrt is not None
     assert manifest.tensorrt.compute_capabilities == ("sm_89", "sm_120")
@@ -100,18 +100,18 @@ def test_stripped_engines_hold_no_weight_and_name_them_all(engine: Path) -> None
     folder = engine.parent
     stripped = build(folder, "stripped", "--gpu", "sm_120", "--strip-weights")
     manifest = read_manifest(stripped)
-    check_plans(stripped, manifest)
+    check_engines(stripped, manifest)
     bound_as_the_manifest_says(stripped, manifest)
     target = manifest.roles["target"]
     tensors = open_weights(stripped, manifest)
     assert set(target.tensors) == set(tensors) == set(manifest.tensors)
     assert not read_manifest(engine).tensors
-    plan = (stripped / target.file).read_bytes()
+    serialized = (stripped / target.file).read_bytes()
     whole = (engine / "target.engine").read_bytes()
     table = np.ascontiguousarray(tensors["model.embed_tokens.weight"]).view(np.uint8)
     # A row of it is random: where it lies in a file, it was put there.
     rows = [row.tobytes() for row in table.reshape(len(table), -1)]
-    assert all(row in whole for row in rows) and not any(row in plan for row in rows)
+    assert all(row in whole for row in rows) and not any(row in serialized for row in rows)
     # Two codes a byte, as the checkpoint has them.
     codes = tensors["model.layers.0.mlp.experts.down_proj_blocks.float4e2m1"]
     with safe_open(folder / "target" / "model.safetensors", "np") as file:
@@ -139,16 +139,16 @@ def test_a_moved_engine_is_checked_without_loading_it(
     assert "does not run here" in capsys.readouterr().err
 
 
-def test_a_plan_for_another_gpu_is_found_by_its_header(engine: Path, tmp_path: Path) -> None:
+def test_an_engine_for_another_gpu_is_found_by_its_header(engine: Path, tmp_path: Path) -> None:
     moved = tmp_path / "swapped"
     shutil.copytree(engine, moved)
-    plan = moved / "target.engine"
-    data = bytearray(plan.read_bytes())
-    assert read_header(bytes(data[:64]), "plan").compute_capabilities == ("sm_89", "sm_120")
+    serialized = moved / "target.engine"
+    data = bytearray(serialized.read_bytes())
+    assert read_header(bytes(data[:64]), "header").compute_capabilities == ("sm_89", "sm_120")
     data[32] = 1 << 1
-    plan.write_bytes(data)
+    serialized.write_bytes(data)
     with pytest.raises(EngineFileError, match=r"role target is of version .* for sm_80 with"):
-        check_plans(moved, read_manifest(moved))
+        check_engines(moved, read_manifest(moved))
 
 
 def request_of(graph: bytes, tmp_path: Path, ops: tuple[tuple[str, str], ...]) -> EngineRequest:
@@ -218,7 +218,7 @@ def test_every_role_of_a_draft_too(tmp_path: Path, stripped: tuple[str, ...]) ->
     tree = ["--draft-top-k", "2", "--draft-depth", "3", "--draft-tokens", "6"]
     engine = build(tmp_path, "engine", "--draft", str(tmp_path / "draft"), *tree, *stripped)
     manifest = read_manifest(engine)
-    check_plans(engine, manifest)
+    check_engines(engine, manifest)
     bound_as_the_manifest_says(engine, manifest)
     assert len(manifest.roles) == 8
     named = {name for role in manifest.roles.values() for name in role.tensors}
@@ -233,22 +233,22 @@ def test_the_example_builds(tmp_path: Path) -> None:
     (tmp_path / "target").symlink_to(example / "target")
     engine = build(tmp_path, "engine", "--draft", str(example / "draft"))
     manifest = read_manifest(engine)
-    check_plans(engine, manifest)
+    check_engines(engine, manifest)
     bound_as_the_manifest_says(engine, manifest)
     assert manifest.roles["target"].layers["attention_input"] == 24
 
 
 @pytest.mark.parametrize("gpu", ["sm_75", "sm_90", "sm_80,sm_86,sm_89,sm_120,sm_121"])
 def test_headers_name_every_gpu(gpu: str, tmp_path: Path) -> None:
-    """Bits of the header that no other test sees; plans of one node take a moment."""
+    """Bits of the header that no other test sees; engines of one node take a moment."""
     if gpu == "sm_90":
         with pytest.raises(SpecbuildError, match="sm_90"):
             build_engine(_relu(tmp_path, gpu), SilentProgress())
         return
     result = build_engine(_relu(tmp_path, gpu), SilentProgress())
-    header = read_header((tmp_path / "e.engine").read_bytes()[:64], "plan")
+    header = read_header((tmp_path / "e.engine").read_bytes()[:64], "header")
     assert header.compute_capabilities == tuple(gpu.split(","))
-    assert (header.version, header.plan_bytes) == (result.version, result.engine_bytes)
+    assert (header.version, header.engine_bytes) == (result.version, result.engine_bytes)
 
 
 def _relu(tmp_path: Path, gpu: str) -> EngineRequest:
@@ -289,5 +289,5 @@ def test_a_layer_of_20b_geometry_takes_what_its_engine_takes(tmp_path: Path) -> 
     assert before < 200e6
     assert held < size + 1.5e9
     manifest = read_manifest(tmp_path / "engine")
-    check_plans(tmp_path / "engine", manifest)
+    check_engines(tmp_path / "engine", manifest)
     bound_as_the_manifest_says(tmp_path / "engine", manifest)

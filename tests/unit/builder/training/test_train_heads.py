@@ -381,7 +381,7 @@ def test_what_indexers_cannot_be_is_named(
     assert not list(tmp_path.iterdir())
 
 
-def test_the_command_says_its_plan_first(
+def test_the_command_prints_its_estimate_first(
     model: Path, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["train", "dsa", "--model", str(model), "--text", str(text), "--steps", "2"]
@@ -389,7 +389,10 @@ def test_the_command_says_its_plan_first(
     words += ["--first-tokens", "1", "--recent-tokens", "3", "--heads", "2", "--width", "8"]
     assert main(words) == 0
     said = capsys.readouterr().err
-    plan, steps = said.index("plan: 832 parameters to train"), said.index("training: 2 steps")
-    assert plan < steps and "device-hours" in said and "perplexity, top 8" in said
+    estimate, steps = (
+        said.index("estimate: 832 parameters to train"),
+        said.index("training: 2 steps"),
+    )
+    assert estimate < steps and "device-hours" in said and "perplexity, top 8" in said
     assert main(words) == 2
     assert "exists already" in capsys.readouterr().err

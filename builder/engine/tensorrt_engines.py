@@ -9,7 +9,7 @@ from specbuild.runtime.engine_dir.manifest import Role, ShapeProfile, TensorRtBu
 
 
 @dataclass(frozen=True)
-class BuiltPlan:
+class TensorRtEngine:
     """One role's engine: its file, its profiles, and its network's layers by type.
 
     ``tensors`` are the weights among its inputs, none if it stores them.
@@ -22,12 +22,12 @@ class BuiltPlan:
 
 
 @dataclass(frozen=True)
-class BuiltPlans:
+class TensorRtEngines:
     """All of them, by role, and the library that built them.
 
     ``described`` are roles without graphs in the engine.
     """
 
     build: TensorRtBuild
-    roles: Mapping[str, BuiltPlan]
+    roles: Mapping[str, TensorRtEngine]
     described: Mapping[str, Role] = field(default_factory=dict)

@@ -13,7 +13,7 @@ BYTES_PER_TRAINED = 16
 
 
 @dataclass(frozen=True)
-class TrainingSettings:
+class TrainingEstimate:
     """``activation_bytes`` are what a micro batch keeps for its backward pass, as a trial showed;
     ``device_hours`` follow from the time that the trial took."""
 
@@ -36,13 +36,13 @@ class TrainingSettings:
         """For people."""
         gigabyte = 1e9
         return (
-            f"plan: {self.trained_parameters:,} parameters to train, "
+            f"estimate: {self.trained_parameters:,} parameters to train, "
             f"{self.frozen_parameters:,} frozen; {self.tokens:,} tokens",
-            f"plan: {self.bytes_per_device / gigabyte:.2f} GB per device (backbone "
+            f"estimate: {self.bytes_per_device / gigabyte:.2f} GB per device (backbone "
             f"{self.backbone_bytes / gigabyte:.2f}, new parameters with their optimiser "
             f"{self.state_bytes / gigabyte:.2f}, activations "
             f"{self.activation_bytes / gigabyte:.2f})",
-            f"plan: {self.step_s:.2f} s a step on {self.processes} "
+            f"estimate: {self.step_s:.2f} s a step on {self.processes} "
             f"device{'s' if self.processes > 1 else ''}, {self.device_hours:.2f} device-hours",
         )
 
@@ -75,14 +75,14 @@ class SavedBytes:
         return sum(self._sizes.values())
 
 
-def make_plan(
+def estimate_training(
     backbone: nn.Module, trained: list[nn.Parameter], *, processes: int, tokens: int, steps: int,
     trial: Trial,
-) -> TrainingSettings:  # fmt: skip
-    """The plan of a run of ``steps`` over ``tokens`` tokens in all."""
+) -> TrainingEstimate:  # fmt: skip
+    """Estimate a run of ``steps`` over ``tokens`` tokens in all."""
     own = {id(p) for p in trained}
     frozen = [p for p in backbone.parameters() if id(p) not in own]
-    return TrainingSettings(
+    return TrainingEstimate(
         trained_parameters=sum(p.numel() for p in trained),
         frozen_parameters=sum(p.numel() for p in frozen),
         processes=processes,

@@ -12,7 +12,7 @@ import onnx_ir as ir
 from specbuild.builder.backends.tensorrt.build_engine import build_engine
 from specbuild.builder.backends.tensorrt.request import EngineRequest, EngineResult, RoleReport
 from specbuild.builder.backends.tensorrt.standard.profiles import input_shapes
-from specbuild.builder.engine.tensorrt_plans import BuiltPlan, BuiltPlans
+from specbuild.builder.engine.tensorrt_engines import TensorRtEngine, TensorRtEngines
 from specbuild.builder.engine.writer import EngineFolder
 from specbuild.builder.graph.passes.portable import portable_proto
 from specbuild.builder.graph.passes.weights import Recipe, recipe_of
@@ -28,25 +28,25 @@ def engine_file(role: str) -> str:
     return f"{role}.engine"
 
 
-def plan_maker(
+def engine_builder(
     models: Mapping[str, ir.Model],
     profiles: Mapping[str, tuple[ShapeProfile, ...]],
     capabilities: tuple[str, ...],
     options: BuildOptions,
     progress: Progress,
-) -> Callable[[EngineFolder], tuple[BuiltPlans, dict[str, RoleReport]]]:
-    """Return :func:`build_plans` with everything bound but the folder."""
-    return lambda folder: build_plans(folder, models, profiles, capabilities, options, progress)
+) -> Callable[[EngineFolder], tuple[TensorRtEngines, dict[str, RoleReport]]]:
+    """Return :func:`build_engines` with everything bound but the folder."""
+    return lambda folder: build_engines(folder, models, profiles, capabilities, options, progress)
 
 
-def build_plans(  # noqa: PLR0917
+def build_engines(  # noqa: PLR0917
     folder: EngineFolder,
     models: Mapping[str, ir.Model],
     profiles: Mapping[str, tuple[ShapeProfile, ...]],
     capabilities: tuple[str, ...],
     options: BuildOptions,
     progress: Progress,
-) -> tuple[BuiltPlans, dict[str, RoleReport]]:
+) -> tuple[TensorRtEngines, dict[str, RoleReport]]:
     """Write ``<role>.engine`` for every graph. Raises SpecbuildError like :func:`build_engine`.
 
     A role's weights are written to a temporary file alongside the directory and mapped while its
@@ -70,7 +70,7 @@ def build_plans(  # noqa: PLR0917
         bound = tuple(_weights(model)) if options.tensorrt.strip_weights else ()
         _check_result(role, model, bound, request, result)
         version = result.version
-        roles[role] = BuiltPlan(engine_file(role), profiles[role], result.layers, bound)
+        roles[role] = TensorRtEngine(engine_file(role), profiles[role], result.layers, bound)
         reports[role] = result.report
     build = TensorRtBuild(
         library=LIBRARIES[options.backend].module,
@@ -79,7 +79,7 @@ def build_plans(  # noqa: PLR0917
         version_compatible=options.tensorrt.version_compatible,
         hardware_compatible=options.tensorrt.hardware_compatible,
     )
-    return BuiltPlans(build, roles), reports
+    return TensorRtEngines(build, roles), reports
 
 
 def _request(  # noqa: PLR0917
@@ -152,11 +152,11 @@ def _check_result(
             f"{engine_file(role)}: {LIBRARIES[request.backend].title} changed the inputs and "
             f"outputs of the graph ({', '.join(different) or 'another order'}); use another version"
         )
-    if LIBRARIES[request.backend].plans_have_headers:
+    if LIBRARIES[request.backend].has_engine_headers:
         with Path(request.engine).open("rb") as file:
             header = read_header(file.read(64), engine_file(role))
         built = (result.version, set(request.compute_capabilities), result.engine_bytes)
-        if (header.version, set(header.compute_capabilities), header.plan_bytes) != built:
+        if (header.version, set(header.compute_capabilities), header.engine_bytes) != built:
             raise SpecbuildError(
                 f"{engine_file(role)}: got the header {header}, expected {built}; this version of "
                 "the library writes headers that specbuild does not support"

@@ -19,7 +19,7 @@ from specbuild.builder.backends.tensorrt.request import (
     InputShapes,
     RoleReport,
 )
-from specbuild.builder.engine.tensorrt_plans import BuiltPlans
+from specbuild.builder.engine.tensorrt_engines import TensorRtEngines
 from specbuild.builder.engine.writer import EngineFolder
 from specbuild.builder.options import BuildOptions
 from specbuild.builder.progress import Progress
@@ -29,9 +29,9 @@ from specbuild.runtime.errors import SpecbuildError
 BACKEND: Final = "tensorrt"
 
 
-def build_plugin_plans(
+def build_plugin_engines(
     folder: EngineFolder, engine: PluginEngine, options: BuildOptions, progress: Progress
-) -> tuple[BuiltPlans, dict[str, RoleReport]]:
+) -> tuple[TensorRtEngines, dict[str, RoleReport]]:
     """Write ``<role>.engine`` for every plugin graph. Raises SpecbuildError if TensorRT fails."""
     described, reports, results = dict(engine.roles), {}, []
     for role, graph in engine.graphs.items():
@@ -54,7 +54,7 @@ def build_plugin_plans(
         hardware_compatible=options.tensorrt.hardware_compatible,
         plugins=dict(sorted(engine.plugins.items())),
     )
-    return BuiltPlans(build, {}, described), reports
+    return TensorRtEngines(build, {}, described), reports
 
 
 def engine_request(

@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specbuild.builder.backends.cuda.plan.memory_plan import ALIGNMENT, Span, place
+from specbuild.builder.backends.cuda.plan.memory_placement import ALIGNMENT, Span, place
 
 
 def spans() -> st.SearchStrategy[list[Span]]:
