@@ -192,8 +192,8 @@ def pairs(
             pair = pair_of(one, other)
             if same or pair.old != pair.new or pair.old_entry != pair.new_entry:
                 by_kernel.setdefault(one["kernel"], {})[pair] = None
-    in_turn = chain.from_iterable(zip_longest(*by_kernel.values()))
-    return list(dict.fromkeys(pair for pair in in_turn if pair is not None))
+    interleaved = chain.from_iterable(zip_longest(*by_kernel.values()))
+    return list(dict.fromkeys(pair for pair in interleaved if pair is not None))
 
 
 def compiled(

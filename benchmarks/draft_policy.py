@@ -107,10 +107,10 @@ def compared(
     result: dict[str, list[tuple[float, float, float, float]]] = defaultdict(list)
     names = list(variants)
     for number, prompt in enumerate(prompts):
-        turn = number % len(names)
+        round_index = number % len(names)
         runs = {
             name: timed(lambda v=variants[name]: decode(v[0], prompt, params, v[1]))  # noqa: B023
-            for name in names[turn:] + names[:turn]
+            for name in names[round_index:] + names[:round_index]
         }
         plain_s, plain_cpu_s, plain = runs["none"]
         for name, (clock_s, cpu_s, record) in runs.items():

@@ -131,12 +131,12 @@ class HostileSoak:
     def _attack(self, first: int) -> None:
         """Send every hostile request in turn, from a different start per attacker."""
         names = list(self._requests)
-        turn = first
-        while turn < first + len(names) or time.monotonic() < self._ends_s:
-            name = names[turn % len(names)]
+        round_index = first
+        while round_index < first + len(names) or time.monotonic() < self._ends_s:
+            name = names[round_index % len(names)]
             status, _ = self.post(*self._requests[name])
             self.outcome.statuses[name, status] += 1
-            turn += 1
+            round_index += 1
 
 
 def report(outcome: Outcome, tell: Callable[[str], None] = print) -> bool:

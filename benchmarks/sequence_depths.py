@@ -73,11 +73,11 @@ def measure(
     rates: dict[str, list[float]] = {}
     lengths: dict[str, float] = {}
     outputs = set()
-    for turn in range(asked.rounds + 1):
+    for round_index in range(asked.rounds + 1):
         for name in (*fixed, *policies):
             of_run = _run(engines.get(name, engine), prompts, params, fixed.get(name))
             outputs.add(of_run[2])
-            if turn:
+            if round_index:
                 rates.setdefault(name, []).append(round(of_run[0], 1))
                 lengths[name] = round(of_run[1], 3)
     medians = {name: median(values) for name, values in rates.items()}

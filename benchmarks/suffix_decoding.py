@@ -73,8 +73,11 @@ def main() -> None:
     for name in drafters:  # Measures costs, and runs every graph once.
         _decoded(engine, chosen[0][0], args.tokens, name)
     rounds = [
-        {name: _decoded(engine, prompt, args.tokens, name) for name in _turned(drafters, turn + i)}
-        for turn in range(args.rounds)
+        {
+            name: _decoded(engine, prompt, args.tokens, name)
+            for name in _turned(drafters, round_index + i)
+        }
+        for round_index in range(args.rounds)
         for i, (prompt, _) in enumerate(chosen)
     ]
     print(json.dumps(_report(engine, rounds, [share for _, share in chosen], args), indent=1))
@@ -85,8 +88,8 @@ def _parts(engine: Engine) -> tuple[str, ...]:
     return ("specbuild", "cuda-bindings" if on_gpu else "onnxruntime", "numpy")
 
 
-def _turned(names: Sequence[str], turn: int) -> list[str]:
-    first = turn % len(names)
+def _turned(names: Sequence[str], round_index: int) -> list[str]:
+    first = round_index % len(names)
     return [*names[first:], *names[:first]]
 
 

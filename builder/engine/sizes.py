@@ -11,7 +11,7 @@ from specbuild.builder.engine.dsa import dsa_of
 from specbuild.builder.engine.host_drafter import holding_chains, host_drafter_of
 from specbuild.builder.engine.pool_sizes import PoolBudget, state_groups
 from specbuild.builder.engine.specpv import PAGE_SIZE as SPECPV_PAGE_SIZE
-from specbuild.builder.engine.specpv import require_turns, specpv_of
+from specbuild.builder.engine.specpv import require_full_step_rows, specpv_of
 from specbuild.builder.options import BuildOptions, DraftOptions, LimitOptions
 from specbuild.runtime.cache.layout import KV_DTYPE, MIN_PAGE_SIZE
 from specbuild.runtime.engine_dir.backends import facts_of
@@ -154,7 +154,7 @@ def compute_engine_sizes(
     )
     if specpv is not None and sizes.decode_rows is not None:
         bucket = 1 << (batch - 1).bit_length()
-        require_turns(specpv, shape, batch=bucket, most_rows=sizes.decode_rows)
+        require_full_step_rows(specpv, shape, batch=bucket, most_rows=sizes.decode_rows)
     reverified = 0 if specpv is None else specpv.n_spec_tokens_buf
     rows = max(sizes.prefill_rows, batch * (reverified + shape.draft_tokens + 1))
     limits = Limits(

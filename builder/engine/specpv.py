@@ -69,7 +69,9 @@ def specpv_of(
     return config
 
 
-def require_turns(config: SpecPv, shape: DraftShape, *, batch: int, most_rows: int) -> None:
+def require_full_step_rows(
+    config: SpecPv, shape: DraftShape, *, batch: int, most_rows: int
+) -> None:
     """Raise SpecbuildError if sequences of a CUDA engine cannot take full steps in turn.
 
     A step has at most ``most_rows`` rows, including the trees of ``batch`` sequences. The rest
@@ -84,12 +86,12 @@ def require_turns(config: SpecPv, shape: DraftShape, *, batch: int, most_rows: i
             "--max-batch-size or --draft-tokens"
         )
     at_once = spare // buffer
-    turns = -(-batch // at_once)
-    needed = shape.draft_tokens + 1 + (turns + 1) * deepest
+    rounds = -(-batch // at_once)
+    needed = shape.draft_tokens + 1 + (rounds + 1) * deepest
     if buffer < needed:
         raise SpecbuildError(
             f"--specpv-n-spec-tokens-buf {buffer} is too small for {batch} sequences: {at_once} at "
-            f"a time have capacity for a full step, so that tokens of {turns + 1} more steps must "
+            f"a time have capacity for a full step, so that tokens of {rounds + 1} more steps must "
             f"fit a buffer, {needed} in all; raise it or lower --max-batch-size"
         )
 

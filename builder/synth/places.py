@@ -19,7 +19,7 @@ from specbuild.builder.synth.tokens import DraftRules
 READ_SHARE, SAID_SHARE = 0.15, 0.25
 
 
-def turns_of(noise: Noise, size: int, half: int) -> torch.Tensor:
+def angles_of(noise: Noise, size: int, half: int) -> torch.Tensor:
     """Return f, fp64 [half]: the rotation per place; a cycle of ``size`` is a full rotation."""
     drawn = torch.randperm((size - 1) // 2, generator=noise.generator("turns"))[:half] + 1
     return 2 * math.pi * drawn.double() / size
@@ -32,16 +32,16 @@ def places_along(cycle: torch.Tensor, vocab: int) -> torch.Tensor:
     return places
 
 
-def phi(turns: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+def phi(angles: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
     """Return φ of places int64 [n], fp32 [n, D]."""
-    angle = torch.outer(places.double(), turns)
+    angle = torch.outer(places.double(), angles)
     return torch.cat((angle.cos(), angle.sin()), dim=1).float()
 
 
-def rotation(turns: torch.Tensor, distance: int) -> torch.Tensor:
+def rotation(angles: torch.Tensor, distance: int) -> torch.Tensor:
     """Return the matrix that maps φ(c) to φ(c + distance): fp32 [D, D]."""
-    turned = distance * turns
-    cos, sin = torch.diag(turned.cos()), torch.diag(turned.sin())
+    rotated = distance * angles
+    cos, sin = torch.diag(rotated.cos()), torch.diag(rotated.sin())
     return torch.cat((torch.cat((cos, -sin), 1), torch.cat((sin, cos), 1))).float()
 
 
@@ -54,7 +54,7 @@ class Places:
     are free for the draft. ``silent`` is a token without a successor, if there is one.
     """
 
-    turns: torch.Tensor
+    angles: torch.Tensor
     read: torch.Tensor
     said: torch.Tensor
     silent: int | None = None
@@ -62,7 +62,7 @@ class Places:
     @property
     def width(self) -> int:
         """D."""
-        return 2 * len(self.turns)
+        return 2 * len(self.angles)
 
     def write(self, rows: torch.Tensor, tokens: torch.Tensor) -> None:
         """Write the places to directions [n, H] of ``tokens`` [n]; squares keep their sum."""
@@ -73,7 +73,7 @@ class Places:
         for i, (places, share) in enumerate(held):
             of = places[tokens]
             told = (of >= 0).float()
-            part = F.normalize(phi(self.turns, of), dim=1) * told[:, None]
+            part = F.normalize(phi(self.angles, of), dim=1) * told[:, None]
             rows[:, 1 + i * width : 1 + (i + 1) * width] = part * math.sqrt(share * squares)
             shares += share * told
         rest = rows[:, 1 + 3 * width :]
@@ -93,4 +93,4 @@ def told_places(
     says_after[rules.vocabulary] = rules.before
     said = torch.full_like(read, -1)
     said[rules.cycle] = read[says_after[rules.cycle.roll(-1)]]
-    return Places(turns_of(noise, len(rules.cycle), width // 2), read, said, silent)
+    return Places(angles_of(noise, len(rules.cycle), width // 2), read, said, silent)

@@ -186,9 +186,11 @@ def _measure_set(
     engine: Engine, prompt_set: PromptSet, settings: PairsSettings, progress: Progress
 ) -> SetReport:
     pairs = []
-    for turn in range(settings.rounds):
+    for round_index in range(settings.rounds):
         for i, prompt in enumerate(prompt_set.prompts):
-            pairs.append(_measure_pair(engine, prompt, settings, draft_first=(turn + i) % 2 == 1))
+            pairs.append(
+                _measure_pair(engine, prompt, settings, draft_first=(round_index + i) % 2 == 1)
+            )
             progress.advance(1)
     return summarise(prompt_set.name, pairs)
 

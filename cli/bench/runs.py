@@ -15,7 +15,7 @@ from time import perf_counter
 
 from specbuild.cli.bench.budget import Budget
 from specbuild.cli.bench.report import Decoding
-from specbuild.cli.bench.steps import tree_text
+from specbuild.cli.bench.steps import draft_text
 from specbuild.runtime.decode.decoder import Speculation
 from specbuild.runtime.decode.device.program_table import ProgramTable
 from specbuild.runtime.engine import Engine
@@ -129,13 +129,6 @@ def timed_run(
     ended_s = perf_counter()
     ordered = tuple(records[i] for i in range(len(prompts)))
     return Run(ordered, ended_s - started_s, ended_s - begun_s, after)
-
-
-def draft_text(speculation: Speculation) -> str:
-    """Return the name of a row."""
-    if speculation is None:
-        return "no draft"
-    return "default" if speculation == "default" else tree_text(speculation)
 
 
 def time_fresh_process(directory: Path, vocab: int) -> float:

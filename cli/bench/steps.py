@@ -9,6 +9,7 @@ from time import perf_counter
 
 from specbuild.cli.bench.budget import Budget
 from specbuild.cli.bench.report import KernelTime, LayerLaunch, Phase, phase_of
+from specbuild.runtime.decode.decoder import Speculation
 from specbuild.runtime.decode.device.program_table import ProgramTable
 from specbuild.runtime.draft.draft_models import by_model, model_of
 from specbuild.runtime.engine import Engine
@@ -276,9 +277,11 @@ def shapes_for(table: ProgramTable, batch: int) -> list[DraftShape]:
     return sorted(able, key=lambda s: (-s.draft_top_k, s.draft_depth))
 
 
-def draft_text(shape: DraftShape | None) -> str:
-    """Return ``no draft``, or the tree."""
-    return "no draft" if shape is None else tree_text(shape)
+def draft_text(speculation: Speculation) -> str:
+    """Return ``no draft``, ``default``, or the tree."""
+    if speculation is None:
+        return "no draft"
+    return "default" if speculation == "default" else tree_text(speculation)
 
 
 def tree_text(shape: DraftShape) -> str:

@@ -42,49 +42,49 @@ class Conversation:
     params: GenerateParams
     setting: DraftSetting
     system: str | None = None
-    turns: list[Message] = field(default_factory=list)
+    history: list[Message] = field(default_factory=list)
     answers: list[Answer] = field(default_factory=list)
 
     def messages(self) -> list[Message]:
-        """The system message, where there is one, and all turns."""
+        """The system message, if there is one, and the history."""
         first = [] if self.system is None else [{"role": "system", "content": self.system}]
-        return [*first, *self.turns]
+        return [*first, *self.history]
 
     def reset(self) -> None:
-        """Forget all turns; the system message stays."""
-        self.turns.clear()
+        """Clear the history; the system message stays."""
+        self.history.clear()
 
     def ask(self, question: str, show: Callable[[TokenEvent], None]) -> Answer:
-        """Answer a question, and add both to the turns; ``show`` gets every token as it comes.
+        """Answer a question, and add both to the history; ``show`` gets every token as it comes.
 
         Ctrl-C ends the answer; the part that was generated stays. Raises RequestError where the
         conversation does not fit the engine; the conversation is then unchanged.
         """
-        self.turns.append({"role": "user", "content": question})
+        self.history.append({"role": "user", "content": question})
         try:
             answer = self._answer(self._requests(), self.setting, show)
         except BaseException:
-            self.turns.pop()
+            self.history.pop()
             raise
-        self.turns.append({"role": "assistant", "content": answer.text})
+        self.history.append({"role": "assistant", "content": answer.text})
         self.answers.append(answer)
         return answer
 
     def compare(self, show: Callable[[TokenEvent], None]) -> tuple[Answer, Answer]:
-        """Answer the last question again, without and with the draft. The turns stay as they are.
+        """Answer the last question again, without and with the draft. The history does not change.
 
         ``show`` gets the tokens of the second answer. Raises RequestError where there is no
         question yet, or no draft.
         """
-        if not self.turns:
+        if not self.history:
             raise RequestError("there is no question yet to compare the answers of")
         if not self.has_draft:
             raise RequestError("the engine has no draft: there is nothing to compare")
-        question = self.turns.pop()
+        question = self.history.pop()
         try:
             requests = self._requests()
         finally:
-            self.turns.append(question)
+            self.history.append(question)
         plain = self._answer(requests, DraftSetting(None), lambda _: None)
         return plain, self._answer(requests, self.setting, show)
 

@@ -143,9 +143,9 @@ def _speeds(
         decoded(engine, prompts[0], warm_up, DraftSetting())
     progress.start("speed", settings.rounds * len(prompts), "prompts")
     pairs = []
-    for turn in range(settings.rounds):
+    for round_index in range(settings.rounds):
         for i, prompt in enumerate(prompts):
-            order = engines.both if (turn + i) % 2 == 0 else engines.both[::-1]
+            order = engines.both if (round_index + i) % 2 == 0 else engines.both[::-1]
             records = [decoded(engine, prompt, params, DraftSetting()) for engine in order]
             first, second = records if order == engines.both else records[::-1]
             pairs.append((first, second))

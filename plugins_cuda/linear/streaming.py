@@ -295,10 +295,13 @@ def _cut(dense: Dense, token_tiles: int, target: Target, tactic: Tactic) -> Stre
                 continue
         else:
             beside = 0 if fragments else storage.unit_blocks * token_tiles
-            in_turn = fragments and chunks == 1 and not storage.scaled and tactic.get("ring", 1)
+            interleaved = fragments and chunks == 1 and not storage.scaled and tactic.get("ring", 1)
             ring_step = warps * tiles * storage.loads * _LOAD_BYTES
             depth, ring = _registers_and_ring(
-                steps, loads, storage.loads * tiles + beside, left // ring_step if in_turn else None
+                steps,
+                loads,
+                storage.loads * tiles + beside,
+                left // ring_step if interleaved else None,
             )
         holds = dense.op in _HOLDING and tactic.get("held", int(storage.scaled))
         left -= ring * ring_step

@@ -56,8 +56,8 @@ def time_overlap(
     launches = runner.program(entry).launches
     with _recorded(runner, launches) as graph, _recorded(runner, _serial(launches)) as serial:
         runs = (_replay(runner, graph), _replay(runner, serial))
-        turns = _in_turn(runner, runs, repeats, reset)
-    return median(turn[0] for turn in turns), median(turn[1] for turn in turns)
+        rounds = _alternate(runner, runs, repeats, reset)
+    return median(round_s[0] for round_s in rounds), median(round_s[1] for round_s in rounds)
 
 
 def profile_program(
@@ -83,11 +83,11 @@ def profile_program(
     for first in range(0, len(launches), _PREFIXES_IN_TURN):
         ends = range(first + 1, min(first + _PREFIXES_IN_TURN, len(launches)) + 1)
         counts = [*([first] if first else []), *ends]
-        turns = _prefixes_in_turn(runner, launches, counts, repeats, reset)
+        rounds = _alternate_prefixes(runner, launches, counts, repeats, reset)
         if not first:
-            turns = [[0.0, *turn] for turn in turns]
-        for before, after in itertools.pairwise(range(len(turns[0]))):
-            added_s.append(median(turn[after] - turn[before] for turn in turns))
+            rounds = [[0.0, *round_s] for round_s in rounds]
+        for before, after in itertools.pairwise(range(len(rounds[0]))):
+            added_s.append(median(round_s[after] - round_s[before] for round_s in rounds))
     runner.clear_scratch()
     return [
         LaunchTime(runner.kernel_name(launch.kernel), launch.op, seconds)
@@ -100,7 +100,7 @@ def _serial(launches: Sequence[LaunchConfig]) -> tuple[LaunchConfig, ...]:
     return tuple(replace(launch, programmatic=False) for launch in launches)
 
 
-def _prefixes_in_turn(
+def _alternate_prefixes(
     runner: ProgramRunner,
     launches: Sequence[LaunchConfig],
     counts: Sequence[int],
@@ -111,7 +111,7 @@ def _prefixes_in_turn(
     with contextlib.ExitStack() as recorded:
         graphs = [recorded.enter_context(_recorded(runner, launches[:n])) for n in counts]
         runs = [_replay(runner, graph) for graph in graphs]
-        return _in_turn(runner, runs, repeats, _with_scratch(runner, reset))
+        return _alternate(runner, runs, repeats, _with_scratch(runner, reset))
 
 
 def _with_scratch(runner: ProgramRunner, reset: Callable[[], None] | None) -> Callable[[], None]:
@@ -167,8 +167,8 @@ def time_between(
             runner.start(entry)
 
     with _recorded(runner, runner.program(entry).launches * runs) as graph:
-        turns = _in_turn(runner, (queued, _replay(runner, graph)), repeats, reset)
-    return median(queued_s - seamless_s for queued_s, seamless_s in turns) / (runs - 1)
+        rounds = _alternate(runner, (queued, _replay(runner, graph)), repeats, reset)
+    return median(queued_s - seamless_s for queued_s, seamless_s in rounds) / (runs - 1)
 
 
 @contextlib.contextmanager
@@ -190,10 +190,10 @@ def _median_s(
     repeats: int,
     reset: Callable[[], None] | None,
 ) -> float:
-    return median(seconds for (seconds,) in _in_turn(runner, (run,), repeats, reset))
+    return median(seconds for (seconds,) in _alternate(runner, (run,), repeats, reset))
 
 
-def _in_turn(
+def _alternate(
     runner: ProgramRunner,
     runs: Sequence[Callable[[], None]],
     repeats: int,
@@ -212,5 +212,5 @@ def _in_turn(
         gpu.synchronize(stream)
         return gpu.elapsed_s(first, last)
 
-    turns = [[timed(run) for run in runs] for _ in range(WARM_UP + repeats)]
-    return turns[WARM_UP:]
+    rounds = [[timed(run) for run in runs] for _ in range(WARM_UP + repeats)]
+    return rounds[WARM_UP:]

@@ -37,7 +37,7 @@ from specbuild.builder.backends.cuda.fusions.qkv import fuse_context, fuse_qkv
 from specbuild.builder.backends.cuda.fusions.quantise_weights import quantise_weights
 from specbuild.builder.backends.cuda.fusions.swiglu import fuse_swiglu
 from specbuild.builder.backends.cuda.fusions.tied_tables import share_tied_tables
-from specbuild.builder.backends.cuda.fusions.unrotated import turn_by_nothing
+from specbuild.builder.backends.cuda.fusions.unrotated import rotate_by_zero
 from specbuild.builder.backends.cuda.shard.target import shard_target
 from specbuild.builder.graph.passes.cleanup import remove_unused
 from specbuild.builder.graph.passes.pipeline import GraphPass
@@ -61,7 +61,7 @@ CUDA_PASSES = (
     GraphPass("drop-mask-state", drop_mask_state),
     GraphPass("unstack-page-tables", unstack_page_tables),
     GraphPass("unstack-violations", unstack_violations),
-    GraphPass("turn-by-nothing", _everywhere(turn_by_nothing)),
+    GraphPass("rotate-by-zero", _everywhere(rotate_by_zero)),
     GraphPass("fuse-gated-delta", _everywhere(fuse_gated_delta)),
     GraphPass("fuse-indexer", _everywhere(fuse_indexer)),
     GraphPass("fuse-qkv", _everywhere(fuse_qkv)),

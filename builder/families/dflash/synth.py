@@ -32,7 +32,7 @@ from specbuild.builder.synth.configs import rope_config
 from specbuild.builder.synth.draft_heads import draft_heads
 from specbuild.builder.synth.fill import NORM_STD
 from specbuild.builder.synth.noise import Noise
-from specbuild.builder.synth.places import READ_SHARE, Places, rotation, told_places, turns_of
+from specbuild.builder.synth.places import READ_SHARE, Places, angles_of, rotation, told_places
 from specbuild.builder.synth.self_attention import self_amplitudes
 from specbuild.builder.synth.streams import CONSTANT
 from specbuild.builder.synth.tensor import SynthTensor, whole_tensor
@@ -122,7 +122,7 @@ class DFlashWriter:
 
     def __init__(self, noise: Noise, geometry: DFlashGeometry, rules: DraftRules) -> None:
         self._noise, self._geometry = noise, geometry
-        self._turns = turns_of(noise, len(rules.cycle), geometry.head_dim // 2)
+        self._angles = angles_of(noise, len(rules.cycle), geometry.head_dim // 2)
 
     def tensors(self, target: TargetGeometry) -> dict[str, SynthTensor]:
         """All of them, by their names in a checkpoint."""
@@ -166,12 +166,12 @@ class DFlashWriter:
         weight = self._normal(f"{_ATTENTION}{name}.weight", heads * d.head_dim, d.hidden)
         weight *= _QUERY_NOISE / math.sqrt(d.hidden)
         phase = self._noise.generator("phases of queries and keys")
-        turn = 2 * math.pi * torch.rand(d.kv_heads, half, generator=phase, dtype=torch.float64)
+        angles = 2 * math.pi * torch.rand(d.kv_heads, half, generator=phase, dtype=torch.float64)
         if name == "q_proj":
             distance = torch.arange(1, d.kv_heads + 1, dtype=torch.float64)
-            turn -= torch.outer(distance, inverse_frequencies(d.rope, d.head_dim))
-        turn = turn.repeat_interleave(shared, dim=0)
-        pairs = torch.cat((self._amplitudes * turn.cos(), self._amplitudes * turn.sin()), dim=1)
+            angles -= torch.outer(distance, inverse_frequencies(d.rope, d.head_dim))
+        angles = angles.repeat_interleave(shared, dim=0)
+        pairs = torch.cat((self._amplitudes * angles.cos(), self._amplitudes * angles.sin()), dim=1)
         weight[:, 0] = pairs.flatten() / CONSTANT
         return weight.bfloat16()
 
@@ -199,8 +199,8 @@ class DFlashWriter:
         for head in range(d.q_heads):
             place = head // shared
             if place:
-                turned = rotation(self._turns, place) * (scale * _FALL ** (place - 1))
-                weight[1 + width : 1 + 2 * width, head * width : (head + 1) * width] = turned
+                rotated = rotation(self._angles, place) * (scale * _FALL ** (place - 1))
+                weight[1 + width : 1 + 2 * width, head * width : (head + 1) * width] = rotated
         return weight.bfloat16()
 
     def _noisy(self, name: str, shape: tuple[int, ...]) -> SynthTensor:

@@ -106,11 +106,11 @@ class DraftWriter:
         weight = self._normal(f"{_ATTENTION}{name}.weight", heads * d.head_dim, 2 * d.hidden)
         weight *= _QUERY_NOISE / math.sqrt(2 * d.hidden)
         phase = self._noise.generator("phases of queries and keys")
-        turn = 2 * math.pi * torch.rand(d.kv_heads, half, generator=phase, dtype=torch.float64)
-        turn = turn.repeat_interleave(heads // d.kv_heads, dim=0)
+        angles = 2 * math.pi * torch.rand(d.kv_heads, half, generator=phase, dtype=torch.float64)
+        angles = angles.repeat_interleave(heads // d.kv_heads, dim=0)
         positions = d.max_positions or self._target.max_positions
         length = self_amplitudes(d, positions) * embedding_rms(d.hidden) / CONSTANT
-        pairs = torch.cat((length * turn.cos(), length * turn.sin()), dim=1)
+        pairs = torch.cat((length * angles.cos(), length * angles.sin()), dim=1)
         weight[:, 0] = pairs.flatten()
         return weight.bfloat16()
 

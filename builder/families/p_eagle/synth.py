@@ -30,7 +30,7 @@ from specbuild.builder.families.family import DraftSizes, SynthDraft
 from specbuild.builder.families.p_eagle.checkpoint import MASK_HIDDEN, mask_tensors
 from specbuild.builder.families.p_eagle.config import ARCHITECTURES
 from specbuild.builder.families.parts.rope import inverse_frequencies
-from specbuild.builder.synth.places import phi, places_along, rotation, turns_of
+from specbuild.builder.synth.places import angles_of, phi, places_along, rotation
 from specbuild.builder.synth.self_attention import self_amplitudes
 from specbuild.builder.synth.streams import CONSTANT, embedding_rms
 from specbuild.builder.synth.tensor import SynthTensor, whole_tensor
@@ -111,14 +111,14 @@ class PEagleWriter(DraftWriter):
         weight = self._normal(f"{_ATTENTION}{name}.weight", heads * d.head_dim, 2 * d.hidden)
         weight *= _QUERY_NOISE / math.sqrt(2 * d.hidden)
         phase = self._noise.generator("phases of queries and keys")
-        turn = 2 * math.pi * torch.rand(d.kv_heads, half, generator=phase, dtype=torch.float64)
+        angles = 2 * math.pi * torch.rand(d.kv_heads, half, generator=phase, dtype=torch.float64)
         if name == "q_proj":
             distance = torch.arange(d.kv_heads, dtype=torch.float64)
-            turn -= torch.outer(distance, inverse_frequencies(d.rope, d.head_dim))
-        turn = turn.repeat_interleave(shared, dim=0)
+            angles -= torch.outer(distance, inverse_frequencies(d.rope, d.head_dim))
+        angles = angles.repeat_interleave(shared, dim=0)
         positions = d.max_positions or self._target.max_positions
         length = self_amplitudes(d, positions) * embedding_rms(d.hidden) / CONSTANT
-        pairs = torch.cat((length * turn.cos(), length * turn.sin()), dim=1)
+        pairs = torch.cat((length * angles.cos(), length * angles.sin()), dim=1)
         weight[:, 0] = pairs.flatten()
         return weight.bfloat16()
 
@@ -136,7 +136,7 @@ class PEagleWriter(DraftWriter):
         d = self._geometry
         shared, parts = d.q_heads // d.kv_heads, []
         for place in range(d.kv_heads):
-            weighed = self._basis @ rotation(self._turns, place) * (_FALL**place / shared)
+            weighed = self._basis @ rotation(self._angles, place) * (_FALL**place / shared)
             parts += [weighed] * shared
         return torch.cat(parts, dim=1).bfloat16()
 
@@ -170,11 +170,11 @@ class PEagleWriter(DraftWriter):
         return (says @ self._basis.T * scale.float()).bfloat16()
 
     def _phi(self, places: torch.Tensor) -> torch.Tensor:
-        return phi(self._turns, places)
+        return phi(self._angles, places)
 
     @cached_property
-    def _turns(self) -> torch.Tensor:
-        return turns_of(self._noise, len(self._rules.cycle), self._geometry.head_dim // 2)
+    def _angles(self) -> torch.Tensor:
+        return angles_of(self._noise, len(self._rules.cycle), self._geometry.head_dim // 2)
 
     @cached_property
     def _places(self) -> torch.Tensor:

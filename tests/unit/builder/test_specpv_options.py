@@ -10,7 +10,7 @@ import pytest
 from engine_sizes import compute_engine_sizes
 from geometries import GPT_OSS_20B
 
-from specbuild.builder.engine.specpv import require_turns, specpv_of
+from specbuild.builder.engine.specpv import require_full_step_rows, specpv_of
 from specbuild.builder.options import BuildOptions
 from specbuild.runtime.engine_dir.manifest import DraftShape, SpecPv
 from specbuild.runtime.errors import SpecbuildError
@@ -122,8 +122,12 @@ def test_sequences_that_do_not_divide_take_a_turn_more() -> None:
     shape = DraftShape(1, 4, 4)
     specpv = specpv_of(asked, GPT_OSS_20B, shape, page_size=16, max_seq_len=16384)
     assert specpv is not None
-    require_turns(replace(specpv, n_spec_tokens_buf=25), shape, batch=16, most_rows=80 + 7 * 25)
+    require_full_step_rows(
+        replace(specpv, n_spec_tokens_buf=25), shape, batch=16, most_rows=80 + 7 * 25
+    )
     with pytest.raises(
         SpecbuildError, match=r"7 at a time .* tokens of 4 more steps .*, 25 in all"
     ):
-        require_turns(replace(specpv, n_spec_tokens_buf=24), shape, batch=16, most_rows=80 + 7 * 24)
+        require_full_step_rows(
+            replace(specpv, n_spec_tokens_buf=24), shape, batch=16, most_rows=80 + 7 * 24
+        )

@@ -1,4 +1,4 @@
-"""Queries and keys of layers without RoPE turn by no angle, so that fuse-qkv has one form."""
+"""Rotate queries and keys of layers without RoPE by zero, so that fuse-qkv has one form."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from specbuild.builder.graph.passes.weights import derive, recipe_of
 _ROTARY = "RotaryEmbedding"
 
 
-def turn_by_nothing(graph: ir.Graph, node: ir.Node) -> bool:
+def rotate_by_zero(graph: ir.Graph, node: ir.Node) -> bool:
     """Puts a rotation by tables of angle 0 in front of an attention and of its layer's keys.
 
     The tables are as long as those of the graph's other layers; without any, nothing changes.
@@ -21,18 +21,18 @@ def turn_by_nothing(graph: ir.Graph, node: ir.Node) -> bool:
         return False
     write = producer(node.inputs[1], "KvWrite")
     found = [node.inputs[0], None if write is None else write.inputs[1]]
-    if any(value is None or _turns(value) for value in found):
+    if any(value is None or _is_rotated(value) for value in found):
         return False
     tables = _still_tables(graph)
     if tables is None:
         return False
     for value in found:
         if value is not None:
-            _turn(graph, value, tables)
+            _rotate_by_zero(graph, value, tables)
     return True
 
 
-def _turns(value: ir.Value) -> bool:
+def _is_rotated(value: ir.Value) -> bool:
     """Whether it is rotated, or comes from elsewhere than a projection."""
     node = producer(laid_out(value), "RMSNormalization")
     projected = laid_out(value) if node is None else laid_out(node.inputs[0])
@@ -53,7 +53,7 @@ def _still_tables(graph: ir.Graph) -> tuple[ir.Value, ir.Value] | None:
     )
 
 
-def _turn(graph: ir.Graph, value: ir.Value, tables: tuple[ir.Value, ir.Value]) -> None:
+def _rotate_by_zero(graph: ir.Graph, value: ir.Value, tables: tuple[ir.Value, ir.Value]) -> None:
     positions = next(given for given in graph.inputs if given.name == "positions")
     rotary = ir.node(_ROTARY, [value, *tables, positions])
     turned = rotary.outputs[0]
