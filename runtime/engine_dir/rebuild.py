@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from specbuild.runtime import FORMAT_VERSION
 from specbuild.runtime.engine_dir.drafters.record import ModelRecord
 from specbuild.runtime.engine_dir.drafters.registry import RECORDS
-from specbuild.runtime.engine_dir.strict_json import brief
+from specbuild.runtime.engine_dir.manifest import Manifest
+from specbuild.runtime.engine_dir.strict_json import brief, to_json
+from specbuild.runtime.errors import EngineFileError
 
 _MAX_VALUE_CHARACTERS = 100
+# The ends of messages about engines that another version built. A damaged engine may also be
+# copied again, so those messages do not match.
+_ADVICE = re.compile(r"; (?:build (?:the engine|it) again|rebuild (?:the engine|it))$")
 
 
 def version_problem(directory: Path, where: Path, decoded: Any) -> str | None:
@@ -52,12 +59,24 @@ def build_again(directory: Path, decoded: Any) -> str:
     words += ["--output", str(directory)]
     if isinstance(backend := fields.get("backend"), str) and backend.isprintable():
         words += ["--backend", backend[:_MAX_VALUE_CHARACTERS]]
-    if isinstance(ranks := fields.get("ranks"), int):
+    if isinstance(ranks := fields.get("ranks"), int) and ranks > 1:
         words += ["--tensor-parallel", str(ranks)]
     options = fields.get("options")
     for name, value in sorted(options.items()) if isinstance(options, dict) else ():
         words += _option(name, value)
     return f"build the engine again: {shlex.join([*words, '--force'])}"
+
+
+@contextmanager
+def naming_build_command(directory: Path, manifest: Manifest) -> Iterator[None]:
+    """Add the command to each EngineFileError whose advice is to build the engine again."""
+    try:
+        yield
+    except EngineFileError as error:
+        problem, changes = _ADVICE.subn("", str(error))
+        if not changes:
+            raise
+        raise EngineFileError(f"{problem}; {build_again(directory, to_json(manifest))}") from error
 
 
 def _option(name: str, value: Any) -> Iterator[str]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Protocol, cast
 from specbuild.runtime.device import Device, this_device
 from specbuild.runtime.engine_dir.backends import facts_of
 from specbuild.runtime.engine_dir.manifest import Manifest
+from specbuild.runtime.engine_dir.rebuild import naming_build_command
 from specbuild.runtime.errors import UnsupportedHereError
 
 if TYPE_CHECKING:
@@ -50,7 +51,8 @@ def check_here(manifest: Manifest, directory: Path, device: Device | None = None
     versions of library and plugins; the GPU's properties are queried.
     """
     check = cast(ExecutorCheck, _module(manifest, "check"))
-    return check.reasons_here(directory, manifest, device or this_device())
+    with naming_build_command(directory, manifest):
+        return check.reasons_here(directory, manifest, device or this_device())
 
 
 def gpu_numbers(directory: Path, manifest: Manifest, device: str | None) -> tuple[int, ...]:
@@ -102,7 +104,9 @@ def open_engine(
         )
     loading = cast(ExecutorLoading, _module(manifest, "loading"))
     numbers = tuple(gpus) or tuple(range(manifest.ranks))
-    return loading.open_engine(directory, manifest, this_device(), threads=threads, gpus=numbers)
+    here = this_device()
+    with naming_build_command(directory, manifest):
+        return loading.open_engine(directory, manifest, here, threads=threads, gpus=numbers)
 
 
 def _module(manifest: Manifest, name: str) -> object:

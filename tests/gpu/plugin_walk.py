@@ -11,7 +11,7 @@ from plugin_engine import built_by_nobody
 from walked_graph import WalkedGraph
 
 from specbuild.builder.backends.tensorrt import options as tensorrt_options
-from specbuild.builder.backends.tensorrt.plugins import plans as plugin_plans
+from specbuild.builder.backends.tensorrt.plugins import engine_files
 from specbuild.runtime.engine import Engine
 from specbuild.runtime.engine_dir.files import read_file
 from specbuild.runtime.engine_dir.manifest import Manifest
@@ -26,7 +26,7 @@ def build_walked(output: Path, model: Path = EXAMPLE / "target") -> None:
     """The example as an engine whose plans are the graphs themselves."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tensorrt_options, "require_library", lambda _: None)
-        patch.setattr(plugin_plans, "build_engine", built_by_nobody)
+        patch.setattr(engine_files, "build_engine", built_by_nobody)
         build_example(output, model=model, backend="tensorrt", gpu="sm_90a")
 
 

@@ -11,7 +11,8 @@ from specbuild.runtime.device import Device
 from specbuild.runtime.engine_dir.files import read_file
 from specbuild.runtime.engine_dir.manifest import Manifest
 from specbuild.runtime.engine_dir.plan import PLAN_FILE, Plan
-from specbuild.runtime.engine_dir.strict_json import from_json
+from specbuild.runtime.engine_dir.rebuild import build_again
+from specbuild.runtime.engine_dir.strict_json import from_json, to_json
 from specbuild.runtime.errors import EngineFileError, SpecbuildError, UnsupportedHereError
 from specbuild.runtime.executors.cuda.driver import gpu_count, open_gpu
 from specbuild.runtime.executors.cuda.gpu import Gpu, GpuFacts
@@ -28,7 +29,8 @@ def read_plan(directory: Path, manifest: Manifest) -> Plan:
         plan = from_json(Plan, json.loads(data), PLAN_FILE)
         check_plan(plan, manifest)
     except (SpecbuildError, ValueError, RecursionError) as error:
-        raise EngineFileError(f"{directory}: {error}; build the engine again") from error
+        problem = f"{directory}: {error}; {build_again(directory, to_json(manifest))}"
+        raise EngineFileError(problem) from error
     return plan
 
 

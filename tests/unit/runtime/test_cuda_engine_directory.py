@@ -16,6 +16,7 @@ from toy_engine import run
 from toy_model import D2T, decode_plainly
 from toy_plan import SHAPES, kernels_manifest, plan_file, toy_plan
 
+from specbuild.cli.main import main
 from specbuild.runtime.engine import Engine
 from specbuild.runtime.engine_dir.files import file_entry, read_manifest
 from specbuild.runtime.engine_dir.manifest import Manifest, StoredTensor
@@ -175,3 +176,31 @@ def test_a_plan_of_other_weights_is_refused(tmp_path: Path) -> None:
 def test_a_machine_without_a_gpu_says_so() -> None:
     with pytest.raises(UnsupportedHereError, match="NVIDIA driver"):
         driver.open_gpu()
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"mood": "calm"}, "plan.json: unknown keys mood"),
+        ({"ranks": 2}, "the plan is for 2 ranks, the manifest for 1"),
+    ],
+)
+def test_a_plan_of_another_version_gives_the_build_command(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], changes: dict, problem: str
+) -> None:
+    path = tmp_path / "engine"
+    manifest = write_cuda_engine(path)
+    (path / "plan.json").write_text(
+        json.dumps(json.loads((path / "plan.json").read_text()) | changes)
+    )
+    files = {**manifest.files, "plan.json": file_entry(path / "plan.json", chunked=False)}
+    write_manifest(path, dataclasses.replace(manifest, files=files, options={"max_seq_len": 24}))
+    command = (
+        f"build the engine again: specbuild build --model CHECKPOINT --draft DRAFT --output {path} "
+        "--backend cuda --max-seq-len 24 --force"
+    )
+    for arguments in (["check"], ["inspect"], ["run", "--prompt", "a"]):
+        assert main([arguments[0], str(path), *arguments[1:]]) == 2
+        sentence = capsys.readouterr().err.strip()
+        assert problem in sentence and sentence.endswith(command), sentence
+    assert sentence.count("build the engine again") == 1

@@ -21,7 +21,7 @@ from specbuild.builder.options import BuildOptions
 from specbuild.cli.main import main
 from specbuild.runtime import FORMAT_VERSION
 from specbuild.runtime.engine_dir.files import manifest_digest, read_manifest
-from specbuild.runtime.engine_dir.rebuild import build_again
+from specbuild.runtime.engine_dir.rebuild import build_again, naming_build_command
 from specbuild.runtime.errors import EngineFileError
 
 OLDER = Path(__file__).with_name("engine_0_1_0")
@@ -114,6 +114,29 @@ def test_unknown_keys_give_the_command(tmp_path: Path) -> None:
     engine = of_version(tmp_path, FORMAT_VERSION, mood="calm")
     with pytest.raises(EngineFileError, match="unknown keys mood; build the engine again: spec"):
         read_manifest(engine)
+
+
+@pytest.mark.parametrize(
+    "advice",
+    ["build the engine again", "build it again", "rebuild the engine", "rebuild it"],
+)
+def test_advice_to_build_again_gets_the_command(engine: Path, advice: str) -> None:
+    manifest = read_manifest(engine)
+    with pytest.raises(EngineFileError) as refused, naming_build_command(engine, manifest):
+        raise EngineFileError(f"role draft has no hidden; {advice}")
+    stored = json.loads((OLDER / "manifest.json").read_text(encoding="utf-8"))
+    assert str(refused.value) == f"role draft has no hidden; {build_again(engine, stored)}"
+
+
+def test_a_damaged_engine_may_be_copied_again(engine: Path) -> None:
+    """The advice to copy an engine stays as it is: a build is not the only remedy."""
+    message = "plan.json is missing; copy the engine again or rebuild it"
+    with (
+        pytest.raises(EngineFileError) as refused,
+        naming_build_command(engine, read_manifest(engine)),
+    ):
+        raise EngineFileError(message)
+    assert str(refused.value) == message
 
 
 def test_recorded_options_are_options_of_build(capsys: pytest.CaptureFixture[str]) -> None:

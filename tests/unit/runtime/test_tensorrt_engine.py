@@ -19,7 +19,7 @@ from toy_engine import run
 
 from specbuild.builder.backends.tensorrt import options as tensorrt_options
 from specbuild.builder.backends.tensorrt.plugins import backend as plugin_backend
-from specbuild.builder.backends.tensorrt.plugins import plans as plugin_plans
+from specbuild.builder.backends.tensorrt.plugins import engine_files
 from specbuild.builder.backends.tensorrt.plugins.backend import refuse_foreign_options
 from specbuild.builder.backends.tensorrt.plugins.engine import lower_roles
 from specbuild.builder.backends.tensorrt.plugins.engine_files import engine_request
@@ -99,7 +99,7 @@ def made(
         patch.setattr(tensorrt_options, "require_library", lambda _: None)
         patch.setattr(plugin_backend, "Compiler", StandIn)
         patch.setattr(plugin_backend, "lower_roles", lower)
-        patch.setattr(plugin_plans, "build_engine", build_engine)
+        patch.setattr(engine_files, "build_engine", build_engine)
         options = BuildOptions.from_flat(
             model=target_path, draft=draft_path, output=found.directory, backend="tensorrt", **SIZES
         )
