@@ -47,6 +47,7 @@ _TEXTS = {
     "required": ["code", "text"],
     "additionalProperties": False,
 }
+SCHEMAS = {"function": _FUNCTION, "texts": _TEXTS}
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,7 @@ def main() -> None:
     args = parser.parse_args()
     lines = args.prompts.read_text(encoding="utf-8").splitlines()[: args.count]
     prompts = [Prompt(str(i), prompt=json.loads(line)["prompt"]) for i, line in enumerate(lines)]
-    schemas: dict[str, object] = {"function": _FUNCTION, "texts": _TEXTS}
+    schemas: dict[str, object] = {**SCHEMAS}
     if args.schema is not None:
         schemas = {args.schema.stem: json.loads(args.schema.read_text())}
     engine = Engine.load(args.engine)

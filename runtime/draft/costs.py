@@ -31,7 +31,8 @@ class StepContext:
     the mean length of the sequences. ``num_sampled`` is the number of sequences with a temperature
     above 0. ``full_logits``: a sequence has top-k or top-p. ``cumulative_probs[b]`` has the
     acceptance probabilities of the host proposal for sequence b, empty without a proposal.
-    ``has_unread_tokens``: steps are in flight. The proposal then assumes that these steps emit the
+    ``proposals_wait``: the step that verifies a proposal starts after those in flight were read.
+    ``has_unread_tokens``: there are such steps. The proposal then assumes that these steps emit the
     largest possible number of tokens. ``sequences`` are the indices of the sequences, in order, if
     each may have its own depth.
     """
@@ -44,6 +45,7 @@ class StepContext:
     full_logits: bool = False
     cumulative_probs: tuple[tuple[float, ...], ...] = ()
     has_unread_tokens: bool = False
+    proposals_wait: bool = True
     other_pending_rows: tuple[int, ...] = ()
     sequences: tuple[int, ...] = ()
 

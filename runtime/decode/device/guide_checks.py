@@ -25,7 +25,7 @@ fixed parts of a format still decodes the free parts in ordinary steps.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -44,12 +44,14 @@ _MAX_REFUSAL_WEIGHT = 6 * _REFUSAL_WEIGHT
 class _CheckedSequence:
     """The guide state of a sequence, whose draft lacks its last ``pending`` tokens.
 
+    ``has_chain``: a step in flight has a chain of forced tokens.
     ``refusal_weight`` is the weight of recent refusals, ``masked_steps`` the number of masked steps
     to come. Both have an entry for positions with several allowed tokens, then one for positions
     with a single allowed token.
     """
 
     pending: int = 1
+    has_chain: bool = False
     refusal_weight: list[int] = field(default_factory=lambda: [0, 0])
     masked_steps: list[int] = field(default_factory=lambda: [0, 0])
 
@@ -114,27 +116,56 @@ class GuideChecks:
         """Stop checking a sequence that finished or was preempted."""
         self._checked.pop(sequence.index, None)
 
-    def mask_rows(
+    def forced(self, sequence: SequenceState) -> Sequence[int]:
+        """Return the tokens that must follow the output, if a chain of them gains a token.
+
+        A chain discards the steps in flight, of which the first has chosen one token, perhaps the
+        right one.
+        """
+        checked = self._checked.get(sequence.index)
+        if not self._shares_steps or checked is None or checked.has_chain:
+            return ()
+        if not sequence.num_output_tokens:
+            return ()
+        assert sequence.guide is not None
+        tokens = sequence.guide.forced(sequence.output)
+        gains = len(tokens) > 1 or not sequence.valid_steps_in_flight or checked.refusal_weight[1]
+        return tokens if gains else ()
+
+    def before_step(
         self,
         rows: Mapping[int, SequenceState],
-        chains: Mapping[int, Sequence[int]] | None = None,
-    ) -> dict[int, SequenceState]:
-        """Mask rows of an ordinary step where needed; return the sequences.
+        chains: Mapping[int, Sequence[int]] | None,
+        ingests: Callable[[SequenceState], bool],
+    ) -> dict[int, int]:
+        """Mask rows of an ordinary step where needed, and let chains of forced tokens decide.
 
-        With ``chains`` the step verifies host proposals, so no step that counts is in flight. Then
-        all checked sequences are masked, after the tokens that their guides force.
+        Return how many tokens of a row were forced or masked, for rows with such tokens. A mask
+        takes the host longer than anything else does. So the token after a chain has one only if
+        the guide refused a token recently. ``ingests``: the draft ingests the pending tokens of a
+        sequence in a step in flight.
         """
-        checked = {row: s for row, s in rows.items() if s in self}
-        chains = chains if self._shares_steps else None
-        masked = {row: s for row, s in checked.items() if s.needs_mask or chains is not None}
-        for row, sequence in masked.items():
-            self._processors.write_mask(sequence, row, () if chains is None else chains[row])
-            if sequence.needs_mask:
+        num_masked = {}
+        for row, sequence in rows.items():
+            checked = self._checked.get(sequence.index)
+            chain = () if chains is None else chains[row]
+            if checked is None or not (sequence.needs_mask or len(chain)):
+                continue
+            discards = sequence.valid_steps_in_flight > 0
+            if discards:
+                checked.pending = 0 if ingests(sequence) else checked.pending
+                self._roll_back(sequence, (), checked.pending)
+            is_masked = sequence.needs_mask or any(checked.refusal_weight)
+            self._processors.write_mask(sequence, row, chain, masks=is_masked)
+            if discards or sequence.needs_mask:
+                # A discarded step may have ended the output.
                 self._rows.set_needs_mask(sequence, needs_mask=False)
-        return masked
+            checked.has_chain = bool(len(chain))
+            num_masked[row] = len(chain) + is_masked
+        return num_masked
 
-    def after_masked_step(self, sequences: Iterable[SequenceState]) -> None:
-        """Return sequences to ordinary steps if the queued masked step is their last."""
+    def after_step(self, sequences: Iterable[SequenceState]) -> None:
+        """Return sequences to ordinary steps, but those whose next step is masked too."""
         for sequence in sequences:
             checked = self._checked.get(sequence.index)
             if checked is None:
@@ -151,6 +182,7 @@ class GuideChecks:
     def received(self, sequence: SequenceState, step: ReceivedStep) -> int:
         """Return how many tokens the guide allows; roll the sequence back if it refuses one."""
         checked, tokens = self._checked[sequence.index], step.tokens
+        checked.has_chain = False
         assert sequence.guide is not None
         if sequence.guide.failure is not None:
             return 0
@@ -174,6 +206,10 @@ class GuideChecks:
             is_ingested = step.extends_later and not self._rows.ends_with(sequence, tokens)
             checked.pending = 0 if is_ingested else pending + num_allowed
             self._roll_back(sequence, tokens[:num_allowed], checked.pending)
+            if self._shares_steps:
+                self._rows.set_needs_mask(sequence, needs_mask=True)
+            else:
+                self._rows.set_step_kind(sequence, uses_logit_processor=True)
         return num_allowed
 
     def _check_tokens(
@@ -214,10 +250,6 @@ class GuideChecks:
         root = allowed_tokens[-1] if allowed_tokens else sequence.root
         self._rows.roll_back(sequence, length, root, pending if self.has_draft else None)
         self._processors.recount(sequence, self._rows.row_of(sequence), allowed_tokens)
-        if self._shares_steps:
-            self._rows.set_needs_mask(sequence, needs_mask=True)
-        else:
-            self._rows.set_step_kind(sequence, uses_logit_processor=True)
 
 
 def _is_forced(sequence: SequenceState, tokens: Sequence[int]) -> bool:
@@ -227,6 +259,8 @@ def _is_forced(sequence: SequenceState, tokens: Sequence[int]) -> bool:
 
 
 def _appended(output: np.ndarray, tokens: Sequence[int]) -> np.ndarray:
+    if not len(tokens):
+        return output
     return np.concatenate([output, np.array(tokens, np.int32)])
 
 

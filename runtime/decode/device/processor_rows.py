@@ -97,18 +97,25 @@ class LogitProcessorRows:
             self._write("marks", self._marks(sequence), row)
         self.write_mask(sequence, row)
 
-    def write_mask(self, sequence: SequenceState, row: int, chain: Sequence[int] = ()) -> None:
+    def write_mask(
+        self,
+        sequence: SequenceState,
+        row: int,
+        chain: Sequence[int] = (),
+        *,
+        masks: bool = True,
+    ) -> None:
         """Write the mask of the next token, before a launch.
 
         With a ``chain`` of forced tokens, which the launch verifies, it is that of the token after
-        them.
+        them. Without ``masks`` that token is not masked.
         """
         changes, guide, output = unmasked_changes(sequence), sequence.guide, sequence.output
         if len(chain):
             output = np.concatenate([output, np.array(chain, np.int32)])
             self._executor.fill(FORCED, len(chain), row=row)
             changes |= FORCED_ROWS
-        mask = None if guide is None else guide.mask(output)
+        mask = None if guide is None or not masks else guide.mask(output)
         if mask is not None:
             self._executor.write("mask", mask.words(self._words)[None], row=row)
             changes |= MASKED_ROW

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
+from specbuild.runtime.decode.device.guide_checks import GuideChecks
 from specbuild.runtime.decode.device.program_table import ProgramTable
+from specbuild.runtime.draft.costs import StepContext
 from specbuild.runtime.draft.host_proposal import HostProposal, HostProposer, ProposedDepths
 from specbuild.runtime.draft.policy import ChosenDraft, SequenceDepths
 from specbuild.runtime.engine_dir.manifest import DraftShape
@@ -18,14 +21,14 @@ from specbuild.runtime.request import SequenceState
 
 
 class DeviceProposals:
-    """Requests, writes and records the proposals of ``drafter`` for one loop.
+    """Requests, writes and records chains for one loop, those of ``drafter`` if there is one.
 
     A sequence whose guide is checked gets the tokens that the guide forces, which the step accepts
     whatever the target chooses. Other sequences with a guide get no chain.
     """
 
     def __init__(
-        self, drafter: HostProposer, executor: DeviceExecutor, programs: ProgramTable
+        self, drafter: HostProposer | None, executor: DeviceExecutor, programs: ProgramTable
     ) -> None:
         self._drafter, self._executor, self._programs = drafter, executor, programs
         # Older engines cannot force rows.
@@ -35,23 +38,32 @@ class DeviceProposals:
 
     def propose(
         self,
+        context: StepContext,
         sequences: Sequence[SequenceState],
-        unread: Sequence[int],
+        in_flight: Iterable[StepAhead],
         *,
         rows: int,
-        full_logits: bool,
-        checked: Container[SequenceState] = (),
-    ) -> tuple[tuple[float, ...], ...]:
-        """Return the acceptance chances of tokens proposed after ``unread[b]`` tokens in flight.
+        checks: GuideChecks,
+    ) -> StepContext:
+        """Return the context of a step with the acceptance chances of proposed tokens.
 
-        The sequences are in the first ``rows`` rows. Empty if no step program has so many. The
-        guides of ``checked`` sequences are checked when tokens arrive.
+        Tokens of the drafter follow those that the steps ``in_flight`` may emit, forced tokens
+        those that the host has read. The sequences are in the first ``rows`` rows. Nothing is
+        proposed if no step program has so many.
         """
-        forced = [self._forces_rows and s in checked for s in sequences]
-        full_logits |= any(forced)
+        unread = max_unread_tokens(sequences, in_flight)
+        free = [b for b, sequence in enumerate(sequences) if sequence.guide is None]
+        free = [] if self._drafter is None else free
+        context = replace(
+            context,
+            has_unread_tokens=any(unread[b] for b in free),
+            proposals_wait=bool(free),
+        )
+        forced = [self._forces_rows and s in checks for s in sequences]
+        full_logits = context.full_logits or any(forced)
         longest, most = self._programs.host_chain_limits(batch=rows, full_logits=full_logits)
-        if not longest:
-            return ()
+        if not longest or not (free or any(forced)):
+            return context
         max_tokens = [
             min(s.tokens_left - 1, longest + n) for s, n in zip(sequences, unread, strict=True)
         ]
@@ -59,8 +71,7 @@ class DeviceProposals:
         # from the refused one on, and its buffer must still hold them.
         tokens: list[Sequence[int]] = [()] * len(sequences)
         probs: list[tuple[float, ...]] = [()] * len(sequences)
-        free = [b for b, sequence in enumerate(sequences) if sequence.guide is None]
-        if free:
+        if free and self._drafter is not None:
             proposal = self._drafter.propose_chains(
                 [sequences[b] for b in free], [max_tokens[b] for b in free]
             )
@@ -69,13 +80,17 @@ class DeviceProposals:
             ):
                 tokens[b], probs[b] = chain, of_chain
         for b, (sequence, is_forced) in enumerate(zip(sequences, forced, strict=True)):
-            if is_forced and sequence.guide is not None:
-                tokens[b] = sequence.guide.forced(sequence.output)[: max(max_tokens[b], 0)]
+            if is_forced:
+                max_forced = max(min(sequence.tokens_left - 1, longest), 0)
+                tokens[b] = checks.forced(sequence)[:max_forced]
                 probs[b] = (1.0,) * len(tokens[b])
         self._sequences, self._proposal = sequences, HostProposal(tokens, tuple(probs))
-        read = [c[n:] for c, n in zip(probs, unread, strict=True)]
+        read = [
+            c if is_forced else c[n:] for c, n, is_forced in zip(probs, unread, forced, strict=True)
+        ]
         depths = likeliest_depths(read, most)
-        return tuple(c[:depth] for c, depth in zip(read, depths, strict=True))
+        probs_by_depth = tuple(c[:depth] for c, depth in zip(read, depths, strict=True))
+        return replace(context, cumulative_probs=probs_by_depth)
 
     def write(
         self,
@@ -92,13 +107,14 @@ class DeviceProposals:
     def record(self, results: Iterable[tuple[SequenceState, int, int]]) -> None:
         """Record, for each sequence, how many proposed tokens were verified and accepted."""
         free = [result for result in results if result[0].guide is None]
-        if free:
+        if free and self._drafter is not None:
             sequences, depths, accepted = zip(*free, strict=True)
             self._drafter.record_result(sequences, depths, accepted)
 
     def release(self, sequence: SequenceState) -> None:
         """Remove a sequence that finished or whose loop was closed."""
-        self._drafter.release(sequence)
+        if self._drafter is not None:
+            self._drafter.release(sequence)
 
 
 def likeliest_depths(cumulative_probs: Sequence[Sequence[float]], tokens: int) -> list[int]:

@@ -24,11 +24,7 @@ from specbuild.runtime.decode.device.processor_rows import (
     uses_processor_steps,
 )
 from specbuild.runtime.decode.device.program_table import ProgramTable
-from specbuild.runtime.decode.device.proposals import (
-    DeviceProposals,
-    max_unread_tokens,
-    step_ahead,
-)
+from specbuild.runtime.decode.device.proposals import DeviceProposals, step_ahead
 from specbuild.runtime.decode.device.rows import PENDING, DeviceRows
 from specbuild.runtime.decode.scheduler import Chunk
 from specbuild.runtime.decode.stepper import LaunchResult, NewTokens
@@ -144,24 +140,20 @@ class DeviceStepper:
 
     def step_context(self, sequences: Sequence[SequenceState]) -> StepContext:
         """Describe the next step. The draft ingests pending tokens within a step."""
-        unread: Sequence[int] = ()
-        cumulative_probs: tuple[tuple[float, ...], ...] = ()
-        if self._proposals is not None:
-            unread = max_unread_tokens(sequences, self._steps_in_flight)
-            rows, full_logits = self._ahead(sequences, None).batch, needs_full_logits(sequences)
-            cumulative_probs = self._proposals.propose(
-                sequences, unread, rows=rows, full_logits=full_logits, checked=self._checks
-            )
-        return StepContext(
+        context = StepContext(
             len(sequences),
             tokens_left=max(s.tokens_left for s in sequences),
             pending_rows=0,
             context=sum(s.num_tokens for s in sequences) // len(sequences),
             num_sampled=sum(s.request.params.sampling.temperature > 0 for s in sequences),
             full_logits=needs_full_logits(sequences),
-            cumulative_probs=cumulative_probs,
-            has_unread_tokens=any(unread),
             sequences=tuple(s.index for s in sequences),
+        )
+        if self._proposals is None:
+            return context
+        rows = self._ahead(sequences, None).batch
+        return self._proposals.propose(
+            context, sequences, self._steps_in_flight, rows=rows, checks=self._checks
         )
 
     def start_prompts(self, chunks: Sequence[Chunk]) -> None:
@@ -222,9 +214,13 @@ class DeviceStepper:
             chains = self._proposals.write(entry, ahead.rows, ahead.proposal_lengths)
         if ahead.row_depths is not None:
             self._executor.write(ROW_COUNTS, ahead.row_counts(entry.batch))
-        masked = ahead.rows if uses_processor else self._checks.mask_rows(ahead.rows, chains)
+        num_masked = (
+            dict.fromkeys(ahead.rows, 1)
+            if uses_processor
+            else self._checks.before_step(ahead.rows, chains, self._ingests)
+        )
         self._executor.start(entry, self._next_step)
-        self._checks.after_masked_step(masked.values())
+        self._checks.after_step(ahead.rows[row] for row in num_masked)
         is_warm = entry.name in self._warm
         self._warm.add(entry.name)
         for sequence in sequences:
@@ -238,7 +234,7 @@ class DeviceStepper:
             is_warm=is_warm,
             mode_requests=mode_requests,
             pending=None if uses_processor else self._pending,
-            num_masked={r: 1 + len(chains[r]) if chains else 1 for r in masked},
+            num_masked=num_masked,
             top_logprobs=self._processors.fetch_top_logprobs(sequences, entry),
             device_was_idle=not self._flights,
         )
@@ -343,11 +339,14 @@ class DeviceStepper:
             sequence.counters.mask(1)
         if sequence not in self._checks:
             return len(tokens)
-        steps = (step for step in self._flights if isinstance(step, StepInFlight) and step.extends)
-        extends_later = any(sequence in step.ahead.rows.values() for step in steps)
         return self._checks.received(
-            sequence, ReceivedStep(tokens, num_masked, flight.extends, extends_later)
+            sequence, ReceivedStep(tokens, num_masked, flight.extends, self._ingests(sequence))
         )
+
+    def _ingests(self, sequence: SequenceState) -> bool:
+        """Return whether the draft ingests the pending tokens of a sequence in a step in flight."""
+        steps = (step for step in self._flights if isinstance(step, StepInFlight) and step.extends)
+        return any(sequence in step.ahead.rows.values() for step in steps)
 
     def after_emit(self) -> None:
         """Update lengths and pages after the tokens were emitted; the newest is not cached yet."""

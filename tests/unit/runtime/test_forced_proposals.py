@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from unittest.mock import patch
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from left_out import examples
-from test_device_offers import CHAIN, LONGEST, Mixed, mixed, offering
+from test_device_offers import CHAIN, LIMITS, LONGEST, RECORD, Mixed, mixed, offering
 from test_guide_checks import (
     FORCED,
     FREE,
@@ -30,7 +31,12 @@ from toy_engine import run
 from toy_language import knowing_letters
 from toy_plan import SHAPES
 
+from specbuild.runtime.decode.device.stepper import DeviceStepper
+from specbuild.runtime.draft.host_proposal import ProposedDepths
+from specbuild.runtime.draft.policy import no_draft_policy
+from specbuild.runtime.draft.proposal_policy import UnmeasuredProposals
 from specbuild.runtime.engine_dir.plan import FORCED_ROWS
+from specbuild.runtime.guides.grammar import GuideState
 from specbuild.runtime.sampling import SamplingParams
 
 
@@ -114,6 +120,47 @@ def test_a_run_of_forced_tokens_takes_one_step(temperature: float, drafted: bool
     assert ran.records[0].stats.steps < 22
     alone = run(knowing_letters(toy_cuda().engine), PROMPTS[:1], guided, speculation=None)
     assert alone.ids == [output] and alone.records[0].stats.steps >= 30
+
+
+@pytest.mark.parametrize("drafted", [False, True])
+def test_forced_tokens_wait_for_no_step(drafted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A chain starts while a step is in flight, whose token of this sequence is discarded."""
+    kinds = ([FREE] * 3 + [LED] * 6) * 3
+    sampling = SamplingParams(0.9, seed=7)
+    language, output, _ = form(PROMPTS[0], sampling, kinds)
+    in_flight: list[int] = []
+    start = DeviceStepper.start
+
+    def started(stepper: DeviceStepper, sequences, shape, step_context) -> None:
+        if isinstance(shape, ProposedDepths):
+            in_flight.append(stepper.in_flight)
+        start(stepper, sequences, shape, step_context)
+
+    monkeypatch.setattr(DeviceStepper, "start", started)
+    toy = toy_cuda(suffix=RECORD, limits=LIMITS, shapes=[CHAIN], drafted=drafted, max_batch_size=4)
+    policy = UnmeasuredProposals(no_draft_policy(), max_chain=LONGEST)
+    toy.engine.decoder._default_policy = lambda _, **__: policy
+    guided = params_of(sampling, guide=language.guide)
+    ran = run(knowing_letters(toy.engine), PROMPTS[:1], guided)
+    assert ran.ids == [output]
+    assert in_flight.count(1) >= 2
+    assert ran.records[0].stats.steps < len(output) - 6
+
+
+def test_no_mask_is_computed_without_a_refusal() -> None:
+    """A mask takes the host longer than all other work of a step, so chains have none."""
+    kinds, led = ([FREE] * 2 + [LED] * 6) * 3, 18
+    forms = (form(PROMPTS[0], SamplingParams(0.9, seed=seed), kinds) for seed in range(1000))
+    seed, (language, output, _) = next(
+        (seed, each) for seed, each in enumerate(forms) if each[2] == led
+    )
+    guided = params_of(SamplingParams(0.9, seed=seed), guide=language.guide)
+    toy = offering(drafted=False)
+    with patch.object(GuideState, "mask", autospec=True, side_effect=GuideState.mask) as masks:
+        ran = run(knowing_letters(toy.engine), PROMPTS[:1], guided)
+    assert ran.ids == [output]
+    # The first token, which the prompt's launch chooses, has one.
+    assert {len(call.args[1]) for call in masks.call_args_list} == {0}
 
 
 @examples(6)
