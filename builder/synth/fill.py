@@ -13,7 +13,7 @@ from specbuild.builder.synth.noise import Noise
 from specbuild.builder.synth.tensor import SynthTensor
 from specbuild.plugins_cuda.moe.e2m1 import E2M1
 
-CONTRIBUTION = 0.04  # rms of a sublayer's addition, relative to the stream's 1
+CONTRIBUTION = 0.04
 NORM_STD = 0.05
 BIAS_STD = 0.02
 # Codes of a scale: a power of two and its neighbours, equally often.
@@ -22,9 +22,13 @@ _SCALE_STEPS = (-1, 0, 1)
 
 @dataclass(frozen=True)
 class Fill:
-    """Returns one tensor of a layer: from its name and shape to its parts."""
+    """Returns one tensor of a layer: from its name and shape to its parts.
+
+    ``contribution`` is the rms of a sublayer's addition, relative to the stream's 1.
+    """
 
     noise: Noise
+    contribution: float = CONTRIBUTION
 
     def normal(self, name: str, shape: tuple[int, ...], std: float) -> SynthTensor:
         """Return normal values around 0."""

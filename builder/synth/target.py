@@ -33,20 +33,21 @@ def synth_target(
     g: TargetGeometry,
     rules: TokenRules,
     places: Places | TokenSpread | None = None,
+    contribution: float = CONTRIBUTION,
 ) -> dict[str, SynthTensor]:
     """Return all tensors of the target, by their names in a checkpoint.
 
     ``places`` are the requirements of a draft on its embedding and head, or the distribution of the
-    next token.
+    next token. ``contribution`` is the rms of a sublayer's addition, relative to the stream's 1.
     """
-    fill, family = Fill(noise), target_family(g.model_type)
+    fill, family = Fill(noise, contribution), target_family(g.model_type)
     assert family.synth is not None
     made = {}
     for name, expected in family.checkpoint.tensors(g).items():
         if name == EMBEDDING:
             made[name] = _embedding(noise, g, places)
         elif name == HEAD:
-            made[name] = _head(noise, g, rules, places)
+            made[name] = _head(fill, g, rules, places)
         else:
             made[name] = family.synth.tensor(fill, g, name, expected.shape)
     for layer, latent in enumerate(g.latent_dims if g.mla is None else ()):
@@ -71,13 +72,15 @@ def _embedding(noise: Noise, g: TargetGeometry, places: Places | TokenSpread | N
 
 
 def _head(
-    noise: Noise, g: TargetGeometry, rules: TokenRules, places: Places | TokenSpread | None
+    fill: Fill, g: TargetGeometry, rules: TokenRules, places: Places | TokenSpread | None
 ) -> SynthTensor:
+    noise = fill.noise
+
     def part(first: int, end: int) -> torch.Tensor:
         before = rules.before[first:end]
         if isinstance(places, TokenSpread):
             # The last norm divides by the length of the embedding and the additions of sublayers.
-            added = 2 * g.layers * CONTRIBUTION**2
+            added = 2 * g.layers * fill.contribution**2
             length = math.sqrt(embedding_rms(g.hidden) ** 2 + added)
             return (places.head(noise, before, g.hidden) * length).bfloat16()
         rows = token_directions(noise, before, g.hidden, places)

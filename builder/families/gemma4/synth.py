@@ -21,7 +21,7 @@ from specbuild.builder.families.parts.grouped_synth import (
 )
 from specbuild.builder.families.parts.synth_layer import layer_tensor
 from specbuild.builder.synth.configs import rope_config
-from specbuild.builder.synth.fill import CONTRIBUTION, Fill
+from specbuild.builder.synth.fill import Fill
 from specbuild.builder.synth.tensor import SynthTensor
 from specbuild.runtime.engine_dir.feed_forward import (
     BothFeedForward,
@@ -190,7 +190,7 @@ def tensor(fill: Fill, g: TargetGeometry, name: str, shape: tuple[int, ...]) -> 
     part = name.rpartition("layers.")[2].partition(".")[2]
     means = {
         "layer_scalar": 1.0,
-        "post_per_layer_input_norm.weight": CONTRIBUTION,
+        "post_per_layer_input_norm.weight": fill.contribution,
         "router.per_expert_scale": 1.0,
         "router.scale": math.sqrt(g.hidden),
     }

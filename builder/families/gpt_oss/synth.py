@@ -18,7 +18,7 @@ from specbuild.builder.families.gpt_oss.geometry import (
     swiglu_limit,
 )
 from specbuild.builder.synth.configs import yarn_config, yarn_of
-from specbuild.builder.synth.fill import BIAS_STD, CONTRIBUTION, Fill
+from specbuild.builder.synth.fill import BIAS_STD, Fill
 from specbuild.builder.synth.tensor import SynthTensor
 from specbuild.runtime.engine_dir.feed_forward import MoeFeedForward
 from specbuild.runtime.engine_dir.geometry import Rope, TargetGeometry
@@ -139,16 +139,16 @@ def _tensor(fill: Fill, g: TargetGeometry, name: str, shape: tuple[int, ...]) ->
         return fill.router(name, shape)
     output_rms = {
         "mlp.experts.gate_up_proj_scales": _GATE_UP_RMS,
-        "mlp.experts.down_proj_scales": CONTRIBUTION / (_GATED_RMS * _MIXTURE),
+        "mlp.experts.down_proj_scales": fill.contribution / (_GATED_RMS * _MIXTURE),
     }
     if kind in output_rms:
         return fill.scales(name, shape, output_rms[kind])
     std = {
-        "self_attn.o_proj.weight": CONTRIBUTION / math.sqrt(g.q_heads * g.head_dim),
-        "self_attn.o_proj.bias": BIAS_STD * CONTRIBUTION,
+        "self_attn.o_proj.weight": fill.contribution / math.sqrt(g.q_heads * g.head_dim),
+        "self_attn.o_proj.bias": BIAS_STD * fill.contribution,
         "self_attn.sinks": SINK_STD,
         "mlp.experts.gate_up_proj_bias": EXPERT_BIAS_STD,
-        "mlp.experts.down_proj_bias": EXPERT_BIAS_STD * CONTRIBUTION,
+        "mlp.experts.down_proj_bias": EXPERT_BIAS_STD * fill.contribution,
     }.get(kind, BIAS_STD if kind.endswith(".bias") else 1 / math.sqrt(g.hidden))
     return fill.normal(name, shape, std)
 

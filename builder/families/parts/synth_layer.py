@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import torch
 
-from specbuild.builder.synth.fill import BIAS_STD, CONTRIBUTION, Fill
+from specbuild.builder.synth.fill import BIAS_STD, Fill
 from specbuild.builder.synth.tensor import SynthTensor
 from specbuild.runtime.engine_dir.geometry import TargetGeometry
 
@@ -30,7 +30,7 @@ def layer_tensor(
     Checkpoints hold the weights of norms less ``norms_less``.
     """
     if g.norm_places != "inputs" and name.endswith(_OUTPUT_NORMS):
-        return fill.norm(name, shape, CONTRIBUTION, less=norms_less)
+        return fill.norm(name, shape, fill.contribution, less=norms_less)
     if name.endswith("norm.weight"):
         return fill.norm(name, shape, less=norms_less)
     if name.endswith(".mlp.gate.weight"):
@@ -39,9 +39,9 @@ def layer_tensor(
         return fill.normal(name, shape, BIAS_STD)
     std = 1 / math.sqrt(shape[1])
     if name.endswith("o_proj.weight"):
-        std *= CONTRIBUTION
+        std *= fill.contribution
     if name.endswith("down_proj.weight"):
-        std *= CONTRIBUTION / _GATED_RMS
+        std *= fill.contribution / _GATED_RMS
     return fill.normal(name, shape, std)
 
 

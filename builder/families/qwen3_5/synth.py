@@ -18,7 +18,7 @@ from specbuild.builder.families.parts.grouped_synth import (
 )
 from specbuild.builder.families.parts.synth_layer import layer_tensor
 from specbuild.builder.families.qwen3_5.checkpoint import DENSE, MOE, NEXT, is_stored_less_1
-from specbuild.builder.synth.fill import CONTRIBUTION, Fill
+from specbuild.builder.synth.fill import Fill
 from specbuild.builder.synth.tensor import SynthTensor
 from specbuild.runtime.engine_dir.feed_forward import (
     BothFeedForward,
@@ -125,7 +125,7 @@ def _tensor(fill: Fill, g: TargetGeometry, name: str, shape: tuple[int, ...]) ->
     if name.endswith("conv1d.weight"):
         return fill.normal(name, shape, shape[-1] ** -0.5)
     if name.endswith("out_proj.weight"):
-        return fill.normal(name, shape, CONTRIBUTION / (_GATED_RMS * math.sqrt(shape[1])))
+        return fill.normal(name, shape, fill.contribution / (_GATED_RMS * math.sqrt(shape[1])))
     less = _NORMS_LESS if is_stored_less_1(name) else 0.0
     return layer_tensor(fill, g, name, shape, norms_less=less)
 

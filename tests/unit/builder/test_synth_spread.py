@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
@@ -12,10 +14,14 @@ from synthetic_models import tiny
 from specbuild.builder.families.eagle3.reference import load_reference_draft
 from specbuild.builder.progress import SilentProgress
 from specbuild.builder.synth.model import SynthModel
+from specbuild.builder.synth.shards import write_json, write_shards
 from specbuild.builder.synth.synth import write_checkpoints
 from specbuild.builder.training.frozen_target import load_target
 from specbuild.cli.main import main
 from specbuild.runtime.errors import SpecbuildError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 LENGTH = 120
 LEVELS = 3
@@ -23,6 +29,17 @@ LEVELS = 3
 
 def spread_model(entropy: float, tv: float | None = None, **changes: object) -> SynthModel:
     return tiny(1.0, target_entropy=entropy, draft_tv=tv, **changes)
+
+
+def text_ids(model: SynthModel) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(3)
+    return model.rules.cycle[torch.randint(len(model.rules.cycle), (LENGTH,), generator=generator)]
+
+
+def next_token(target: PreTrainedModel, ids: torch.Tensor) -> torch.Tensor:
+    """The distribution after each of ``ids`` [n], float64 [n, V]."""
+    with torch.no_grad():
+        return target(ids[None]).logits[0].double().softmax(dim=-1)
 
 
 @pytest.fixture(scope="module", params=[(1.0, 0.25), (2.0, 0.3)])
@@ -34,10 +51,7 @@ def measured(
     model = spread_model(entropy, tv)
     path = tmp_path_factory.mktemp("spread") / "checkpoints"
     write_checkpoints(model, path, SilentProgress(), force=False)
-    target = load_target(path / "target")
-    generator = torch.Generator().manual_seed(3)
-    chosen = torch.randint(len(model.rules.cycle), (LENGTH,), generator=generator)
-    ids = model.rules.cycle[chosen]
+    target, ids = load_target(path / "target"), text_ids(model)
     draft = load_reference_draft(
         path / "draft", embedding=target.model.embed_tokens.weight, head=target.lm_head.weight
     )
@@ -79,6 +93,25 @@ def test_the_draft_has_the_distance(measured: dict[str, float]) -> None:
 
 def test_greedy_decoding_follows_the_permutation(measured: dict[str, float]) -> None:
     assert measured["greedy"] > 0.85
+
+
+def test_repeated_layers_keep_the_entropy(tmp_path: Path) -> None:
+    model = tiny(None, target_entropy=2.0, unique_layers=1)
+    g, count = model.target, 6
+    model.target = replace(
+        g,
+        layers=count * g.layers,
+        layer_types=count * g.layer_types,
+        layer_feed_forwards=count * g.layer_feed_forwards,
+    )
+    made = {name: model.target_tensors[model.origin(name)] for name in model.target_tensors}
+    write_json(tmp_path / "config.json", model.config_fields)
+    write_shards(tmp_path, made, SilentProgress())
+    p = next_token(load_target(tmp_path), text_ids(model))
+    assert -float(torch.special.xlogy(p, p).sum(dim=-1).mean()) == pytest.approx(2.0, rel=0.03)
+    outside = torch.ones(g.vocab, dtype=torch.bool)
+    outside[model.rules.cycle] = False
+    assert float(p[:, outside].sum(dim=-1).max()) < 1e-3
 
 
 def test_groups_of_tokens_follow_one_another() -> None:
