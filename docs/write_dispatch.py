@@ -8,14 +8,14 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from specbuild.plugins_cuda.dispatch import printed
+from specbuild.plugins_cuda.dispatch import markdown_lines
 from specbuild.plugins_cuda.mla_attention import dispatch as latents
 from specbuild.plugins_cuda.paged_tree_attention import dispatch as attention
 
 FILE = Path(__file__).with_name("developers") / "cuda-kernels.md"
 TABLES = {
-    "paged_tree_attention": lambda: printed(attention.TABLE),
-    "mla_attention": lambda: printed(latents.TABLE),
+    "paged_tree_attention": lambda: markdown_lines(attention.TABLE),
+    "mla_attention": lambda: markdown_lines(latents.TABLE),
 }
 _PLACE = re.compile(
     r"(<!-- dispatch (\w+): make docs -->\n\n).*?(\n<!-- end of dispatch -->)", re.DOTALL

@@ -1,1 +1,1 @@
-"""The custom ops of specbuild, one folder each: declaration, reference, bodies and kernels."""
+"""The custom ops of specbuild, one folder each: declaration, reference, body and kernels."""

@@ -1,13 +1,15 @@
-"""Builds an op's standard-ONNX body: a recorder of nodes that reads like the maths.
+"""The builder of standard-ONNX bodies of ops.
 
-A body is ``body(b, inputs, attributes) -> outputs``: ``b`` records nodes, ``inputs`` are the
-op's inputs in declared order (None for an absent one), ``attributes`` are complete. It may use
-the rank and any static size of an input, nothing else. Its result stands in a graph of opset 23
-in which everything of type T is fp32; equal sub-expressions of several nodes (the mask that all
-layers share) are merged afterwards, so a body just writes them down.
+It records nodes, so that a body reads like a formula.
 
-A weighted body also takes ``derive(name, parents, make) -> ir.Value``: a weight that
-``make(*parents)`` computes in plain torch when the engine is built.
+A body is ``body(b, inputs, attributes) -> outputs``. ``b`` records nodes, ``inputs`` are the op's
+inputs in declared order (None for an absent one), ``attributes`` are complete. A body may use the
+rank and the static sizes of its inputs only. It becomes part of a graph of opset 23 in which all
+tensors of type T are fp32. A later pass merges equal expressions, such as the attention mask of
+all layers, so bodies need not share nodes.
+
+A weighted body also takes ``derive(name, parents, make) -> ir.Value``. It declares a weight that
+``make(*parents)`` computes with plain torch when the engine is built.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ DeriveWeight = Callable[[str, Sequence[ir.Value | None], Callable[..., Any]], ir
 
 
 class Record(Protocol):
-    """Records one node of some op type: inputs by position, attributes by keyword."""
+    """Record one node of an op type: inputs by position, attributes by keyword."""
 
     @overload
     def __call__(
@@ -41,7 +43,7 @@ class Record(Protocol):
 
 
 class BodyBuilder:
-    """Records ONNX nodes; ``b.MatMul(x, y)`` appends a node and returns its first output."""
+    """A recorder of ONNX nodes; ``b.MatMul(x, y)`` appends a node and returns its first output."""
 
     def __init__(self, scope: str = "") -> None:
         self._tape = Tape()
@@ -50,7 +52,7 @@ class BodyBuilder:
 
     @property
     def nodes(self) -> Sequence[ir.Node]:
-        """The nodes recorded so far, in order."""
+        """The recorded nodes, in order."""
         return self._tape.nodes
 
     def __getattr__(self, op_type: str) -> Record:
@@ -65,28 +67,28 @@ class BodyBuilder:
         return record
 
     def topk(self, x: ir.Value, k: ir.Value, *, largest: bool = True) -> Sequence[ir.Value]:
-        """Values and int64 indices of the ``k`` best along the last axis, best first.
+        """Return values and int64 indices of the ``k`` best along the last axis, best first.
 
         ``k`` is int64 [1]. Ties go to the lower index.
         """
         return self.TopK(x, k, outputs=2, axis=-1, largest=int(largest), sorted=1)
 
     def constant(self, value: Any, dtype: type[np.generic]) -> ir.Value:
-        """A constant of this dtype."""
+        """Record a constant of this dtype."""
         tensor = ir.tensor(np.asarray(value, dtype=dtype))
         result: ir.Value = self._tape.op("Constant", [], {"value": tensor})
         return result
 
     def i64(self, *values: int) -> ir.Value:
-        """A one-dimensional int64 constant, as shapes, axes and slice bounds want it."""
+        """Record a one-dimensional int64 constant, the type of shapes, axes and slice bounds."""
         return self.constant(values, np.int64)
 
     def scalar(self, value: float, dtype: type[np.generic] = np.float32) -> ir.Value:
-        """A zero-dimensional constant."""
+        """Record a zero-dimensional constant."""
         return self.constant(value, dtype)
 
     def cast(self, x: ir.Value, dtype: ir.DataType) -> ir.Value:
-        """``x`` as another element type."""
+        """Convert ``x`` to another element type."""
         return self.Cast(x, to=dtype.value)
 
     def reshape(self, x: ir.Value, *sizes: int) -> ir.Value:
@@ -94,11 +96,11 @@ class BodyBuilder:
         return self.Reshape(x, self.i64(*sizes))
 
     def slice(self, x: ir.Value, start: int, stop: int, axis: int) -> ir.Value:
-        """``x[..., start:stop, ...]`` along one axis."""
+        """Return ``x[..., start:stop, ...]`` along one axis."""
         return self.Slice(x, self.i64(start), self.i64(stop), self.i64(axis))
 
     def size(self, x: ir.Value, axis: int) -> ir.Value:
-        """The size of one axis, as an int64 tensor of shape [1]."""
+        """Return the size of one axis, as an int64 tensor of shape [1]."""
         return self.Shape(x, start=axis, end=axis + 1)
 
     def branch(
@@ -107,7 +109,7 @@ class BodyBuilder:
         then: Callable[[BodyBuilder], ir.Value],
         otherwise: Callable[[BodyBuilder], ir.Value],
     ) -> ir.Value:
-        """``If`` with one output: each branch records its own nodes and may read outer values."""
+        """Record ``If`` with one output; each branch records nodes and may read outer values."""
         self._subgraphs += 1
         path = f"{self._scope}if{self._subgraphs}"
 
@@ -129,9 +131,9 @@ class BodyBuilder:
         dtype: ir.DataType,
         step: Callable[[BodyBuilder, Sequence[ir.Value]], Sequence[ir.Value]],
     ) -> Sequence[ir.Value]:
-        """``Loop``: ``step`` on values of one type that keep their shapes.
+        """Record ``Loop``: apply ``step`` repeatedly to values of one type that keep their shapes.
 
-        ``times`` is an int64 scalar. The step records its own nodes and may read outer values.
+        ``times`` is an int64 scalar. The step records nodes and may read outer values.
         """
         self._subgraphs += 1
         inner = BodyBuilder(f"{self._scope}loop{self._subgraphs}.")
@@ -142,18 +144,18 @@ class BodyBuilder:
         for result, kind in zip(results, (BOOL, *[dtype] * len(state)), strict=True):
             result.type = ir.TensorType(kind)
         body = inner._graph([number, again, *values], results, "step")
-        found: Sequence[ir.Value] = self._tape.op_multi_out(
+        outputs_after: Sequence[ir.Value] = self._tape.op_multi_out(
             "Loop",
             [times, self.constant(True, np.bool_), *state],
             {"body": body},
             num_outputs=len(state),
         )
-        return found
+        return outputs_after
 
     def _graph(
         self, inputs: Sequence[ir.Value], outputs: Sequence[ir.Value], name: str
     ) -> ir.Graph:
-        # An inner name must not hide one of an outer graph, where names are numbered too.
+        # Names of inner graphs must differ from names of outer graphs, which are numbered too.
         values = [*inputs, *(value for node in self.nodes for value in node.outputs)]
         for index, value in enumerate(values):
             value.name = f"{self._scope}{index}"
@@ -161,7 +163,7 @@ class BodyBuilder:
 
 
 def static_size(value: ir.Value, axis: int) -> int:
-    """The static size of an axis of a value; ValueError where it is dynamic or unknown."""
+    """Return the static size of an axis; ValueError if it is dynamic or unknown."""
     size = None if value.shape is None else value.shape[axis]
     if not isinstance(size, int):
         raise ValueError(f"{value.name}: axis {axis} must be static, got {size}")

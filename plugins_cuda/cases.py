@@ -1,4 +1,4 @@
-"""Named cases: the inputs on which every form of an op must agree with its reference."""
+"""Named cases: inputs for which every implementation of an op must agree with its reference."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ Arrays = tuple[np.ndarray | None, ...]
 class Case:
     """One case of an op.
 
-    ``make`` draws the inputs, in declared order and portable axis order, from a seeded
-    generator; whatever the op must not read is poisoned there with NaN (floats) or with ids
-    far out of range (integers). ``compare`` maps an output's name to the rows, or other
-    index, that the op defines; what it leaves out is unspecified.
+    ``make`` draws the inputs, in declared order and portable axis order, from a seeded generator.
+    Data that the op must not read are NaN (floats) or ids far out of range (integers). ``compare``
+    maps the name of an output to the defined rows, or to another index; other elements are
+    unspecified.
 
-    ``kernel_atol`` and ``kernel_rtol`` hold for the kernels, which take activations in bf16.
+    ``kernel_atol`` and ``kernel_rtol`` apply to the kernels, whose activations are bf16.
     """
 
     name: str

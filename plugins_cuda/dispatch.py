@@ -1,4 +1,4 @@
-"""Tables that say which kernel runs: the first rule that takes a launch is its form."""
+"""Dispatch tables: the first rule that accepts a launch selects its kernels."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ FactsT = TypeVar("FactsT")
 
 @dataclass(frozen=True)
 class Rule(Generic[FactsT]):
-    """One line of a table, in words and as a condition.
+    """One line of a dispatch table, as text and as a condition.
 
-    ``form`` is what the lowering calls it, ``kernels`` the files that it may launch, in order,
-    ``why`` the reason for them. ``rows``, ``context``, ``width`` and ``pages`` say what ``takes``
-    tests, of what no rule above took; an empty one is not tested.
+    ``form`` is the lowering's name for the rule. ``kernels`` are the files that it may launch, in
+    order, and ``why`` is the reason for them. ``rows``, ``context``, ``width`` and ``pages``
+    describe the condition ``takes``, given that no earlier rule matched; it does not test those
+    that are empty.
     """
 
     form: str
@@ -32,15 +33,15 @@ Table = Sequence[Rule[FactsT]]
 
 
 def first_rule(table: Table[FactsT], facts: FactsT) -> Rule[FactsT]:
-    """The rule that decides; the last one of a table takes everything."""
+    """Return the first rule that matches; the last rule of a table matches everything."""
     return next(rule for rule in table if rule.takes(facts))
 
 
-def printed(table: Table[FactsT]) -> Iterator[str]:
-    """The lines of the table in Markdown, for developers' pages."""
+def markdown_lines(table: Table[FactsT]) -> Iterator[str]:
+    """Return the lines of the table in Markdown, for the developer documentation."""
     yield "| rows | context | width | pages | kernels | why |"
     yield "|---|---|---|---|---|---|"
     for rule in table:
         kernels = ", ".join(f"`{name}`" for name in rule.kernels)
-        said = (rule.rows, rule.context, rule.width, rule.pages)
-        yield f"| {' | '.join(text or 'any' for text in said)} | {kernels} | {rule.why} |"
+        conditions = (rule.rows, rule.context, rule.width, rule.pages)
+        yield f"| {' | '.join(text or 'any' for text in conditions)} | {kernels} | {rule.why} |"

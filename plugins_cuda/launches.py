@@ -1,4 +1,4 @@
-"""What a lowering to CUDA is: kernels, launches and workspaces, as data."""
+"""The data of a CUDA lowering: kernels, launches and workspaces."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from specbuild.runtime.errors import SpecbuildError
 
 @dataclass(frozen=True)
 class PeerPointer:
-    """The place of the tensor ``name`` on rank (rank + ``distance``) modulo the ranks."""
+    """The address of the tensor ``name`` on rank (rank + ``distance``) modulo the ranks."""
 
     distance: int
     name: str
@@ -20,25 +20,25 @@ class PeerPointer:
 
 @dataclass(frozen=True)
 class RankNumber:
-    """The rank that launches, an int32."""
+    """The index of the launching rank, an int32."""
 
 
 RANK = RankNumber()
 
 
-# A kernel argument: the name of a tensor or workspace (a pointer), an int32, a float32, or None
-# for a null pointer, which an absent tensor's name gives too. Ops that exchange data between ranks
-# also take pointers into other ranks' memory, and the rank.
+# A kernel argument: the name of a tensor or workspace (a pointer), an int32, a float32, or None.
+# None and the name of an absent tensor give a null pointer. Ops that exchange data between ranks
+# also take pointers into the memory of other ranks, and the rank.
 Argument: TypeAlias = str | int | float | PeerPointer | RankNumber | None
 Tactic: TypeAlias = Mapping[str, int]
 Phase: TypeAlias = Literal["decode", "prefill"]
-# What a program's launches are: those of a refresh decode, most rows perhaps of one sequence.
+# The launches of a refresh are of phase "decode", but most of their rows may be of one sequence.
 ProgramPhase: TypeAlias = Literal["decode", "refresh", "prefill"]
 
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """Shape and element type (a key of ``ITEM_BYTES``) of a tensor that an op is lowered for."""
+    """Shape and element type (a key of ``ITEM_BYTES``) of a tensor of a request."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -52,43 +52,45 @@ class TensorInfo:
         return total
 
 
-# Of a multiprocessor's shared memory the hardware takes so much for every CTA.
+# The hardware reserves this much shared memory of a multiprocessor for every CTA.
 RESERVED_BYTES = 1024
 
 
 @dataclass(frozen=True)
 class Target:
-    """The GPU that is compiled for."""
+    """The GPU for which kernels are compiled."""
 
     arch: str = "sm_90a"
     multiprocessors: int = 132
     shared_bytes_per_block: int = 227 * 1024
 
-    def two_fit(self, shared_bytes: int) -> bool:
-        """Whether a multiprocessor has capacity for two CTAs that take so much shared memory
-        each."""
-        whole = self.shared_bytes_per_block + RESERVED_BYTES
-        return 2 * (shared_bytes + RESERVED_BYTES) <= whole
+    def fits_twice(self, shared_bytes: int) -> bool:
+        """Return whether a multiprocessor holds two CTAs of ``shared_bytes`` each."""
+        total = self.shared_bytes_per_block + RESERVED_BYTES
+        return 2 * (shared_bytes + RESERVED_BYTES) <= total
 
     @property
-    def shared_bytes_alone(self) -> int:
-        """The least shared memory, in steps of 256, of which no two CTAs share a multiprocessor."""
+    def exclusive_shared_bytes(self) -> int:
+        """The least shared memory, in steps of 256, of a CTA alone on a multiprocessor."""
         half = (self.shared_bytes_per_block + RESERVED_BYTES) // 2 - RESERVED_BYTES
         return half // 256 * 256 + 256
 
-    def shared_bytes_to_ask_for(self, ctas: int, needed: int) -> int:
-        """What CTAs that need so much ask for: where each can have a multiprocessor, it has one."""
-        one_each = ctas <= self.multiprocessors
-        return max(needed, self.shared_bytes_alone) if one_each else needed
+    def requested_shared_bytes(self, ctas: int, required: int) -> int:
+        """Return the shared memory that CTAs request if they need ``required`` bytes.
+
+        If every CTA can have a multiprocessor, they request enough that no two share one.
+        """
+        each_alone = ctas <= self.multiprocessors
+        return max(required, self.exclusive_shared_bytes) if each_alone else required
 
 
 @dataclass(frozen=True)
 class LoweringRequest:
-    """What an op is lowered for.
+    """The call that an op is lowered for.
 
     ``tensors`` holds every present input and output by its declared name, at the sizes of the
-    bucket. ``phase``: launches of ``decode`` are batch-invariant and have at most 256 rows,
-    those of ``prefill`` run prompt chunks only. ``uneven``: one sequence may have most rows.
+    bucket. Launches of the phase ``decode`` are batch-invariant and have at most 256 rows; those of
+    ``prefill`` run prompt chunks only. ``uneven``: most rows may belong to one sequence.
     """
 
     tensors: Mapping[str, TensorInfo]
@@ -100,7 +102,7 @@ class LoweringRequest:
 
 
 def parameter_bytes(argument: Argument) -> int:
-    """Bytes of the kernel parameter that takes the argument."""
+    """Return the bytes of a kernel parameter that takes the argument."""
     return 4 if isinstance(argument, int | float | RankNumber) else 8
 
 
@@ -108,8 +110,9 @@ def parameter_bytes(argument: Argument) -> int:
 class Kernel:
     """An entry point of ``plugins_cuda/<folder>/<file>``, specialised by its ``constants``.
 
-    They are members of one struct, ``Config::kName``, which the source declares by ``CONFIG`` and
-    hands to templates. A ``hot`` kernel must not spill registers: the build checks it.
+    The constants become members of a struct, ``Config::kName``. The source declares it with
+    ``CONFIG`` and passes it to templates. A ``hot`` kernel must not spill registers: the build
+    checks it.
     """
 
     folder: str
@@ -123,12 +126,14 @@ class Kernel:
 class OpLaunch:
     """One launch: ``block`` threads along x, ``shared_bytes`` of dynamic shared memory.
 
-    ``programmatic``: the launch may start before the one in front of it is done; its kernel then
-    executes ``griddepcontrol.wait`` before it writes anything, or reads what is no constant, and
-    some CTA of it does so whatever it is given, so that no launch is done before those in front.
-    ``reads_early``: it reads before that what the launch directly in front of it leaves alone, and
-    so may only start early behind one that ``triggers_late``: that lets it start no sooner than all
-    launches in front of both are done.
+    ``programmatic``: the launch may start before the previous one has finished (programmatic
+    dependent launch). Its kernel executes ``griddepcontrol.wait`` before it writes, or reads
+    anything but constants. At least one CTA executes it for all inputs, so a launch never finishes
+    before the previous ones.
+
+    ``reads_early``: before this wait, the kernel reads data that the previous launch does not
+    write. It may only start early if the previous launch ``triggers_late``, that is, after all
+    launches before it have finished.
     """
 
     kernel: Kernel
@@ -140,15 +145,15 @@ class OpLaunch:
     reads_early: bool = False
     triggers_late: bool = False
 
-    def may_start_early(self, in_front: OpLaunch | None) -> bool:
-        """Whether it may start before ``in_front``, the launch directly in front, is done."""
-        late = in_front is not None and in_front.triggers_late
+    def may_start_early(self, previous: OpLaunch | None) -> bool:
+        """Return whether the launch may start before the launch ``previous`` has finished."""
+        late = previous is not None and previous.triggers_late
         return self.programmatic and (late or not self.reads_early)
 
 
 @dataclass(frozen=True)
 class Workspace:
-    """Scratch memory of one op. ``zeroed``: zeros before the first launch; the op leaves zeros."""
+    """Scratch memory of one op. ``zeroed``: zeros before the first launch; the op restores them."""
 
     name: str
     nbytes: int
@@ -157,7 +162,7 @@ class Workspace:
 
 @dataclass(frozen=True)
 class Lowering:
-    """The launches of an op in order, and the scratch memory that they share."""
+    """The launches of an op in order, and their scratch memory."""
 
     launches: tuple[OpLaunch, ...]
     workspaces: tuple[Workspace, ...] = ()
@@ -165,15 +170,15 @@ class Lowering:
 
 @dataclass(frozen=True)
 class Unsupported:
-    """What was asked for has no kernel, or none that may run, and why.
+    """The reason why no kernel supports a request, or why the kernel may not run.
 
-    It is returned where something else can be chosen instead, and then told in the build report.
+    It is a return value if the caller has an alternative. The build report then states the reason.
     """
 
     reason: str
 
 
-def require(refused: Unsupported | None) -> None:
-    """SpecbuildError with the reason, where there is nothing else to choose."""
-    if refused is not None:
-        raise SpecbuildError(refused.reason)
+def require(refusal: Unsupported | None) -> None:
+    """Raise SpecbuildError with the reason of a refusal, if there is one."""
+    if refusal is not None:
+        raise SpecbuildError(refusal.reason)

@@ -25,7 +25,7 @@ _ATTRIBUTE_TYPES = {
 
 
 def _type_letter(tensor: TensorSpec) -> str:
-    # Every weight input varies on its own (uint8 blocks beside bf16 biases), so each has a letter.
+    # Weight inputs differ in type (uint8 blocks, bf16 biases), so each needs its own type letter.
     return f"W_{tensor.name}" if tensor.dtype == "W" else tensor.dtype
 
 
@@ -49,7 +49,7 @@ def _attribute(attribute: AttributeSpec) -> OpSchema.Attribute:
 
 
 def schema_of(op: OpSpec) -> OpSchema:
-    """The ONNX schema that the declaration implies."""
+    """Return the ONNX schema of a declaration."""
     letters = {
         _type_letter(tensor): tensor.dtype
         for tensor in (*op.inputs, *op.outputs)
@@ -73,6 +73,6 @@ def schema_of(op: OpSpec) -> OpSchema:
 
 @cache
 def register_schemas() -> None:
-    """Registers every op with ``onnx.defs``, once a process."""
+    """Register every op with ``onnx.defs``, once per process."""
     for op in all_ops().values():
         onnx.defs.register_schema(schema_of(op))

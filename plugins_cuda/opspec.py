@@ -1,4 +1,4 @@
-"""What an op declaration is: named axes, attributes, aliases, and its executable reference."""
+"""The declaration of an op: named axes, attributes, aliases, and its executable reference."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 DOMAIN = "specbuild"
 OPSET_VERSION = 1
 
-# Type letters of a declaration. "T" is the activation type of the graph, "W" a stored weight,
-# "C" what a cache holds: activations, or their fp8 codes.
+# Type letters of a declaration. "T" is the activation type of the graph, "W" a stored weight, "C"
+# the element type of a cache: the activation type, or fp8.
 TYPE_NAMES: Mapping[str, tuple[str, ...]] = {
     "T": ("float", "float16", "bfloat16"),
     "C": ("uint8", "float", "float16", "bfloat16"),
@@ -30,11 +30,11 @@ TYPE_NAMES: Mapping[str, tuple[str, ...]] = {
 class TensorSpec:
     """One input or output: its name, its type letter and its axes by name.
 
-    An axis name that stands in several tensors of one declaration has one size. A digit is a
+    Tensors of one declaration that share an axis name share the size of that axis. A digit is a
     fixed size. ``rank_free`` inputs (weights whose rank depends on their format) name no axes.
 
-    ``body_axes`` is the order in which the standard-ONNX body wants a pool, where it differs
-    from the portable order (the inner order of a pool belongs to the lowering).
+    ``body_axes`` is the axis order of a pool in the standard-ONNX body, if it differs from the
+    portable order. The lowering selects the inner order of a pool.
     """
 
     name: str
@@ -52,7 +52,7 @@ class TensorSpec:
 
     @property
     def body_permutation(self) -> tuple[int, ...] | None:
-        """The transposition from portable to body order, or None where they are equal."""
+        """The transposition from portable to body order, or None if they are equal."""
         if self.body_axes is None:
             return None
         return tuple(self.axes.index(axis) for axis in self.body_axes)
@@ -60,7 +60,7 @@ class TensorSpec:
 
 @dataclass(frozen=True)
 class AttributeSpec:
-    """One attribute; ``default`` None means that it must be given."""
+    """One attribute; it is required if ``default`` is None."""
 
     name: str
     type: type[int] | type[float] | type[str]
@@ -69,27 +69,26 @@ class AttributeSpec:
 
 @dataclass(frozen=True)
 class OpSpec:
-    """A ``specbuild::`` op, version 1: everything that any target needs to know of it.
+    """A ``specbuild::`` op, version 1: the only description of it that backends use.
 
-    ``reference`` takes the inputs in order (None for an absent optional one) and the attributes
-    as keywords, and returns a tensor or a tuple of tensors. It never changes its arguments:
-    where ``aliases`` pairs an output with an input, the lowering writes in place and the
-    reference copies.
+    ``reference`` takes the inputs in order (None for an absent optional one) and the attributes as
+    keywords. It returns a tensor or a tuple of tensors, and never changes its arguments.
+    ``aliases`` pairs outputs with inputs: the lowering writes these in place, the reference copies.
 
-    ``body`` builds the same computation of standard ONNX ops (see ``body.py``).
-    ``weighted_body``, where there is one, is faster on a CPU but wants its weights in another
-    form, which it derives when an engine is built.
+    ``body`` builds the same computation of standard ONNX ops (see ``body.py``). ``weighted_body``
+    is an optional variant that is faster on a CPU. It needs its weights in another form, which it
+    derives when an engine is built. Ops that only passes of the CUDA backend create have no body.
 
-    ``lower`` gives the launches that compute it on a GPU, ``tactics`` the candidates among which
-    ``tune`` chooses for a request (the first is the default). ``refusal`` gives the reason no
-    kernel takes a request, where a build can choose another (smaller chunks of a prompt); ``lower``
-    raises the same. An op that only a CUDA pass makes has no body. With ``lower`` comes
-    ``traffic``: what a call reads and computes, or why that is nothing to speak of. ``routing``:
-    where experts are chosen, if they are.
+    ``lower`` returns the launches that compute the op on a GPU. ``tactics`` returns the candidates
+    that ``tune`` measures for a request, the default first. ``refusal`` returns the reason why no
+    kernel supports a request if a build has an alternative, such as smaller prompt chunks;
+    ``lower`` raises SpecbuildError with the same reason. ``traffic`` is required with ``lower``:
+    the bytes and operations of a call, or the reason why they are negligible. ``routing`` locates
+    the router logits of an op with experts.
 
-    ``contribution``, of an op that exchanges data between ranks, takes what ``reference`` takes and
-    gives what this rank sends. ``reference`` then also takes ``contributions``, those of all ranks
-    in order, and returns the outputs of one rank.
+    ``contribution`` belongs to ops that exchange data between ranks. It takes the arguments of
+    ``reference`` and returns the data that this rank sends. ``reference`` then also takes
+    ``contributions``, those of all ranks in order, and returns the outputs of one rank.
     """
 
     name: str
@@ -120,21 +119,23 @@ class OpSpec:
                 raise ValueError(f"{self.name}: alias {output_name} differs from {input_name}")
 
     def tensor(self, name: str) -> TensorSpec:
-        """The input or output of this name."""
+        """Return the input or output of this name; KeyError if there is none."""
         for tensor in (*self.inputs, *self.outputs):
             if tensor.name == name:
                 return tensor
         raise KeyError(f"{self.name} has no tensor {name!r}")
 
     def lowered(self, request: LoweringRequest) -> Lowering | Unsupported:
-        """The launches, or why no kernel takes the request; other faults raise as in ``lower``."""
+        """Return the launches, or why no kernel supports the request; other errors raise as in
+        ``lower``.
+        """
         if self.lower is None:
             raise AssertionError(f"{self.name} has no CUDA lowering")
-        refused = None if self.refusal is None else self.refusal(request)
-        return self.lower(request) if refused is None else refused
+        refusal = None if self.refusal is None else self.refusal(request)
+        return self.lower(request) if refusal is None else refusal
 
     def complete(self, attributes: Mapping[str, Any]) -> dict[str, Any]:
-        """The attributes with defaults filled in; refuses unknown and missing ones."""
+        """Return the attributes with defaults filled in; ValueError for unknown or missing ones."""
         known = {attribute.name: attribute for attribute in self.attributes}
         unknown = sorted(set(attributes) - set(known))
         if unknown:
@@ -143,6 +144,6 @@ class OpSpec:
         for name, attribute in known.items():
             value = attributes.get(name, attribute.default)
             if value is None:
-                raise ValueError(f"{self.name}: attribute {name!r} must be given")
+                raise ValueError(f"{self.name}: attribute {name!r} is required")
             filled[name] = attribute.type(value)
         return filled

@@ -1,4 +1,4 @@
-"""32-bit words of small codes whose bits stand where kernels unpack them with few instructions."""
+"""32-bit words of small quantized values, with their bits in the order that kernels unpack."""
 
 from __future__ import annotations
 
@@ -12,18 +12,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PlacedWords:
-    """``places``: where the bits of each code of a word go, lowest first; every bit once."""
+    """An order of bits.
+
+    ``places`` lists, for each value of a word, the destinations of its bits, lowest bit first.
+    Every bit occurs once.
+    """
 
     places: tuple[tuple[int, ...], ...]
 
     def placed(self, codes: torch.Tensor) -> torch.Tensor:
-        """Bytes u8 [..., 4·n] of codes, the first in the lowest bits → words int32 [..., n]."""
+        """Convert bytes u8 [..., 4·n], lowest bits first, to words int32 [..., n] in this order."""
         import torch
 
         return _mapped(self, codes.contiguous().view(torch.int32), inverse=False)
 
     def natural(self, words: torch.Tensor) -> torch.Tensor:
-        """The inverse of :meth:`placed`."""
+        """Invert :meth:`placed`."""
         import torch
 
         return _mapped(self, words.contiguous(), inverse=True).view(torch.uint8)
@@ -31,7 +35,7 @@ class PlacedWords:
 
 @cache
 def _half_tables(words: PlacedWords, inverse: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """By the low and by the high 16 bits of a word: the word's bits at their places, int32."""
+    """Return two tables of permuted bits, by the low and the high 16 bits of a word, int32."""
     import torch
 
     placed = [place for code in words.places for place in code]
@@ -48,9 +52,9 @@ def _half_tables(words: PlacedWords, inverse: bool) -> tuple[torch.Tensor, torch
     return tables[0], tables[1]
 
 
-def _mapped(words: PlacedWords, found: torch.Tensor, *, inverse: bool) -> torch.Tensor:
-    """int32 with every word's bits permuted."""
+def _mapped(words: PlacedWords, source: torch.Tensor, *, inverse: bool) -> torch.Tensor:
+    """Return int32 words with permuted bits."""
     low, high = _half_tables(words, inverse)
-    flat = found.flatten()
+    flat = source.flatten()
     mapped = low.index_select(0, flat & 0xFFFF) | high.index_select(0, flat >> 16 & 0xFFFF)
-    return mapped.view(found.shape)
+    return mapped.view(source.shape)

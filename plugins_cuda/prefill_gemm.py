@@ -24,35 +24,35 @@ TILE_ROWS = 128
 PACKED_ROWS = 16
 PANEL_COLUMNS, PANEL_ROW_BYTES = 64, 128
 COLUMN_STEP, MAX_COLUMNS = 16, 256
-# 16-bit values of a token in a warpgroup's staging: 64 weight rows, 32 results of pairs of them, or
-# none where sums are stored from registers.
+# 16-bit values of a token in the staging buffer of a warpgroup. It holds 64 weight rows, or 32
+# results of pairs of rows, or nothing if the epilogue stores sums from registers.
 ROWS_STAGING, PAIRS_STAGING, UNSTAGED = 72, 40, 0
 _MAX_STAGES = 8
 _SHARED_BYTES = 227 * 1024
 _STATIC_SHARED_BYTES = 2048
-# Cycles of a panel: tensor cores take 4 a column, and L2 gives about 34 bytes a cycle.
+# Cycles of a panel: tensor cores need 4 per column, and L2 delivers about 34 bytes per cycle.
 _CYCLES_PER_COLUMN = 4
 _L2_BYTES_PER_CYCLE = 34
 
 
 def ceil_div(value: int, divisor: int) -> int:
-    """Rounded up."""
+    """Return the quotient, rounded up."""
     return -(-value // divisor)
 
 
 def panel_count(blocks: int) -> int:
-    """Panels of 64 values that hold K = 32·blocks."""
+    """Return the number of panels of 64 values in K = 32·blocks."""
     return ceil_div(blocks, 2)
 
 
 def panel_bytes(blocks: int, rows: int) -> int:
-    """Bytes of the panels of ``rows`` rows of 32·blocks values."""
+    """Return the bytes of the panels of ``rows`` rows of 32·blocks values."""
     return panel_count(blocks) * rows * PANEL_ROW_BYTES
 
 
 @dataclass(frozen=True)
 class Gemm:
-    """A dense GEMM of prompt rows: what its constants and its launch follow from.
+    """A dense GEMM of prompt rows; its constants and its launch derive from these fields.
 
     ``blocks`` = K/32, ``row_tiles`` = N/16, ``staging``: ROWS_STAGING, PAIRS_STAGING or UNSTAGED.
     """
@@ -67,17 +67,17 @@ class Gemm:
 
     @property
     def stages(self) -> int:
-        """Places of the ring: what fits beside the staging."""
+        """Stages of the ring: as many as fit in shared memory next to the staging buffers."""
         return stages_for(self.columns, self.staging)
 
     @property
     def panel_rows(self) -> int:
-        """Rows of the panels: whole tiles of tokens."""
+        """Rows of the panels: a multiple of the tile."""
         return ceil_div(self.rows, self.columns) * self.columns
 
     @property
     def tiles(self) -> int:
-        """Tiles of the whole product."""
+        """Output tiles of the product."""
         return ceil_div(self.row_tiles * PACKED_ROWS, TILE_ROWS) * (self.panel_rows // self.columns)
 
     @property
@@ -92,7 +92,7 @@ class Gemm:
 
     @property
     def constants(self) -> tuple[tuple[str, int], ...]:
-        """What the kernel is compiled with."""
+        """The constants of the kernel."""
         return (
             ("K_BLOCKS", self.blocks),
             ("ROW_TILES", self.row_tiles),
@@ -105,24 +105,25 @@ class Gemm:
 
 
 def ring_bytes(columns: int, staging: int, stages: int) -> int:
-    """Shared memory of a ring of ``stages`` panels and of the staging of two warpgroups."""
+    """Return the shared memory of a ring of ``stages`` panels and of two staging buffers."""
     return columns * (stages * PANEL_ROW_BYTES + 2 * staging * 2)
 
 
 def stages_for(columns: int, staging: int) -> int:
-    """How many panels of ``columns`` tokens a ring can hold."""
+    """Return how many panels of ``columns`` tokens fit in a ring."""
     free = _SHARED_BYTES - _STATIC_SHARED_BYTES - ring_bytes(columns, staging, 0)
     return min(_MAX_STAGES, free // (columns * PANEL_ROW_BYTES))
 
 
 def dense_gemm(request: LoweringRequest, weight: str, staging: int) -> Gemm:
-    """The GEMM of ``x`` [T, K] and a packed weight, with the tactic or else the likeliest tile.
+    """Return the GEMM of ``x`` [T, K] and a packed weight.
 
-    SpecbuildError where a tactic is none of :func:`dense_tactics`.
+    The tile is the tactic's, or else the one with the least predicted time. Raises SpecbuildError
+    for a tactic that :func:`dense_tactics` does not list.
     """
     rows, width = request.tensors["x"].shape
     row_tiles, blocks, storage = weight_tiles(request.tensors[weight], width)
-    columns = request.tactic.get("columns") or likeliest_columns(
+    columns = request.tactic.get("columns") or predicted_columns(
         rows, row_tiles, request.target.multiprocessors
     )
     if columns % COLUMN_STEP or not COLUMN_STEP <= columns <= MAX_COLUMNS:
@@ -143,9 +144,10 @@ def dense_launches(
     rows: tuple[Argument, ...],
     product: tuple[Argument, ...],
 ) -> Lowering:
-    """``<folder>_rows`` writes x as panels, ``<folder>_gemm`` multiplies them.
+    """Return two launches: ``<folder>_rows`` writes x as panels, ``<folder>_gemm`` multiplies them.
 
-    ``rows`` and ``product`` are their arguments in front of the panels and the counts of rows.
+    ``rows`` and ``product`` are the leading arguments of these kernels; the panels and the row
+    counts follow.
     """
 
     def kernel(entry: str) -> Kernel:
@@ -169,17 +171,17 @@ def dense_launches(
 
 
 def dense_tactics(request: LoweringRequest, weight: str) -> tuple[Tactic, ...]:
-    """Tiles worth timing, the likeliest first, and the form without wgmma last."""
+    """Return the tiles to measure, by predicted time, and the kernel without wgmma last."""
     rows = request.tensors["x"].shape[0]
     row_tiles = request.tensors[weight].shape[0]
     ranked = _ranked_columns(rows, row_tiles, request.target.multiprocessors)
     return (*({"columns": columns} for columns in ranked[:4]), {"columns": ranked[0], "wgmma": 0})
 
 
-def likeliest_columns(rows: int, row_tiles: int, multiprocessors: int) -> int:
-    """Tokens of a tile with the least predicted time: whole waves of what one tile takes.
+def predicted_columns(rows: int, row_tiles: int, multiprocessors: int) -> int:
+    """Return the tokens of a tile with the least predicted time: full waves × the time of a tile.
 
-    The sum of an output element does not depend on it.
+    The result of an output element does not depend on the tile.
     """
     return _ranked_columns(rows, row_tiles, multiprocessors)[0]
 

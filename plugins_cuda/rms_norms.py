@@ -1,4 +1,4 @@
-"""The two RMS norms that models use, as the references of fused ops compute them."""
+"""The RMS norms of models, as the references of fused ops compute them."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from specbuild.runtime.errors import SpecbuildError
 if TYPE_CHECKING:
     import torch
 
-# "gpt_oss": times the weight in fp32, then the cast; "llama": the cast, then times the weight.
-# "offset": as "gpt_oss", of a weight that is stored less 1: times 1 + w in fp32.
+# "gpt_oss": multiply by the weight in fp32, then cast; "llama": cast, then multiply by the weight.
+# "offset": as "gpt_oss", with a stored weight w: multiply by 1 + w in fp32.
 Rounding: TypeAlias = Literal["gpt_oss", "llama", "offset"]
 ROUNDINGS: tuple[Rounding, ...] = ("gpt_oss", "llama", "offset")
 
 
 def rounding_of(op: str, attributes: Mapping[str, object]) -> Rounding:
-    """The rounding of an op's norm; SpecbuildError where the attribute is none."""
+    """Return the rounding of an op's norm; SpecbuildError if the attribute is unknown."""
     for rounding in ROUNDINGS:
         if attributes["rounding"] == rounding:
             return rounding
@@ -28,14 +28,14 @@ def rounding_of(op: str, attributes: Mapping[str, object]) -> Rounding:
 
 
 def rounding_code(rounding: str) -> int:
-    """The number of a rounding in kernels: ``NormRounding`` and ``Norm`` of ``_device/``."""
+    """Return the index of a rounding in kernels: ``NormRounding`` and ``Norm`` of ``_device/``."""
     return [str(name) for name in ROUNDINGS].index(rounding)
 
 
 def rms_norm(
     x: torch.Tensor, weight: torch.Tensor, eps: float, rounding: Rounding | str
 ) -> torch.Tensor:
-    """``x`` [..., K] over its root mean square, times ``weight`` [K], in the type of ``x``.
+    """Return ``x`` [..., K] / its root mean square · ``weight`` [K], in the type of ``x``.
 
     ValueError for an unknown rounding.
     """

@@ -1,7 +1,7 @@
 """torch custom ops derived from the declarations: ``torch.ops.specbuild.<Name>``.
 
-They exist for export. Their real implementation is the op's reference; their fake one gives
-the shapes that the declaration's axis names imply. Training calls a reference directly.
+They exist for export. The real implementation is the op's reference; the fake one derives shapes
+from the axis names of the declaration. Training calls references directly.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _FIXED_DTYPES = {"float32": torch.float32, "int32": torch.int32}
 
 
 def torch_schema(op: OpSpec) -> str:
-    """The signature for ``torch.library``: tensors by position, attributes by keyword."""
+    """Return the signature for ``torch.library``: tensors by position, attributes by keyword."""
     tensors = [f"Tensor{'?' if t.optional else ''} {t.name}" for t in op.inputs]
     attributes = []
     for a in op.attributes:
@@ -31,10 +31,10 @@ def torch_schema(op: OpSpec) -> str:
 
 
 def fake_outputs(op: OpSpec, tensors: tuple[torch.Tensor | None, ...]) -> Any:
-    """Empty outputs whose shapes follow from the axis names.
+    """Return empty outputs with the shapes that the axis names imply.
 
-    An axis that no input names has a size that depends on data: a fresh dynamic size.
-    Raises ValueError where two tensors give one axis two sizes.
+    The size of an axis that no input names depends on data: it is a fresh dynamic size. Raises
+    ValueError if two tensors give an axis different sizes.
     """
     sizes: dict[str, Any] = {}
     dtypes: dict[str, torch.dtype] = {"T": torch.float32, **_FIXED_DTYPES}
@@ -66,7 +66,7 @@ def fake_outputs(op: OpSpec, tensors: tuple[torch.Tensor | None, ...]) -> Any:
 
 @cache
 def register_torch_ops() -> None:
-    """Defines every op under ``torch.ops.specbuild``, once a process."""
+    """Define every op under ``torch.ops.specbuild``, once per process."""
     for op in all_ops().values():
         _register(op)
 
@@ -85,6 +85,6 @@ def _register(op: OpSpec) -> None:
 
 
 def torch_op(name: str) -> Any:
-    """The callable ``torch.ops.specbuild.<name>``; registers the ops on first use."""
+    """Return the callable ``torch.ops.specbuild.<name>``; registers the ops on first use."""
     register_torch_ops()
     return getattr(torch.ops.specbuild, name)

@@ -1,4 +1,4 @@
-"""How an op declares the bytes that it reads and the operations that it computes."""
+"""The traffic of ops: the bytes that a call reads and the operations that it computes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from specbuild.runtime.engine_dir.traffic import Term, Traffic
 
 @dataclass(frozen=True)
 class TrafficRequest:
-    """A call whose traffic is wanted.
+    """A call for which the traffic is computed.
 
     ``tensors`` holds every present input and output by its declared name; those in ``stored`` are
     weights of the engine.
@@ -30,23 +30,23 @@ TrafficOf: TypeAlias = Callable[[TrafficRequest], Traffic]
 
 @dataclass(frozen=True)
 class NoTraffic:
-    """The declaration of an op that reads nothing to speak of; ``reason`` gives the reason."""
+    """The declaration of an op with negligible traffic, for ``reason``."""
 
     reason: str
 
 
-# Of ops that move a step's state on, or make the rows of its next part from it.
+# For ops that update the state of a step, or derive the rows of its next part from the state.
 STATE_ONLY = NoTraffic("reads the state of a step's sequences, which stays in the L2 cache")
 
 
 @dataclass(frozen=True)
 class Weights:
-    """The traffic of an op that reads its stored tensors once a pass, and no cache.
+    """The traffic of an op that reads its stored tensors once per pass, and no cache.
 
     ``looked_up``: tensors of which every row reads one entry of the first axis, or one of the 16
-    rows of a tile that stands there. ``multiplied``:
-    weights that multiply ``x`` [T, K], of shape [N, K] or packed in tiles of 16 outputs, whatever
-    the form of their elements. A ``head`` multiplies only rows whose logits are wanted.
+    rows of a tile there. ``multiplied``: weights that multiply ``x`` [T, K], of shape [N, K] or
+    packed in tiles of 16 outputs, in any format. A ``head`` multiplies only the rows whose logits
+    are required.
     """
 
     multiplied: tuple[str, ...] = ()
@@ -54,7 +54,7 @@ class Weights:
     part: Literal["dense", "head"] = "dense"
 
     def __call__(self, request: TrafficRequest) -> Traffic:
-        """What a call reads and computes."""
+        """Return the traffic of a call."""
         return Traffic(
             read=stored_terms(request, looked_up=self.looked_up, part=self.part),
             operations=product_terms(request, self.multiplied, part=self.part),
@@ -63,12 +63,12 @@ class Weights:
 
 @dataclass(frozen=True)
 class Routing:
-    """Where an op leaves the logits by which rows choose experts, once a launch has written them.
+    """The place of an op's router logits after a launch has written them.
 
-    ``logits``: a tensor or workspace, fp32 [rows of x, experts], first an argument of the launch
-    that writes it; a row chooses the experts of the largest, as many as the op's traffic says.
-    ``row_start``: the input whose last entry counts the rows that are live. ``groups``: those that
-    a call's experts stand in, by its attributes.
+    ``logits``: a tensor or workspace, fp32 [rows of x, experts]. It is first an argument of the
+    launch that writes it. A row selects the experts with the largest logits; the op's traffic gives
+    their number. ``row_start``: the input whose last entry is the number of valid rows.
+    ``groups``: the groups of a call's experts, by its attributes.
     """
 
     logits: str
@@ -83,9 +83,10 @@ def stored_terms(
     besides: Collection[str] = (),
     part: Literal["dense", "head"] = "dense",
 ) -> tuple[Term, ...]:
-    """The bytes of stored tensors: whole, of those in ``looked_up`` an entry a row.
+    """Return the bytes of stored tensors.
 
-    Those in ``besides`` are left out.
+    A tensor counts completely, or one entry per row if it is in ``looked_up``. Those in
+    ``besides`` do not count.
     """
     whole = entries = 0
     for name in request.stored:
@@ -104,7 +105,7 @@ def product_terms(
     *,
     part: Literal["dense", "head"] = "dense",
 ) -> tuple[Term, ...]:
-    """A product and a sum for every element of these weights and row; see :class:`Weights`."""
+    """Return a product and a sum for every weight element and row; see :class:`Weights`."""
     total = 0
     for name in weights:
         shape = request.tensors[name].shape
@@ -114,10 +115,10 @@ def product_terms(
 
 
 def cache_term(amount: int, per: Literal["seen_token", "row_token_pair"], window: int) -> Term:
-    """Of a cache that is seen through ``window``, 0 without one."""
+    """Return the traffic of a cache with this sliding window; 0 means no window."""
     return Term("kv_sliding" if window else "kv_full", amount, per, window)
 
 
 def terms(*some: Term) -> tuple[Term, ...]:
-    """Those that count anything."""
+    """Return the terms that are not 0."""
     return tuple(term for term in some if term.amount)

@@ -118,7 +118,7 @@ def _value_constants(shape: LatentGeometry, places: int) -> tuple[tuple[str, int
 
 def _project(shape: LatentGeometry, places: int, target: Target) -> OpLaunch:
     """Splits join and become values, a row and head a CTA."""
-    fits = target.two_fit(_weight_bytes(shape) + PROJECT_SCRATCH_BYTES)
+    fits = target.fits_twice(_weight_bytes(shape) + PROJECT_SCRATCH_BYTES)
     ctas = 2 if fits and shape.rows * shape.q_heads > target.multiprocessors else 1
     constants = (
         *_value_constants(shape, places),

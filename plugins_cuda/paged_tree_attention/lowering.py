@@ -102,12 +102,12 @@ class Cut:
         needed = self.shared_bytes(shape)
         if self.split == 1:
             return needed
-        return target.shared_bytes_to_ask_for(prod(self.grid(shape)), needed)
+        return target.requested_shared_bytes(prod(self.grid(shape)), needed)
 
     def runs_at_once(self, shape: Geometry, target: Target) -> bool:
         """Whether the GPU holds all CTAs of the launch together."""
         shared = self.shared_bytes(shape)
-        ctas = self.ctas_of_an_sm if target.two_fit(shared) else 1
+        ctas = self.ctas_of_an_sm if target.fits_twice(shared) else 1
         fits = shared <= target.shared_bytes_per_block
         return fits and prod(self.grid(shape)) <= ctas * target.multiprocessors
 

@@ -76,7 +76,7 @@ def with_lists(
         ),
         grid=(ctas, shape.kv_heads, shape.rows),
         block=alone.block,
-        shared_bytes=request.target.shared_bytes_to_ask_for(ctas * groups, needed),
+        shared_bytes=request.target.requested_shared_bytes(ctas * groups, needed),
         arguments=(*ARGUMENTS, *workspaces, shape.batch, held),
     )
     return Lowering((chosen,) if takes_whole else (whole, chosen), plain.workspaces)

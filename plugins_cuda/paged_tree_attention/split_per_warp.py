@@ -42,7 +42,7 @@ class SplitPerWarp:
 
     def ctas_of_an_sm(self, shape: Geometry, target: Target) -> int:
         """One or two, as shared memory and registers allow."""
-        fits = target.two_fit(self.shared_bytes(shape))
+        fits = target.fits_twice(self.shared_bytes(shape))
         return 2 if fits and 2 * self.teams * self.row_warps <= MAX_WARPS else 1
 
 

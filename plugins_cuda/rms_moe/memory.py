@@ -141,7 +141,7 @@ def _lay_out(
     if not resident and places < min(tactic.pass_rows, rows):
         return None
     # Two CTAs on one multiprocessor make a launch that starts early slower.
-    dynamic = max(rings + places * row_bytes, target.shared_bytes_alone - static)
+    dynamic = max(rings + places * row_bytes, target.exclusive_shared_bytes - static)
     return _fitting(SharedLayout(static, dynamic, resident, places), shared_bytes)
 
 

@@ -25,12 +25,12 @@ HOPPER = Target()
 @given(block=st.integers(16, 512).map(lambda kib: kib << 10), wanted=st.integers(0, 512 << 10))
 def test_a_cta_is_alone_where_two_do_not_fit(block: int, wanted: int) -> None:
     target = Target(shared_bytes_per_block=block)
-    alone = target.shared_bytes_alone
+    alone = target.exclusive_shared_bytes
     # A multiprocessor has what one CTA may have, and what the hardware takes for that one.
     assert 2 * (alone + RESERVED_BYTES) > block + RESERVED_BYTES
-    assert not target.two_fit(alone) and target.two_fit(alone - 256)
+    assert not target.fits_twice(alone) and target.fits_twice(alone - 256)
     assert alone % 256 == 0 and alone <= block
-    assert target.two_fit(wanted) == (wanted + RESERVED_BYTES <= (block + RESERVED_BYTES) // 2)
+    assert target.fits_twice(wanted) == (wanted + RESERVED_BYTES <= (block + RESERVED_BYTES) // 2)
 
 
 def launched(op: str, request: LoweringRequest, target: Target = HOPPER) -> OpLaunch:
@@ -105,7 +105,7 @@ def test_ctas_of_attention_have_a_multiprocessor_each_where_they_can(
     needed = int(dict(launch.kernel.constants)["SHARED_BYTES"])
     assert launch.grid[0] * launch.grid[1] * launch.grid[2] == ctas
     if ctas <= HOPPER.multiprocessors:
-        assert not HOPPER.two_fit(launch.shared_bytes)
+        assert not HOPPER.fits_twice(launch.shared_bytes)
     else:
         assert launch.shared_bytes == needed
 

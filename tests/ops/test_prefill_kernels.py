@@ -27,7 +27,7 @@ from specbuild.plugins_cuda.opspec import OpSpec
 from specbuild.plugins_cuda.prefill_gemm import (
     MAX_COLUMNS,
     Gemm,
-    likeliest_columns,
+    predicted_columns,
     ring_bytes,
     stages_for,
 )
@@ -243,7 +243,7 @@ def test_rings_fill_shared_memory_and_no_more(columns: int) -> None:
 @pytest.mark.parametrize("rows", [1, 16, 64, 255, 1024, 2048])
 def test_the_chosen_tile_wastes_few_columns(rows: int) -> None:
     for row_tiles in (1, 180, 320, 2160):
-        columns = likeliest_columns(rows, row_tiles, 132)
+        columns = predicted_columns(rows, row_tiles, 132)
         gemm = Gemm(rows, 90, row_tiles, columns, staging=72)
         assert columns % 16 == 0
         assert gemm.panel_rows - rows < max(16, columns)

@@ -176,7 +176,7 @@ class PlanWriter:
         """A program by the indices of buffers and kernels."""
         calls, routers = [], []
         launches: list[Launch] = []
-        in_front: OpLaunch | None = None
+        previous: OpLaunch | None = None
         for index, (call, lowering) in enumerate(
             zip(lowered.ir.calls, lowered.lowerings, strict=True)
         ):
@@ -199,10 +199,10 @@ class PlanWriter:
                         block=launch.block,
                         shared_bytes=launch.shared_bytes,
                         arguments=arguments,
-                        programmatic=launch.may_start_early(in_front),
+                        programmatic=launch.may_start_early(previous),
                     )
                 )
-                in_front = launch
+                previous = launch
         lifetimes = tuple(
             Lifetime(lowered.offsets[storage], span.bytes, span.first, span.last)
             for storage, span in lowered.spans.items()
