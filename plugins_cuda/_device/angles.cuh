@@ -1,9 +1,9 @@
-// The rotation of a head's pairs (i, i + D/2), eight at a time.
+// RoPE of a head with the pairs (i, i + D/2), eight pairs at a time.
 #pragma once
 
 #include "bf16.cuh"
 
-// Cosines and sines of eight pairs (i, i + D/2) of a head.
+// Cosines and sines of eight pairs.
 struct Angles {
   float2 cos[4], sin[4];
 

@@ -1,10 +1,11 @@
-// How the CTAs that share a result find out which of them is the last.
+// Detection of the last CTA of those that share a result.
 #pragma once
 
 #include "types.cuh"
 
-// How many arrived before. One thread calls it, behind a barrier of its CTA: all that the CTA wrote
-// in front of that is visible to whoever arrives later, behind a barrier of its own.
+// Count an arrival and return the number of earlier ones. One thread calls it after a barrier of
+// its CTA. Writes of the CTA before the barrier are visible to CTAs that arrive later, after a
+// barrier of their own.
 __device__ __forceinline__ int arrive(int* count) {
 #ifdef SPECBUILD_EMULATE
   return atomicAdd(count, 1);
@@ -18,8 +19,8 @@ __device__ __forceinline__ int arrive(int* count) {
 #endif
 }
 
-// Whether this CTA is the last of the `ctas` that share a count: 0 before the first and behind the
-// last of them. By all threads; `last` is in shared memory.
+// Return whether this CTA is the last of the ``ctas`` that share ``count``, which is 0 before the
+// first arrival and after the last. All threads call it; ``last`` is in shared memory.
 __device__ __forceinline__ bool is_last_of(int* count, int ctas, volatile int* last) {
   __syncthreads();
   if (threadIdx.x == 0) {
@@ -31,8 +32,8 @@ __device__ __forceinline__ bool is_last_of(int* count, int ctas, volatile int* l
   return *last != 0;
 }
 
-// Whether this warp is the last of the ``ctas`` that share a count, one warp of each; 0 before and
-// after.
+// Return whether this warp is the last of ``ctas`` warps, one per CTA, that share ``count``. The
+// count is 0 before the first arrival and after the last.
 __device__ __forceinline__ bool is_last_warp_of(int* count, int ctas) {
   if (ctas == 1) return true;
   int before = 0;

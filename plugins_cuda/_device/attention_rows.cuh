@@ -1,27 +1,27 @@
-// What a row of a launch sees, by position.
+// The visible keys of a row, by position.
 #pragma once
 
 #include "types.cuh"
 
-// Position p <= chain is view slot p; position tree_start + n is the row's n-th ancestor in the
-// tree (itself last), wherever its slot is.
+// Position p <= chain is view slot p. Position tree_start + n is the row's n-th ancestor in the
+// tree (the last one is the row itself), regardless of its slot.
 struct RowView {
-  int first;  // the window's first position
+  int first;  // the first position of the window
   int chain;  // the last committed position, below tree_start
   int tree_start;
-  int last;  // the last position in the tree, -1 where `chain` is the last of all
+  int last;  // the last position in the tree, or -1 if ``chain`` is the last position
 
   __device__ __forceinline__ bool sees(int position) const {
     return position >= first && (position <= chain || (position >= tree_start && position <= last));
   }
 
-  // The last position that the row sees.
+  // The last visible position.
   __device__ __forceinline__ int end() const {
     return last >= 0 ? last : chain;
   }
 };
 
-// How many of the `words` ancestor words' bits stand below bit `bit`.
+// Return how many bits of the `words` ancestor words are set below bit `bit`.
 template <int words>
 __device__ __forceinline__ int bits_below(const int* ancestors, int bit) {
   int count = 0;
@@ -34,7 +34,7 @@ __device__ __forceinline__ int bits_below(const int* ancestors, int bit) {
   return count;
 }
 
-// The place of set bit number `n`, of which there are more.
+// Return the index of set bit number `n`; more than `n` bits are set.
 template <int words>
 __device__ __forceinline__ int set_bit(const int* ancestors, int n) {
 #pragma unroll
@@ -50,8 +50,8 @@ __device__ __forceinline__ int set_bit(const int* ancestors, int n) {
   return 0;
 }
 
-// The view of the row at view slot `slot`; `window` 0 is none. A lineage that fills the tree's
-// slots from its first on without a gap stands at its positions already: it continues the chain.
+// Return the view of the row at view slot `slot`; `window` 0 means no window. If the ancestors fill
+// the first slots of the tree without a gap, slots equal positions, and they count as chain.
 template <int words, int window>
 __device__ __forceinline__ RowView view_of(int slot, int tree_start, const int* ancestors) {
   const int seen = bits_below<words>(ancestors, 32 * words);

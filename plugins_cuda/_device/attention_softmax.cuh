@@ -1,7 +1,7 @@
-// Online softmax: a state (maximum, sum, weighted values), its steps, and how states join.
+// Online softmax: its state (maximum, sum, weighted values), updates, and the merge of states.
 //
-// Every multiply that feeds an add is an explicit fma, so that the bits are the same wherever the
-// code is inlined.
+// Every product that is added is an explicit fma, so the bits do not depend on where the code is
+// inlined.
 #pragma once
 
 #include "bf16.cuh"
@@ -9,17 +9,17 @@
 
 constexpr float kLog2E = 1.4426950408889634f;
 
-// The maximum over no key.
+// The maximum of no scores.
 __device__ __forceinline__ float no_maximum() {
   return __uint_as_float(0xFF800000u);
 }
 
-// What stands for the maximum in exponents: finite where no key was seen yet.
+// The maximum to subtract in exponents: finite even if no key was visible.
 __device__ __forceinline__ float finite_maximum(float maximum) {
   return maximum == no_maximum() ? 0.0f : maximum;
 }
 
-// Sums of a part of the keys, for one head and four columns: `maximum` in units of log 2.
+// The softmax state of some keys, for one head and four columns; ``maximum`` is in units of log 2.
 struct Part {
   float maximum, sum;
   float4 values;
@@ -29,8 +29,9 @@ __device__ __forceinline__ Part empty_part() {
   return {no_maximum(), 0.0f, make_float4(0.0f, 0.0f, 0.0f, 0.0f)};
 }
 
-// all ← all ∪ part, but for the values: those so far are to be multiplied by `a`, the part's by
-// `b`. False where the part has seen no key: it changes nothing.
+// Merge the maximum and sum of ``part`` into ``all``, and return the factors of the values: `a` for
+// those of ``all``, `b` for those of the part. Return false if the part had no visible key; it then
+// changes nothing.
 __device__ __forceinline__ bool join_sums(float& all_maximum, float& all_sum, float part_maximum,
                                           float part_sum, float& a, float& b) {
   if (part_maximum == no_maximum()) return false;
@@ -41,8 +42,8 @@ __device__ __forceinline__ bool join_sums(float& all_maximum, float& all_sum, fl
   return true;
 }
 
-// all ← all ∪ part. Without branches, so that the exponents of parts that join one after the other
-// do not wait for each other.
+// Merge a part into ``all``. The code has no branches, so that the exponents of consecutive parts
+// are computed independently.
 __device__ __forceinline__ void join(Part& all, const Part& part) {
   const bool seen = part.maximum != no_maximum();
   const float maximum = fmaxf(all.maximum, part.maximum);
@@ -59,7 +60,7 @@ __device__ __forceinline__ void join(Part& all, const Part& part) {
   all.values.w = joined(all.values.w, part.values.w);
 }
 
-// A sink joins as a key without a value: in the maximum and in the sum.
+// Merge a sink: a key without a value contributes to the maximum and the sum.
 __device__ __forceinline__ void join_sink(Part& all, float sink) {
   const float logit = sink * kLog2E;
   const float maximum = fmaxf(all.maximum, logit);
@@ -69,17 +70,17 @@ __device__ __forceinline__ void join_sink(Part& all, float sink) {
   all.values.x *= a, all.values.y *= a, all.values.z *= a, all.values.w *= a;
 }
 
-// The weighted mean as four bf16; zeros where nothing was seen.
+// Return the weighted mean as four bf16; zeros if no key was visible.
 __device__ __forceinline__ uint2 mean_of(const Part& all) {
   const float scale = all.sum > 0.0f ? 1.0f / all.sum : 0.0f;
   return make_uint2(pack_bf16x2(all.values.x * scale, all.values.y * scale),
                     pack_bf16x2(all.values.z * scale, all.values.w * scale));
 }
 
-// Scores of a tile of 32 keys, by 8 keys [4][two of row 0, two of row 1] of this lane, become row
-// j's weights; `maximum` is that of the scores before the scale (log 2 in it), `sum` this lane's.
-// What the values so far are to be multiplied by is returned. A row that sees no key keeps its
-// bits.
+// Convert the scores of 32 keys in this lane, by 8 keys [4][two of row 0, two of row 1], to the
+// weights of row j. `maximum` is that of the scores before `scale`, which includes log 2; `sum` is
+// that of this lane. Return the factor for the values so far. A row without a visible key is not
+// changed.
 __device__ __forceinline__ float weigh_tile(float (*score)[4], int j, float scale, float& maximum,
                                             float& sum) {
   float top = maximum;

@@ -1,4 +1,5 @@
-// bf16 as bits: conversions that round to nearest even, alone and in pairs (low half first).
+// bf16 as bits: conversions with rounding to nearest even, of single values and of pairs (low half
+// first).
 #pragma once
 
 #include "types.cuh"
@@ -52,7 +53,7 @@ __device__ __forceinline__ uint32_t pack_bf16x2(float low, float high) {
   return pair;
 }
 
-// Keeps subnormals, which carry the smallest MXFP4 magnitudes.
+// It keeps subnormals, which hold the smallest MXFP4 magnitudes.
 __device__ __forceinline__ uint32_t mul_bf16x2(uint32_t a, uint32_t b) {
   uint32_t product;
   asm("mul.bf16x2 %0, %1, %2;" : "=r"(product) : "r"(a), "r"(b));

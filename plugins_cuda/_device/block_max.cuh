@@ -1,9 +1,9 @@
-// The largest ranked key of a CTA.
+// The maximum of ranked keys over a CTA.
 #pragma once
 
 #include "ordered_key.cuh"
 
-// Of all threads of ``warps`` warps, a power of two of them; every thread gets it. ``of_warps``: in
+// Return the maximum over ``warps`` warps, a power of two, to every thread. ``of_warps`` is in
 // shared memory.
 template <int warps>
 __device__ __forceinline__ uint64_t block_max(uint64_t value, uint64_t (&of_warps)[warps]) {

@@ -1,16 +1,15 @@
-// A byte for each code of a quantized checkpoint (linear/byte_codes.py).
+// Weights with a byte per quantized value of a checkpoint (linear/byte_codes.py).
 //
-// As nibble_units.cuh: a code becomes the number that the checkpoint dequantizes to, rounded once
-// to bf16.
+// As in nibble_units.cuh, a value is dequantized as by the checkpoint, and rounded once to bf16.
 #pragma once
 
 #include "code_arithmetic.cuh"
 
 template <int scale_bytes>
-struct ByteCodeUnits : CodedUnits<2, scale_bytes, 1> {
-  static constexpr Apart kApart = Apart::kAlways;
+struct ByteCodeUnits : QuantizedUnits<2, scale_bytes, 1> {
+  static constexpr SeparateSteps kSeparateSteps = SeparateSteps::kAlways;
 
-  // of_word(row, four codes, low pair, high pair) for each word of a block.
+  // Call of_word(row, four bytes, low pair, high pair) for each word of a block.
   template <int block, class Held, class OfWord>
   static __device__ __forceinline__ void decode_words(const Held& held, uint32_t (&first)[4],
                                                       uint32_t (&second)[4],
@@ -26,7 +25,7 @@ struct ByteCodeUnits : CodedUnits<2, scale_bytes, 1> {
   }
 };
 
-// 128 + code, with a scale for 32 columns, of fp16 or bf16.
+// Bytes 128 + value, with an fp16 or bf16 scale per 32 columns.
 template <bool bf16>
 struct Q8Units : ByteCodeUnits<bf16 ? 96 : 64> {
   using Base = ByteCodeUnits<bf16 ? 96 : 64>;
@@ -50,7 +49,7 @@ struct Q8Units : ByteCodeUnits<bf16 ? 96 : 64> {
   }
 };
 
-// e4m3 with an fp32 scale for 64 columns of a row, or of eight rows.
+// e4m3 with an fp32 scale per 64 columns, of one row or of eight rows.
 template <bool of_row>
 struct Fp8CodeUnits : ByteCodeUnits<of_row ? 80 : 16> {
   using Base = ByteCodeUnits<of_row ? 80 : 16>;
@@ -62,7 +61,7 @@ struct Fp8CodeUnits : ByteCodeUnits<of_row ? 80 : 16> {
   template <int block, class Held>
   static __device__ __forceinline__ void decode(const Held& held, uint32_t (&first)[4],
                                                 uint32_t (&second)[4]) {
-    // What stands in a pair is a code times 2^-120.
+    // A value of a pair is the e4m3 value times 2^-120.
     constexpr float kUnit = 1.329227995784916e36f;
     const float scales[2] = {__uint_as_float(held.template word<0>(0)) * kUnit,
                              __uint_as_float(held.template word<0>(1)) * kUnit};

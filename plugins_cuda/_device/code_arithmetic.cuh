@@ -1,4 +1,4 @@
-// What decoders of a checkpoint's codes compute with: scales of rows, and pairs of bf16.
+// Arithmetic of the decoders of quantized checkpoints: row scales and bf16 pairs.
 #pragma once
 
 #include "bf16.cuh"
@@ -6,7 +6,7 @@
 #include "ptx_bf16.cuh"
 #include "weight_units.cuh"
 
-// A number that is known when code is compiled: of the rows g and g + 8, or a pair's.
+// A compile-time index: of the rows g and g + 8, or of a pair.
 template <int value_>
 struct Row {
   static constexpr int value = value_;
@@ -20,29 +20,29 @@ __device__ __forceinline__ void each_pair(const Visit& visit) {
   visit(Row<3>());
 }
 
-// A number that the lane 4g + ``from`` has, for all four lanes of a row.
+// Broadcast a value of lane 4g + ``from`` to the four lanes of a row.
 __device__ __forceinline__ float float_of_lane(float value, int from) {
   return __shfl_sync(0xFFFFFFFFu, value, (threadIdx.x & 28u) + from);
 }
 
-// To the left by ``by`` bits, to the right where that is negative.
+// Shift to the left by ``by`` bits, or to the right if it is negative.
 template <int by>
 __device__ __forceinline__ uint32_t shifted(uint32_t word) {
   return by < 0 ? word >> (by < 0 ? -by : 0) : word << (by < 0 ? 0 : by);
 }
 
-// A byte as a float: it becomes the lowest mantissa bits of 2^23.
+// Convert a byte to a float: it becomes the lowest mantissa bits of 2^23.
 template <int place>
 __device__ __forceinline__ float byte_to_float(uint32_t word) {
   return __uint_as_float(__byte_perm(word, 0x4B000000u, 0x7540u + place)) - 8388608.0f;
 }
-// A byte 128 + n as n.
+// Convert a byte 128 + n to n.
 __device__ __forceinline__ float signed_byte_to_float(uint32_t word, int place) {
   return __uint_as_float(__byte_perm(word, 0x4B000000u, 0x7540u + place)) - 8388736.0f;
 }
 
-// Two bf16 numbers times a float, and plus another; each is rounded to fp32, or its exact product
-// plus the other once, and then to bf16.
+// Multiply a bf16 pair by a float, or multiply and add with one rounding (fma) in fp32; then round
+// to bf16.
 __device__ __forceinline__ uint32_t scaled_pair(uint32_t pair, float scale) {
   return pack_bf16x2(bf16_low_to_float(pair) * scale, bf16_high_to_float(pair) * scale);
 }
@@ -51,7 +51,8 @@ __device__ __forceinline__ uint32_t fused_pair(uint32_t pair, float scale, float
                      fmaf(bf16_high_to_float(pair), scale, addend));
 }
 
-// fp16 scales of rows g and g + 8 as sums of two bf16, which eleven bits of mantissa allow.
+// fp16 scales of rows g and g + 8 as sums of two bf16. This is exact, because fp16 has eleven bits
+// of mantissa.
 struct SplitScales {
   static constexpr int kFreeBytes = 0;  // at the end of a unit
   uint32_t high, low;
@@ -62,8 +63,8 @@ struct SplitScales {
     low = pack_bf16x2(exact.x - bf16_low_to_float(high), exact.y - bf16_high_to_float(high));
   }
 
-  // Whole numbers of at most five bits times the scale of one row: by the low part exactly, by the
-  // high part in the multiplication that rounds the sum.
+  // Multiply integers of at most five bits by the scale of one row. The product with the low part
+  // is exact; the fma with the high part rounds once.
   template <int row>
   __device__ __forceinline__ uint32_t multiply(uint32_t codes) const {
     return fma_bf16x2_by_half<row>(codes, high, mul_bf16x2_by_half<row>(codes, low));

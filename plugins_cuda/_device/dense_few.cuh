@@ -1,11 +1,11 @@
-// The types of a dense kernel whose warps split K, for few tokens (dense_tokens.cuh).
+// The types of a dense kernel for few tokens whose warps split K (dense_tokens.cuh).
 #pragma once
 
 #include "dense_tokens.cuh"
 #include "stored_weights.cuh"
 #include "weight_ring.cuh"
 
-// Coded weights come through shared memory where they have places there.
+// Quantized weights pass through shared memory if the launch has ring stages for them.
 template <class Shape, class Chunks, bool kPlaces = (Shape::Units::kScaled && Shape::kRing > 0)>
 struct StreamOf {
   using Stream = WeightStream<Shape, Chunks>;
@@ -15,11 +15,15 @@ struct StreamOf<Shape, Chunks, true> {
   using Stream = WeightRing<Shape, Chunks>;
 };
 
-// C: kKBlocks and kTileCount of the weight and kWeights, how it is stored; kWarps, kSlices (of K)
-// and kGroupSlices (added up before groups are); kTiles and kTokenTiles of a chunk, kDepth (steps
-// in flight) and kRing (of these in shared memory: all or none where weights are coded);
-// kPartialTokens (of a token tile's partial sums); kCtas, kUnitPairs (that stay together) and
-// kOneChunk; kOverlay, kTokenRows, kHeld and kSharedBytes as DensePlaces says.
+// C:
+// - kKBlocks and kTileCount of the weight; kWeights, its storage;
+// - kWarps; kSlices of K; kGroupSlices, the slices that are added before groups are;
+// - kTiles and kTokenTiles of a chunk;
+// - kDepth, the steps in flight; kRing of these are in shared memory: all or none of a quantized
+//   weight;
+// - kPartialTokens of a token tile's partial sums;
+// - kCtas; kUnitPairs, the pairs that stay in one CTA; kOneChunk;
+// - kOverlay, kTokenRows, kHeld and kSharedBytes: see DensePlaces.
 template <class C, bool kFragments, bool kNormed>
 struct DenseFew {
   using Units = typename WeightUnits<C::kWeights>::Units;
@@ -30,10 +34,10 @@ struct DenseFew {
   using Places = DensePlaces<Shape, kFragments, kNormed, C::kOverlay != 0, C::kTokenRows, C::kHeld>;
   static_assert(C::kSharedBytes == Places::kBytes, "as the launch says");
 
-  // Whether no thread has another pair of outputs than its first.
+  // Whether every thread has at most one pair of outputs.
   static constexpr bool kAllEarly = C::kOneChunk && Shape::kOneElement;
 
-  // Those of this CTA.
+  // The chunks of this CTA.
   static __device__ __forceinline__ Chunks chunks() {
     return {share_of_pairs<C::kTileCount * 8, C::kUnitPairs, C::kCtas>(blockIdx.x)};
   }

@@ -1,15 +1,14 @@
-// A dense kernel of few tokens whose outputs are pairs, rows g and g + 8 of a tile for one token,
-// that want a bias and what lies at the token's place.
+// A dense kernel for few tokens whose outputs are pairs: rows g and g + 8 of a tile for one token.
+// The epilogue of a pair needs a bias and data at the token's position.
 //
-// Pair is the kernel's: Pair(tile, g, token), then, in the order in which it can be known,
-// load_bias(its first row's), load_place(tensors), load_tables(tensors); store(tensors, low, high).
-// A thread fetches what its first pair needs beside the weights, and every CTA norms the tokens for
-// itself.
+// Pair is a type of the kernel: Pair(tile, g, token), then load_bias(bias of its first row),
+// load_place(tensors) and load_tables(tensors), then store(tensors, low, high). A thread loads the
+// data of its first pair while the weights arrive. Every CTA normalizes the tokens itself.
 #pragma once
 
 #include "dense_few.cuh"
 
-// C: as DenseFew takes it; kFragments, kHasNorm, kNormRounding, kEps.
+// C: the members that DenseFew needs; kFragments, kHasNorm, kNormRounding, kEps.
 template <class C>
 using PairsOfFew = DenseFew<C, C::kFragments != 0, C::kHasNorm != 0>;
 
@@ -30,8 +29,8 @@ __device__ __forceinline__ void project_pairs(const Tensors& tensors, const uint
     cp_async_commit();
   }
 
-  const int first_token = blockIdx.y * Shape::kMostTokens;
-  const int tokens = min(Shape::kMostTokens, rows - first_token);
+  const int first_token = blockIdx.y * Shape::kMaxTokens;
+  const int tokens = min(Shape::kMaxTokens, rows - first_token);
   const Elements elements(tokens);
   const Element own = elements.at(threadIdx.x);
   const int own_tile = chunks.first_tile(0) + own.tile;
@@ -42,7 +41,7 @@ __device__ __forceinline__ void project_pairs(const Tensors& tensors, const uint
   float* partials = reinterpret_cast<float*>(shared + Places::kPartials);
 
   pdl_wait();
-  // The launch behind reads early what was there before (launches.py).
+  // The next launch reads older data early (launches.py), so it may start only now.
   pdl_launch_dependents();
   if (ahead) early.load_place(tensors);
   constexpr NormRounding kRounding = static_cast<NormRounding>(C::kNormRounding);

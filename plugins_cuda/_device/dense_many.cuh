@@ -1,14 +1,18 @@
-// A dense kernel of more than a few tokens: CTAs split K, too, and tokens are fragments
-// (many_tokens.cuh) or, for more still, panels (many_panels.cuh).
+// A dense kernel for many tokens: CTAs split K too. Tokens are fragments (many_tokens.cuh) or, for
+// still more tokens, panels (many_panels.cuh).
 #pragma once
 
 #include "many_panels.cuh"
 #include "many_tokens.cuh"
 #include "stored_weights.cuh"
 
-// C: kKBlocks and kTileCount of the weight and kWeights, how it is stored; kPanels; kWarps, kSlices
-// (of K), kGroupSlices (of a CTA), with panels kSliceBlocks; kTokenTiles, kTokensReady (a launch in
-// front brings them), kDepth (steps in flight), with panels kStages; kCtas and kSharedBytes.
+// C:
+// - kKBlocks and kTileCount of the weight; kWeights, its storage;
+// - kPanels, whether tokens are panels;
+// - kWarps; kSlices of K; kGroupSlices of a CTA; with panels, kSliceBlocks;
+// - kTokenTiles; kTokensReady, whether a previous launch writes the tokens in this form;
+// - kDepth, the steps in flight; with panels, kStages;
+// - kCtas and kSharedBytes.
 template <class C, bool kPanels = C::kPanels != 0>
 struct DenseMany {
   using Units = typename WeightUnits<C::kWeights>::Units;
@@ -25,7 +29,7 @@ struct DenseMany<C, true> {
                           C::kStages, C::kTokensReady != 0>;
 };
 
-// Starts to bring the tokens, which a launch in front left at ``ready`` or which are rows of ``x``.
+// Start to copy the tokens: rows of ``x``, or the result ``ready`` of a previous launch.
 template <class C, class Many>
 __device__ __forceinline__ auto fetched(const Many& many, unsigned char* shared, const uint16_t* x,
                                         const unsigned char* ready) {
@@ -36,9 +40,8 @@ __device__ __forceinline__ auto fetched(const Many& many, unsigned char* shared,
   }
 }
 
-// Such a launch. ``outputs``: as GroupSums::emit_all() takes them; waited(many) runs once the
-// launches in front are done. ``triggers_late``: launches behind this one start no sooner
-// (launches.py).
+// Run such a launch. ``outputs``: see GroupSums::emit_all(). waited(many) runs once the previous
+// launches have finished. ``triggers_late``: the next launch starts no sooner (launches.py).
 template <class C, bool triggers_late = false, class Outputs, class Waited>
 __device__ __forceinline__ void project_many(const uint16_t* x,
                                              const typename DenseMany<C>::Units::Stored* weight,
@@ -50,9 +53,9 @@ __device__ __forceinline__ void project_many(const uint16_t* x,
   if (!triggers_late) pdl_launch_dependents();
   const Many many(rows);
   if constexpr (C::kPanels != 0 && C::kTokensReady == 0) {
-    auto input = many.stand_rows(shared);
-    if (many.brings_rows()) {
-      many.bring_rows(input, x);
+    auto input = many.create_panels(shared);
+    if (many.copies_rows()) {
+      many.copy_rows(input, x);
       return;
     }
     registers_raise<Many::kRegisters>();
@@ -71,6 +74,6 @@ __device__ __forceinline__ void project_many(const uint16_t* x,
     waited(many);
     many.multiply(stream, input, shared, sums);
   }
-  // Made anew, so that nothing of it has to be held while the products run.
+  // Constructed again, so that it occupies no registers during the products.
   typename Many::Sums(rows, cta_index()).emit_all(sums, arrived, outputs);
 }

@@ -1,9 +1,9 @@
-// A dense kernel of many tokens whose outputs are the pairs of dense_few_pairs.cuh.
+// A dense kernel for many tokens with the pair epilogue of dense_few_pairs.cuh.
 #pragma once
 
 #include "dense_many.cuh"
 
-// The outputs as GroupSums::emit_all() takes them.
+// The outputs for GroupSums::emit_all().
 template <class Pair, class Tensors>
 struct PairOutputs {
   const Tensors& tensors;

@@ -1,11 +1,11 @@
-// How the tokens of a CTA whose warps split K reach its stream of weights.
+// The tokens of a CTA whose warps split K, and the loop over its weights.
 #pragma once
 
 #include "slice_sums.cuh"
 
-// What a CTA keeps in shared memory. Partial sums stand behind the rest or, where each warp is done
-// with its fragments when it has them, in their place (kOverlay).
-// kRows: of how many tokens a group of 8 stands there. kHeld: chunks whose sums do.
+// The shared memory of a CTA. Partial sums follow the other buffers. With kOverlay they replace the
+// fragments, if each warp has finished reading its fragments by then. kRows: stored tokens of a
+// group of 8. kHeld: chunks with partial sums.
 template <class Shape_, bool kFragments, bool kNormed, bool kOverlay, int kRows = kTokensPerTile,
           int kHeld = 1>
 struct DensePlaces {
@@ -18,13 +18,13 @@ struct DensePlaces {
       kOverlay ? Fragments::kSliceBytes : Shape::kWarpPartialBytes;
   static constexpr int kRing = kTokenBytes + (kOverlay ? 0 : kHeld * Shape::kPartialBytes);
   static constexpr int kBytes = kRing + Shape::kRingBytes;
-  static_assert(kFragments || !kNormed, "norming takes fragments");
-  static_assert(!kOverlay || Shape::kWarpPartialBytes <= Fragments::kSliceBytes, "they fit");
+  static_assert(kFragments || !kNormed, "the norm needs fragments");
+  static_assert(!kOverlay || Shape::kWarpPartialBytes <= Fragments::kSliceBytes, "overlay fits");
 };
 
-// After the wait for the launch in front: runs the stream over ``live`` tokens, the first at
-// ``tokens``, of all columns. A norm's weight was fetched with fetch_norm() and committed.
-// between() runs while the tokens are under way.
+// Call it after griddepcontrol.wait. It runs the weight stream over ``live`` tokens with all
+// columns, the first at ``tokens``. The norm's weight was copied by fetch_norm() and committed.
+// between() runs while the tokens arrive.
 template <class Places, bool kFragments, bool kNormed, NormRounding rounding, class Stream,
           class Between, class Finish>
 __device__ __forceinline__ void stream_tokens(Stream& stream, unsigned char* shared,
@@ -39,7 +39,7 @@ __device__ __forceinline__ void stream_tokens(Stream& stream, unsigned char* sha
     stream.start_ring();
     between();
     cp_async_wait<Stream::kLate>();
-    // Other lanes' copies have brought the norm's weight, and what partial sums take the place of.
+    // Wait for copies of other lanes: the norm's weight, and the bytes that partial sums replace.
     __syncwarp();
     if constexpr (kNormed) {
       fragments.template norm<rounding>(shared + Places::kNorm, eps);

@@ -1,5 +1,5 @@
-// fp8 (e4m3: four bits of exponent with a bias of 7, three of mantissa, no infinity) to and from
-// other types. What is too large becomes ±448.
+// Conversions of fp8 e4m3 (four exponent bits with a bias of 7, three mantissa bits, no infinity).
+// Values out of range become ±448.
 #pragma once
 
 #include "bf16.cuh"
@@ -11,7 +11,7 @@ __device__ inline uint32_t float_to_e4m3(float value) {
   const uint32_t sign = __float_as_uint(value) >> 24 & 0x80u;
   if (value != value) return sign | 0x7Fu;
   const float magnitude = fminf(sign != 0 ? -value : value, 448.0f);
-  // Below 2^−6 they are 2^−9 apart: adding 2^23 rounds such steps to a whole number.
+  // Below 2^−6 the spacing is 2^−9: adding 2^23 rounds multiples of it to integers.
   if (magnitude < 0.015625f) {
     return sign | static_cast<uint32_t>(magnitude * 512.0f + 8388608.0f - 8388608.0f);
   }
@@ -25,7 +25,7 @@ __device__ inline uint32_t pack_e4m3x2(float low, float high) {
 
 #else
 
-// Two values in the lower 16 bits, ``low`` in the lower byte.
+// Pack two values into the lower 16 bits, ``low`` in the lower byte.
 __device__ __forceinline__ uint32_t pack_e4m3x2(float low, float high) {
   uint16_t pair;
   asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high), "f"(low));
@@ -34,8 +34,9 @@ __device__ __forceinline__ uint32_t pack_e4m3x2(float low, float high) {
 
 #endif
 
-// Two values in the lower 16 bits as a pair of bf16, exactly: sign, exponent and mantissa go to
-// their places in a bf16, whose bias is 120 more; subnormals become subnormals on the way.
+// Convert two values in the lower 16 bits to a bf16 pair, exactly. Sign, exponent and mantissa move
+// to their bits in a bf16, whose exponent bias is larger by 120. Subnormals remain subnormals until
+// a multiplication corrects the bias.
 __device__ __forceinline__ uint32_t e4m3x2_to_bf16x2(uint32_t pair) {
   const uint32_t spread = (pair << 8 & 0xFF00u) | (pair << 16 & 0xFF000000u);
   const uint32_t small = (spread & 0x80008000u) | (spread >> 4 & 0x07F007F0u);

@@ -1,5 +1,4 @@
-// f16 as pairs of bits, the low half first: from fp32, rounded to nearest even, and from e4m3, back
-// to fp32, and products of them.
+// f16 pairs, the low half first: conversions from fp32, bf16 and e4m3, and their mma.
 #pragma once
 
 #include "bf16.cuh"
@@ -23,7 +22,7 @@ inline float2 unpack_f16x2(uint32_t bits) {
   return make_float2(static_cast<float>(pair[0]), static_cast<float>(pair[1]));
 }
 
-// Two e4m3 in the lower 16 bits.
+// Convert two e4m3 values in the lower 16 bits.
 __device__ inline uint32_t e4m3x2_to_f16x2(uint32_t pair) {
   const auto value = [](uint32_t code) {
     const uint32_t exponent = code >> 3 & 15u, fraction = code & 7u;
@@ -57,14 +56,14 @@ __device__ __forceinline__ float2 unpack_f16x2(uint32_t bits) {
   return pair;
 }
 
-// Two e4m3 in the lower 16 bits, exactly.
+// Convert two e4m3 values in the lower 16 bits, exactly.
 __device__ __forceinline__ uint32_t e4m3x2_to_f16x2(uint32_t pair) {
   uint32_t values;
   asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(values) : "h"(static_cast<uint16_t>(pair)));
   return values;
 }
 
-// mma_bf16() of f16.
+// mma_bf16() for f16 operands.
 __device__ __forceinline__ void mma_f16(float (&d)[4], const uint32_t (&a)[4],
                                         const uint32_t (&b)[2]) {
   asm volatile(
@@ -76,7 +75,7 @@ __device__ __forceinline__ void mma_f16(float (&d)[4], const uint32_t (&a)[4],
 
 #endif
 
-// A pair of bf16, bounded by the largest f16; below 2^−14 steps are 2^−24.
+// Convert a bf16 pair, clamped to the range of f16; below 2^−14 the spacing is 2^−24.
 __device__ __forceinline__ uint32_t bf16x2_to_f16x2(uint32_t pair) {
   const auto bounded = [](float value) { return fminf(fmaxf(value, -kLargestF16), kLargestF16); };
   return pack_f16x2(bounded(bf16_low_to_float(pair)), bounded(bf16_high_to_float(pair)));

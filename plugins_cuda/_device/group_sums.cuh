@@ -1,20 +1,20 @@
-// Sums of CTAs that split both the rows of a weight and K: a share of its tiles by a group of
-// slices of K each. A group's sums go to a workspace; once they are all there, each CTA of a
-// share's groups adds those of its part of the outputs, in order.
+// The split-K reduction between CTAs. A CTA has a share of the tiles of a weight × a group of K
+// slices. It writes the sums of its group to a workspace. When all are written, each CTA of a share
+// adds the groups, in order, for its part of the outputs.
 #pragma once
 
-#include "meeting.cuh"
+#include "cta_barrier.cuh"
 #include "small_linear.cuh"
 
 #ifdef SPECBUILD_EMULATE
-// In place of a Meeting, where all have been there.
-struct EveryoneIsThere {
+// Replaces a CtaBarrier if all CTAs have arrived.
+struct AllArrived {
   void wait() const {}
   void leave() const {}
 };
 #endif
 
-// blockIdx.x, read again: no register holds it in between.
+// blockIdx.x, read again so that it occupies no register in between.
 __device__ __forceinline__ int cta_index() {
 #ifdef SPECBUILD_EMULATE
   return blockIdx.x;
@@ -25,52 +25,51 @@ __device__ __forceinline__ int cta_index() {
 #endif
 }
 
-// kShares CTAs share kTileCount tiles; each of kGroups groups has as many.
+// kShares CTAs share kTileCount tiles, in each of kGroups groups.
 template <int kTileCount, int kGroups_, int kShares_, int kTokenTiles_, int kThreads>
 struct GroupSums {
   static constexpr int kGroups = kGroups_, kShares = kShares_, kTokenTiles = kTokenTiles_;
-  static constexpr int kMostTokens = kTokenTiles * kTokensPerTile;
+  static constexpr int kMaxTokens = kTokenTiles * kTokensPerTile;
   static constexpr int kTileFloats = kHalfTileBytes / 4;
 
   int group, share, first_token, tokens;
   int first_tile, last_tile;
 
-  // Grid (kGroups · kShares, groups of tokens).
+  // The grid is (kGroups · kShares, groups of tokens).
   __device__ __forceinline__ explicit GroupSums(int rows) : GroupSums(rows, blockIdx.x) {}
   __device__ __forceinline__ GroupSums(int rows, int cta)
       : group(cta % kGroups),
         share(cta / kGroups),
-        first_token(blockIdx.y * kMostTokens),
-        tokens(min(kMostTokens, rows - first_token)),
+        first_token(blockIdx.y * kMaxTokens),
+        tokens(min(kMaxTokens, rows - first_token)),
         first_tile(kTileCount * share / kShares),
         last_tile(kTileCount * (share + 1) / kShares) {}
 
-  // Of ``sums`` [groups of tokens][groups][tiles][kTokenTiles][row of a tile][token].
+  // The offset in ``sums`` [groups of tokens][groups][tiles][kTokenTiles][row of a tile][token].
   __device__ __forceinline__ int64_t sums_at(int from, int tile, int n) const {
     const int64_t at = (static_cast<int64_t>(blockIdx.y) * kGroups + from) * kTileCount + tile;
     return (at * kTokenTiles + n) * kTileFloats;
   }
 
-  // Once this CTA has written its own sums: emits its part of the outputs. Of each pair, rows g and
-  // g + 8 of a tile for one token, what outputs.begin(tile, g, token) gives goes through
-  // outputs.more() to outputs.end(held, row g, row g + 8). All that a thread's pairs of a round
-  // need is on its way before any of it is used, and that of the first round while CTAs wait for
-  // each other.
+  // Emit this CTA's part of the outputs, after it has written its sums. For each pair, rows g and g
+  // + 8 of a tile for one token, outputs.begin(tile, g, token) returns a value. It is passed to
+  // outputs.more(), and then to outputs.end(held, row g, row g + 8). All loads of a round of pairs
+  // are issued before the first use, and those of the first round before the wait for other CTAs.
   template <class Outputs>
   __device__ __forceinline__ void emit_all(const float* sums, unsigned* arrived,
                                            const Outputs& outputs) const {
     int* count = reinterpret_cast<int*>(arrived) + blockIdx.y * kShares + share;
 #ifdef SPECBUILD_EMULATE
-    // CTAs run one after the other, so the last one emits for all.
+    // The emulator runs CTAs in sequence, so the last one emits all parts.
     __shared__ int last;
     const bool is_last = is_last_of(count, kGroups, &last);
     for (int part = 0; is_last && part < kGroups; ++part) {
-      emit_part(part, sums, outputs, EveryoneIsThere());
+      emit_part(part, sums, outputs, AllArrived());
     }
 #else
-    static_assert(kGroups <= 16, "one for each slice of K at most, so that they fit");
-    // Where a part has fewer places than there are threads, the last warp has none.
-    emit_part(group, sums, outputs, Meeting<kThreads - 1>(count, kGroups));
+    static_assert(kGroups <= 16, "a group has a slice at least");
+    // If a part has fewer places than threads, the last warp has none.
+    emit_part(group, sums, outputs, CtaBarrier<kThreads - 1>(count, kGroups));
 #endif
   }
 
@@ -82,12 +81,12 @@ struct GroupSums {
   }
 
  private:
-  // Of a place, and places of 8 tokens of a tile.
+  // Tokens of a place, and places of 8 tokens of a tile.
   static constexpr int kTokens = 4, kPlacesPerTile = 16;
-  static constexpr int kMostPlaces =
+  static constexpr int kMaxPlaces =
       ceil_div(ceil_div(kTileCount, kShares_) * kTokenTiles * kPlacesPerTile, kGroups* kThreads);
-  static constexpr int kPlaces = kThreads > 256 || kMostPlaces < 2 ? 1 : kMostPlaces < 3 ? 2 : 3;
-  static constexpr int kRounds = ceil_div(kMostPlaces, kPlaces);
+  static constexpr int kPlaces = kThreads > 256 || kMaxPlaces < 2 ? 1 : kMaxPlaces < 3 ? 2 : 3;
+  static constexpr int kRounds = ceil_div(kMaxPlaces, kPlaces);
 
   template <class Outputs, class Others>
   __device__ __forceinline__ void emit_part(int part, const float* sums, const Outputs& outputs,
@@ -160,7 +159,7 @@ struct GroupSums {
   __device__ __forceinline__ void add_groups(const float* sums, const Place (&place)[kPlaces],
                                              float (&low)[kPlaces][4],
                                              float (&high)[kPlaces][4]) const {
-    // More where the launch leaves a thread more than 128 registers.
+    // More if the launch allows a thread more than 128 registers.
     constexpr int kAtOnce = kThreads <= 256 && kPlaces < 2 ? 8 : 4;
 #pragma unroll
     for (int group = 0; group < kGroups; group += kAtOnce) {

@@ -1,16 +1,16 @@
-// The vocabulary projection of many normed rows, which are panels that all warps of a CTA share
+// The head for many normalized rows, which are panels that all warps of a CTA share
 // (panel_product.cuh).
 //
-// A warp works on kTiles segments of the vocabulary at once, a tile of each: what an SM takes from
-// L2 is its weights and, for every kWarps · kTiles tiles of them, the rows once. 64 rows are 8 KB a
-// panel beside 32 KB of weights.
+// A warp processes kTiles segments of the vocabulary at once, a tile of each. From L2 an SM reads
+// its weights once, and the rows once per kWarps · kTiles tiles. A panel of 64 rows has 8 KB, the
+// weights that it multiplies 32 KB.
 #pragma once
 
 #include "head_stream.cuh"
 #include "panel_product.cuh"
 
-// The segments of kWarps · kTiles warps as head_stream.cuh shares them out: warp w has those of the
-// warps w, w + kWarps, …
+// The segments of kWarps · kTiles virtual warps, distributed as in head_stream.cuh. Warp w
+// processes those of the virtual warps w, w + kWarps, …
 template <int kSegments, int kSegmentTiles, int kTileCount, int kWarps, int kTiles>
 struct PanelChunks {
   using Own = SegmentChunks<kSegments, kSegmentTiles, kTileCount, kWarps * kTiles, true>;
@@ -30,9 +30,11 @@ struct PanelChunks {
   }
 };
 
-// The types of such a launch. C: kKBlocks and kTileCount of the weight and kWeights, how it is
-// stored; kSegments, kSegmentTiles; kWarps, kTiles (of a warp at once), kTokenTiles (groups of 8
-// rows of a CTA), kDepth (steps in flight), kStages (panels' places).
+// The types of such a launch. C:
+// - kKBlocks and kTileCount of the weight; kWeights, its storage;
+// - kSegments, kSegmentTiles;
+// - kWarps; kTiles, which a warp processes at once; kTokenTiles, groups of 8 rows of a CTA;
+// - kDepth, steps in flight; kStages of the panels.
 template <class C>
 struct HeadOfPanels {
   static constexpr int kColumns = C::kTokenTiles * kTokensPerTile;
@@ -43,8 +45,8 @@ struct HeadOfPanels {
   using Panels = PanelStream<kColumns, Shape::kPanels, C::kStages, C::kWarps>;
 };
 
-// Prologue and loop over the rows that normed_tokens() left as panels in ``tokens``: finish(round,
-// sums) has the logits of a round's tiles. between() runs after the wait for the launch in front
+// The prologue and loop over the rows that normed_tokens() wrote to ``tokens`` as panels. They pass
+// the logits of a round's tiles to finish(round, sums). between() runs after griddepcontrol.wait
 // and before a barrier.
 template <class Shape, class Panels, class Chunks, class Between, class Finish>
 __device__ __forceinline__ void stream_head_panels(const unsigned char* tokens,

@@ -1,16 +1,16 @@
-// The vocabulary projection of a few normed rows: every warp has tiles of its own and all of K, so
-// that there is no barrier in the loop.
+// The head for a few normalized rows. Every warp has separate tiles and all of K, so the loop has
+// no barrier.
 //
-// The vocabulary is cut into segments of some tiles. A segment is one warp's, so what a
-// warp folds over a segment does not depend on the grid. With 132 CTAs of 16 warps, GPT-OSS's 12568
-// tiles are 2095 segments of 6: one a warp.
+// The vocabulary is divided into segments of tiles, one warp per segment. A reduction over a
+// segment is therefore independent of the grid. With 132 CTAs of 16 warps, the 12568 tiles of
+// GPT-OSS are 2095 segments of 6, about one per warp.
 #pragma once
 
 #include "small_linear.cuh"
 #include "stored_weights.cuh"
 
-// The tiles of the segments first, first + warps, … of a CTA's run of segments, in order.
-// kTogether: every warp of a CTA takes as many rounds, some of which are not its own.
+// The tiles of the segments first, first + warps, … of a CTA's range of segments, in order.
+// kTogether: every warp of a CTA executes the same number of rounds; those past its tiles are idle.
 template <int kSegments, int kSegmentTiles, int kTileCount, int kWarps, bool kTogether>
 struct SegmentChunks {
   static constexpr bool kOnlyOne = false;
@@ -52,9 +52,11 @@ struct SegmentChunks {
   static_assert(kMissingTiles >= 0 && kMissingTiles < kSegmentTiles, "segments cover the tiles");
 };
 
-// The types of such a launch. C: kKBlocks and kTileCount of the weight and kWeights, how it is
-// stored; kSegments, kSegmentTiles; kWarps, kTokenTiles (groups of 8 rows of a CTA), kDepth (steps
-// in flight), kNormSlices (warps that norm a row), kNormRounding, kSharedBytes.
+// The types of such a launch. C:
+// - kKBlocks and kTileCount of the weight; kWeights, its storage;
+// - kSegments, kSegmentTiles;
+// - kWarps; kTokenTiles, groups of 8 rows of a CTA; kDepth, steps in flight;
+// - kNormSlices, warps that normalize a row; kNormRounding; kSharedBytes.
 template <class C>
 struct HeadOfFew {
   using Units = typename WeightUnits<C::kWeights>::Units;
@@ -65,10 +67,11 @@ struct HeadOfFew {
   static_assert(C::kSharedBytes == Fragments::kBytes + Fragments::kNormBytes, "as the launch says");
 };
 
-// Prologue and loop: the rows ``logit_rows[first_row …]`` of x are normed into shared memory, then
-// finish(chunk, sums) has each tile's logits: sums[0][n][i] is row g (i < 2) or g + 8 of the tile
-// for token 8n + 2t + i % 2. between() runs after the wait for the launch in front and before a
-// barrier, normed(fragments) where a warp's own slice of the rows is normed and before another.
+// The prologue normalizes the rows ``logit_rows[first_row …]`` of x into shared memory. The loop
+// passes the logits of each tile to finish(chunk, sums): sums[0][n][i] is row g (i < 2) or g + 8 of
+// the tile for token 8n + 2t + i % 2. between() runs after griddepcontrol.wait and before a
+// barrier. normed(fragments) runs between the normalization of the warp's slice and the next
+// barrier.
 template <class Shape, class Fragments, NormRounding rounding, class Chunks, class Between,
           class Normed, class Finish>
 __device__ __forceinline__ void stream_head(const uint16_t* x, const int* logit_rows,

@@ -1,4 +1,4 @@
-// −∞ as NVRTC has no name for it.
+// −∞, for which NVRTC has no name.
 #pragma once
 
 #include "types.cuh"

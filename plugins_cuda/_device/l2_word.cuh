@@ -1,10 +1,10 @@
-// L2: 64 bits that other CTAs of a launch, or launches in front, have written; lines wanted soon.
+// Reads of 64 bits that other CTAs or previous launches have written, through L2, and L2 prefetch.
 #pragma once
 
 #include "ptx.cuh"
 
-// Asks for a line of 128 bytes in L2. It is no read: what launches in front still write stays
-// right.
+// Prefetch a line of 128 bytes to L2. A prefetch is no read: it is safe for data that previous
+// launches still write.
 __device__ __forceinline__ void warm_l2(const void* address) {
 #ifndef SPECBUILD_EMULATE
   asm volatile("prefetch.global.L2 [%0];" ::"l"(address));

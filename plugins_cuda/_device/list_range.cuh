@@ -1,19 +1,19 @@
-// What a row whose attention is narrowed to a list of slots (DSA) chooses among.
+// The slots from which a row of sparse attention (DSA) selects its list.
 #pragma once
 
 #include "attention_rows.cuh"
 
 struct ListRange {
-  int chain;      // committed slots that the row sees: 0 to chain − 1
-  int nodes;      // its ancestors in the tree, itself among them
-  int low, late;  // it chooses among slots low to late − 1 of the chain, and keeps all others
+  int chain;      // committed slots that the row attends to: 0 to chain − 1
+  int nodes;      // its ancestors in the tree, including itself
+  int low, late;  // the row selects from slots low to late − 1, and always attends to all others
 
   __device__ __forceinline__ int others() const {
     return late - low;
   }
 };
 
-// Of the row at view slot `own`; `start` is the tree's first slot.
+// The range of the row at view slot ``own``; ``start`` is the first slot of the tree.
 __device__ __forceinline__ ListRange list_range(int own, int start, int nodes, int first_tokens,
                                                 int recent_tokens) {
   const int chain = min(own + 1, start), position = own < start ? own : start + nodes - 1;

@@ -1,19 +1,18 @@
-// Dense layers of more tokens than many_tokens.cuh is good for, cut the same way, up to 128 a CTA:
-// the tokens of a CTA's part of K stand in shared memory as panels, or pass through it where they
-// do not fit, and warpgroups multiply by them. Where they do not come as panels, one more warpgroup
-// brings them.
+// Dense layers with up to 128 tokens per CTA, for more tokens than many_tokens.cuh and with the
+// same distribution of work. The tokens of a CTA's part of K are panels in shared memory: resident,
+// or streamed through it if they do not fit. Warpgroups multiply by them. If the tokens are not
+// stored as panels, one more warpgroup copies and permutes rows.
 //
-// Each warp has a tile and all slices of the group, so that slices meet in registers: nothing goes
-// through shared memory but the tokens, 128 bytes of them for 16 rows of the weight in place of
-// 512.
+// Each warp has a tile and all slices of the group, so the slices are added in registers. Only
+// tokens pass through shared memory: 128 bytes per 16 weight rows instead of 512.
 #pragma once
 
 #include "group_sums.cuh"
 #include "panel_product.cuh"
 #include "row_panels.cuh"
 
-// kShares CTAs share kTileCount tiles; each of kGroups groups of slices has as many. kReady: the
-// tokens come as panels.
+// kShares CTAs share kTileCount tiles, in each of kGroups groups of slices. kReady: the tokens are
+// stored as panels.
 template <class Shape_, int kTileCount, int kGroups_, int kShares, int kWarps, int kStages,
           bool kReady>
 struct ManyPanels
@@ -25,7 +24,7 @@ struct ManyPanels
       Sums::tokens;
   using Panels = PanelStream<Shape::kColumns, Shape::kPanels, kStages, kWarps>;
   using Rows = RowPanels<Panels, Shape::kWeightBlocks>;
-  // Of the launch; registers of a thread that brings rows, and of the others beside it.
+  // Threads of the launch; registers of a thread that copies rows, and of the other threads.
   static constexpr int kThreads = (kWarps + (kReady ? 0 : kRowWarps)) * 32;
   static constexpr int kRowRegisters = 56, kRegisters = 224;
   static_assert(kReady || kWarps * kRegisters + kRowWarps * kRowRegisters <=
@@ -35,7 +34,7 @@ struct ManyPanels
       Panels::kBytes + static_cast<int>(sizeof(typename Panels::Barriers));
   static_assert(kWarps % 4 == 0, "warpgroups are whole");
 
-  // Every kWarps-th tile of the CTA's run.
+  // The chunks of a warp: every kWarps-th tile of the CTA's range.
   struct Chunks {
     int first, last;
     __device__ __forceinline__ int count() const {
@@ -60,37 +59,37 @@ struct ManyPanels
     return Stream(weight, chunks(), group * Shape::kBlocks, blocks());
   }
 
-  // Starts to fetch this group's panels of what normed_tokens() or token_panels() left.
+  // Start to copy this group's panels of the result of normed_tokens() or token_panels().
   __device__ __forceinline__ Panels fetch_ready(unsigned char* shared,
                                                 const unsigned char* ready) const {
     constexpr int kAllPanels = ceil_div(Shape::kWeightBlocks, 2);
-    Panels panels = stand(shared);
+    Panels panels = create(shared);
     const int64_t first = static_cast<int64_t>(blockIdx.y) * kAllPanels + group * Shape::kPanels;
     panels.start(ready + first * Panels::kPanelBytes, chunks().count());
     __syncthreads();
     return panels;
   }
 
-  // Whether this thread brings the tokens that the others multiply by.
-  static __device__ __forceinline__ bool brings_rows() {
+  // Whether this thread copies tokens instead of multiplying.
+  static __device__ __forceinline__ bool copies_rows() {
     return !kReady && threadIdx.x >= kWarps * 32;
   }
-  // Panels of the rows of ``x``, every one in its place: all threads stand them, with a barrier of
-  // the CTA, and those threads then bring them, behind the wait for the launch in front.
-  __device__ __forceinline__ Panels stand_rows(unsigned char* shared) const {
-    const Panels panels = stand(shared);
+  // Create resident panels for the rows of ``x``. All threads call create_panels(), which has a
+  // barrier. The copying threads then call copy_rows(), after griddepcontrol.wait.
+  __device__ __forceinline__ Panels create_panels(unsigned char* shared) const {
+    const Panels panels = create(shared);
     __syncthreads();
     return panels;
   }
-  __device__ __forceinline__ void bring_rows(const Panels& panels, const uint16_t* x) const {
+  __device__ __forceinline__ void copy_rows(const Panels& panels, const uint16_t* x) const {
     registers_lower<kRowRegisters>();
     pdl_wait();
     const int64_t first = static_cast<int64_t>(first_token) * (Shape::kWeightBlocks * 32);
     const int warp = static_cast<int>(threadIdx.x) / 32 - kWarps;
-    Rows{panels, x + first + group * Shape::kBlocks * 32, tokens, blocks(), warp}.bring();
+    Rows{panels, x + first + group * Shape::kBlocks * 32, tokens, blocks(), warp}.fill();
   }
 
-  // The group's sums of all tiles go to ``sums``.
+  // Multiply; the group's sums of all tiles go to ``sums``.
   __device__ __forceinline__ void multiply(Stream& stream, Panels& panels, unsigned char*,
                                            float* sums) const {
     const int lane = threadIdx.x % 32;
@@ -108,7 +107,7 @@ struct ManyPanels
   }
 
  private:
-  __device__ __forceinline__ Panels stand(unsigned char* shared) const {
+  __device__ __forceinline__ Panels create(unsigned char* shared) const {
     auto& barriers = *reinterpret_cast<typename Panels::Barriers*>(shared + Panels::kBytes);
     return Panels(shared, barriers, ceil_div(blocks(), 2));
   }

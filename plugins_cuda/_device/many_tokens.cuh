@@ -1,15 +1,16 @@
-// Dense layers of many tokens, up to 64 a CTA: weights still stream once, tokens are shared.
+// Dense layers with up to 64 tokens per CTA: weights are read once, and warps share the tokens.
 //
-// What limits it is what an SM takes from L2: its weights and its tokens. A CTA therefore has a
-// share of the weight's tiles by one group of K's slices only, so that it reads no more than that
-// part of the tokens: QKV's 132 CTAs take 223 KB of weights and 123 KB of tokens each, not 368 KB.
-// Warp = (slice of the group, one of kLanes tiles). The order of additions is that of
-// small_linear.cuh; those of the groups are group_sums.cuh's.
+// The limit is the bandwidth from L2 to an SM, for weights and tokens. A CTA therefore has a share
+// of the weight's tiles × one group of K slices, so that it reads only that part of the tokens.
+// Each of the 132 CTAs of QKV reads 223 KB of weights and 123 KB of tokens instead of 368 KB. A
+// warp has one slice of the group and one of kLanes tiles. The order of additions is that of
+// small_linear.cuh within a group, and that of group_sums.cuh between groups.
 #pragma once
 
 #include "group_sums.cuh"
 
-// Tiles of one warp: every kLanes-th of the CTA's run. All warps of a CTA take as many rounds.
+// The tiles of one warp: every kLanes-th of the CTA's range. All warps of a CTA execute the same
+// number of rounds.
 template <int kLanes>
 struct LaneChunks {
   static constexpr bool kOnlyOne = false;
@@ -26,7 +27,7 @@ struct LaneChunks {
   }
 };
 
-// kShares CTAs share kTileCount tiles; each of kGroups groups of slices has as many.
+// kShares CTAs share kTileCount tiles, in each of kGroups groups of slices.
 template <class Shape_, int kTileCount, int kShares>
 struct ManyTokens : GroupSums<kTileCount, Shape_::kSlices / Shape_::kGroupSlices, kShares,
                               Shape_::kTokenTiles, Shape_::kThreads> {
@@ -36,7 +37,7 @@ struct ManyTokens : GroupSums<kTileCount, Shape_::kSlices / Shape_::kGroupSlices
   using Sums::add_bits, Sums::first_tile, Sums::first_token, Sums::group, Sums::last_tile,
       Sums::kGroups, Sums::kTileFloats, Sums::kTokenTiles, Sums::tokens;
   static constexpr int kSlices = Shape::kGroupSlices, kLanes = Shape::kWarps / kSlices;
-  static constexpr int kBlocks = kSlices * Shape::kSliceBlocks;  // of a group, the last may be less
+  static constexpr int kBlocks = kSlices * Shape::kSliceBlocks;  // of a group; the last has fewer
   static constexpr int kThreads = Shape::kThreads;
   static constexpr int kTokenBytes = kBlocks * kTokenTiles * kFragmentBytes;
   static constexpr int kBytes = kTokenBytes + Shape::kPartialBytes;
@@ -57,8 +58,8 @@ struct ManyTokens : GroupSums<kTileCount, Shape_::kSlices / Shape_::kGroupSlices
     return Stream(weight, chunks(), nullptr, group * kSlices + slice());
   }
 
-  // Starts to fetch this group's part of the tokens: of the rows of ``x``, or of what
-  // normed_tokens() left, [groups of tokens][blocks of all groups][kTokenTiles][lane] 16 bytes.
+  // Start to copy this group's part of the tokens: from the rows of ``x``, or from the result of
+  // normed_tokens(), [groups of tokens][blocks of all groups][kTokenTiles][lane] 16 bytes.
   __device__ __forceinline__ Input fetch_rows(unsigned char* shared, const uint16_t* x) const {
     const int lane = threadIdx.x % 32;
     each_fragment([&](int block, int n) {
@@ -81,7 +82,7 @@ struct ManyTokens : GroupSums<kTileCount, Shape_::kSlices / Shape_::kGroupSlices
     return input(shared);
   }
 
-  // After the fetch: the group's sums of all tiles go to ``sums``.
+  // Call it after the copies started; the group's sums of all tiles go to ``sums``.
   __device__ __forceinline__ void multiply(Stream& stream, Input& input, unsigned char* shared,
                                            float* sums) const {
     cp_async_commit();
@@ -107,7 +108,7 @@ struct ManyTokens : GroupSums<kTileCount, Shape_::kSlices / Shape_::kGroupSlices
     }
   }
 
-  // The slices of a round's tiles, added in order.
+  // Add the slices of a round's tiles in order.
   __device__ __forceinline__ void add_group(float* partials, const float (&own)[1][kTokenTiles][4],
                                             int round, float* sums) const {
     constexpr int kWarpFloats = kTokenTiles * kTileFloats, kWarpVectors = kWarpFloats / 4;

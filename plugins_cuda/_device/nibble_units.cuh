@@ -1,24 +1,25 @@
-// Four bits of each code in a word, and further bits behind (linear/nibble_codes.py).
+// Weights with four bits of each value in a word, and further bits after them
+// (linear/nibble_codes.py).
 //
-// The value of a code is what an engine stores that dequantizes the same checkpoint: a number in
-// fp32, rounded once to bf16. Both engines multiply by the same numbers in the same order, so their
-// results have equal bits.
+// A value is dequantized in fp32 and rounded once to bf16, as in an engine that stores the
+// dequantized checkpoint. Both engines multiply the same numbers in the same order, so their
+// results are equal bit for bit.
 #pragma once
 
 #include "code_arithmetic.cuh"
 
-// The four pairs of a word as 128 + code, exact in bf16.
+// The four pairs of a word as 128 + value, exact in bf16.
 template <int pair>
 __device__ __forceinline__ uint32_t nibble_pair(uint32_t word) {
   return (word >> (4 * pair) & 0x000F000Fu) | 0x43004300u;
 }
 
-// Codes of a unit in one piece: a word of eight codes for each block and row.
+// Units of one piece: a word of eight values for each block and row.
 template <int scale_bytes, int scale_words>
-struct NibbleUnits : CodedUnits<1, scale_bytes, scale_words> {
-  static constexpr Apart kApart = Apart::kAlways;
+struct NibbleUnits : QuantizedUnits<1, scale_bytes, scale_words> {
+  static constexpr SeparateSteps kSeparateSteps = SeparateSteps::kAlways;
 
-  // of_word<row>(codes of a row in this block, pairs) for both rows.
+  // Call of_word<row>(values of a row in this block, pairs) for both rows.
   template <int block, class Held, class OfWord>
   static __device__ __forceinline__ void decode_words(const Held& held, uint32_t (&first)[4],
                                                       uint32_t (&second)[4],
@@ -32,11 +33,11 @@ struct NibbleUnits : CodedUnits<1, scale_bytes, scale_words> {
   }
 };
 
-// With a scale, of fp16 or bf16, and a zero point for ``group`` columns.
+// With a scale (fp16 or bf16) and a zero point per ``group`` columns.
 template <int group, class Scales = SplitScales>
 struct Int4Units : NibbleUnits<(group == 32 ? 80 : 48) + Scales::kFreeBytes, 1> {
   using Base = NibbleUnits<(group == 32 ? 80 : 48) + Scales::kFreeBytes, 1>;
-  static constexpr Apart kApart = Apart::kAllAtOnce;
+  static constexpr SeparateSteps kSeparateSteps = SeparateSteps::kAllAtOnce;
   static constexpr bool kByBlock = group == 32;
   static constexpr int kRowWords = kByBlock ? 2 : 1;  // of scales
   static_assert(group == 32 || group == 64, "a unit has 64 columns");
@@ -49,12 +50,12 @@ struct Int4Units : NibbleUnits<(group == 32 ? 80 : 48) + Scales::kFreeBytes, 1> 
   static __device__ __forceinline__ void decode(const Held& held, uint32_t (&first)[4],
                                                 uint32_t (&second)[4]) {
     const Scales scales(held.template word<0>(kByBlock ? block : 0));
-    // Two bytes for the two rows; with groups of 32 a nibble of each belongs to a block.
+    // One byte for each of the two rows; with groups of 32, each nibble belongs to a block.
     uint32_t zeros = held.template word<0>(kRowWords) >> (threadIdx.x % 8 / 4 * 16);
     if (kByBlock) zeros = zeros >> (4 * block) & 0x0F0Fu;
     Base::template decode_words<block>(
         held, first, second, [&](auto row, uint32_t word, uint32_t (&pairs)[4]) {
-          // -(128 + zero point): exact in bf16, and so is its sum with 128 + code.
+          // -(128 + zero point) is exact in bf16, and so is its sum with 128 + value.
           const uint32_t offset = (zeros >> (8 * row.value) & 0xFFu) * 0x00010001u + 0xC300C300u;
           each_pair([&](auto i) {
             const uint32_t codes = add_bf16x2(nibble_pair<decltype(i)::value>(word), offset);
@@ -64,7 +65,7 @@ struct Int4Units : NibbleUnits<(group == 32 ? 80 : 48) + Scales::kFreeBytes, 1> 
   }
 };
 
-// With an fp16 scale and an fp16 minimum for 32 columns.
+// With an fp16 scale and an fp16 minimum per 32 columns.
 struct Q41Units : NibbleUnits<144, 1> {
   static __device__ __forceinline__ int scale_place(int, int g, int t) {
     return (g * 4 + t) * 4;
@@ -86,13 +87,14 @@ struct Q41Units : NibbleUnits<144, 1> {
   }
 };
 
-// Q4_K and Q5_K: an fp16 scale and minimum for 256 columns, and multiples of them for 32.
+// Q4_K and Q5_K: an fp16 scale and minimum per 256 columns, and a multiple of each per 32
+// columns.
 template <int bits>
 struct KUnits : NibbleUnits<bits == 5 ? 256 : 128, bits == 5 ? 2 : 1> {
   using Base = NibbleUnits<bits == 5 ? 256 : 128, bits == 5 ? 2 : 1>;
   static constexpr bool kFifth = bits == 5;
 
-  // Lanes 0 and 1 hold the two rows' scale and minimum, lanes 2 and 3 the multiples.
+  // Lanes 0 and 1 hold scale and minimum of the two rows, lanes 2 and 3 the multiples.
   static __device__ __forceinline__ int scale_place(int number, int g, int t) {
     if (number == 1) return (g * 4 + t) * 4;
     return (kFifth ? 128 : 0) + t / 2 * 64 + (g * 2 + t % 2) * 4;
@@ -101,7 +103,7 @@ struct KUnits : NibbleUnits<bits == 5 ? 256 : 128, bits == 5 ? 2 : 1> {
   template <int block, class Held>
   static __device__ __forceinline__ void decode(const Held& held, uint32_t (&first)[4],
                                                 uint32_t (&second)[4]) {
-    // Each lane makes the numbers of one row; exact products of 11 and 6 bits.
+    // Each lane computes the numbers of one row; products of 11 and 6 bits are exact.
     const int own = threadIdx.x % 2;
     const float2 of_block = unpack_f16x2(held.template word<0>(own));
     const uint32_t multiples = held.template word<0>(2 + own);
@@ -124,14 +126,14 @@ struct KUnits : NibbleUnits<bits == 5 ? 256 : 128, bits == 5 ? 2 : 1> {
   }
 };
 
-// Six bits, an fp16 scale for 256 columns and multiples of it for 16: Q6_K. With minima, an fp16
-// number for 256 columns and multiples of it for 32, also other K-quants beside it.
+// Q6_K: six bits, an fp16 scale per 256 columns and a multiple of it per 16 columns. With minima
+// (an fp16 number per 256 columns and a multiple of it per 32), it can also hold other K-quants.
 template <bool minima>
 struct SixBitUnits : NibbleUnits<minima ? 416 : 352, minima ? 4 : 3> {
   using Base = NibbleUnits<minima ? 416 : 352, minima ? 4 : 3>;
 
-  // Two words of further bits; lanes 0 and 1 hold the two rows' multiples, lane 2 both scales and
-  // lane 3 both minima; the multiples of these.
+  // Two words of further bits, then one word: lanes 0 and 1 hold the multiples of the two rows,
+  // lane 2 both scales, lane 3 both minima. The last word has the multiples of the minima.
   static __device__ __forceinline__ int scale_place(int number, int g, int t) {
     if (number < 2) return (g * 4 + t) * 8 + number * 4;
     if (number == 3) return 384 + g * 4;
@@ -142,7 +144,7 @@ struct SixBitUnits : NibbleUnits<minima ? 416 : 352, minima ? 4 : 3> {
   static __device__ __forceinline__ void decode(const Held& held, uint32_t (&first)[4],
                                                 uint32_t (&second)[4]) {
     const float2 of_block = unpack_f16x2(held.template word<2>(2));
-    // Sixteen columns are those of two lanes; products of 11 and 8 bits are exact.
+    // Sixteen columns belong to two lanes; products of 11 and 8 bits are exact.
     const int group = 2 * block + threadIdx.x % 4 / 2;
     const auto scale_of = [&](int row, float scale) {
       return scale * signed_byte_to_float(held.template word<2>(row), group);
@@ -160,7 +162,7 @@ struct SixBitUnits : NibbleUnits<minima ? 416 : 352, minima ? 4 : 3> {
           each_pair([&](auto i) {
             constexpr int place = 2 * decltype(i)::value + 8 * decltype(row)::value;
             const uint32_t high = shifted<4 - place>(held.template own<block>()) & 0x00300030u;
-            // 128 + code - 160, exact.
+            // 128 + value - 160, exact.
             const uint32_t codes =
                 add_bf16x2(nibble_pair<decltype(i)::value>(word) | high, 0xC320C320u);
             pairs[i.value] = minima ? fused_pair(codes, scales[row.value], addends[row.value])

@@ -1,8 +1,8 @@
-// RMS norm of rows by one CTA: bf16 rows in, normed bf16 rows in shared memory.
+// RMS norm of rows by one CTA: bf16 rows in, normalized bf16 rows in shared memory.
 //
-// The sum of squares of a row is taken over pieces of 256 elements: each lane adds its 8, lanes add
-// by halving, pieces add in order. That order belongs to the width alone, not to the number of rows
-// or warps.
+// The sum of squares of a row is computed over pieces of 256 elements: each lane adds 8, lanes are
+// reduced by butterfly, pieces are added in order. This order depends on the width only, not on the
+// number of rows or warps.
 #pragma once
 
 #include "bf16.cuh"
@@ -10,7 +10,7 @@
 
 constexpr int kPieceElements = 256;
 
-// As rms_norms.py numbers them. kOffsetInFp32: as kWeightInFp32, of 1 + the weight.
+// The numbers of rms_norms.py. kOffsetInFp32: as kWeightInFp32, with 1 + the weight.
 enum class NormRounding { kWeightInFp32, kCastFirst, kOffsetInFp32 };
 
 __device__ __forceinline__ float sum_of_squares(uint4 v) {
@@ -52,13 +52,13 @@ __device__ __forceinline__ uint4 normed_vector(uint4 x, uint4 weight, float scal
       normed_pair<rounding>(x.z, weight.z, scale), normed_pair<rounding>(x.w, weight.w, scale));
 }
 
-// Rows of kWidth elements in shared memory, kStrideBytes apart, and what norming them takes.
+// Rows of kWidth elements in shared memory, kStrideBytes apart, and the buffers of their norm.
 template <int kWidth, int kWarps, NormRounding rounding>
 struct NormedRows {
   static_assert(kWidth % 8 == 0, "rows are read by 16 bytes");
   static constexpr int kElements = kWidth;
   static constexpr int kPieces = ceil_div(kWidth, kPieceElements);
-  // 16 bytes of every row of a group of 8 lanes' rows then lie in different banks.
+  // 16 bytes of each of 8 rows, one per lane, are then in different banks.
   static constexpr int kStrideBytes = round_up(kWidth * 2, 128) + 64;
   static constexpr int kWeightBytes = round_up(kWidth * 2, 128);
   static __host__ __device__ constexpr int sums_bytes(int rows) {
@@ -73,13 +73,13 @@ struct NormedRows {
   float* sums;            // [rows, kPieces]
   unsigned char* rows;    // [rows, kStrideBytes]
 
-  // In ``bytes(most_rows)`` of shared memory, the rows last.
+  // Use ``bytes(most_rows)`` of shared memory, with the rows last.
   __device__ __forceinline__ NormedRows(unsigned char* shared, int most_rows)
       : weight(shared),
         sums(reinterpret_cast<float*>(shared + kWeightBytes)),
         rows(shared + kWeightBytes + sums_bytes(most_rows)) {}
 
-  // Starts to fetch the norm's weight; the caller commits the group of copies.
+  // Start to copy the weight of the norm; the caller commits the group of copies.
   __device__ __forceinline__ void fetch_weight(const uint16_t* global) const {
 #pragma unroll
     for (int first = 0; first < kWidth / 8; first += kWarps * 32) {
@@ -88,7 +88,7 @@ struct NormedRows {
     }
   }
 
-  // Reads ``count`` rows and their sums of squares; row_address(i) is the first element of row i.
+  // Read ``count`` rows and their sums of squares; row_address(i) is the first element of row i.
   template <class RowAddress>
   __device__ __forceinline__ void read(int count, RowAddress row_address) const {
     constexpr int kBatch = 4;
@@ -114,7 +114,7 @@ struct NormedRows {
     }
   }
 
-  // Norms what read() left, after a barrier; the caller places another one behind.
+  // Normalize the rows of read(). A barrier must precede and follow.
   __device__ __forceinline__ void norm(int count, float eps) const {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     for (int item = warp; item < count * kPieces; item += kWarps) {

@@ -1,9 +1,10 @@
-// Floats as unsigned keys of the same order, and keys with indices of which the lower wins ties.
+// Floats as unsigned keys of the same order, and keys combined with indices: the lower index wins
+// ties.
 #pragma once
 
 #include "ptx_routing.cuh"
 
-// −0 equals +0; a NaN stands at one end.
+// −0 equals +0. A NaN is above or below all numbers, by its sign.
 __device__ __forceinline__ uint32_t ordered_key(float value) {
   const uint32_t bits = __float_as_uint(value + 0.0f);
   return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
@@ -13,7 +14,7 @@ __device__ __forceinline__ float key_value(uint32_t key) {
   return __uint_as_float(key & 0x80000000u ? key & 0x7FFFFFFFu : ~key);
 }
 
-// The larger of two ranked keys has the larger key, or the same one and the lower index.
+// Order by key, then by lower index.
 __device__ __forceinline__ uint64_t ranked_key(uint32_t key, uint32_t index) {
   return static_cast<uint64_t>(key) << 32 | (~index);
 }

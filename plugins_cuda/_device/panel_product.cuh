@@ -1,12 +1,12 @@
 // Products of a packed weight with panels of tokens, on the tensor cores of warpgroups.
 //
-// Each warp of a warpgroup has kTiles tiles of the weight of its own, 16 rows each, as A operands
-// in registers; the tokens are the B operand that its four warps share. So a panel leaves shared
-// memory once for 64 rows of the weight, not once for 16. The weights are loaded kDepth blocks of
-// 32 columns ahead, the first ones before the launch in front is done.
+// Each warp of a warpgroup has kTiles separate tiles of the weight, 16 rows each, as A operands in
+// registers. Its four warps share the tokens as the B operand. A panel is thus read from shared
+// memory once per 64 weight rows instead of once per 16. The weights are loaded kDepth blocks of 32
+// columns ahead, the first ones before the previous launch has finished.
 //
-// Why the bits are those of small_linear.cuh: wgmma's sums of k16 products have the bits of mma's,
-// the blocks of a slice of K are added up in rising order from zero, and slices in order from zero.
+// The bits equal those of small_linear.cuh: wgmma adds k16 products with the bits of mma, the
+// blocks of a slice of K are added in rising order from zero, and so are the slices.
 #pragma once
 
 #include "panel_stream.cuh"
@@ -14,8 +14,8 @@
 #include "ptx_wgmma.cuh"
 #include "weight_units.cuh"
 
-// Compile-time sizes. kWeightBlocks: of all of K; kBlocks: those that a CTA multiplies by, of which
-// the last CTA's may be fewer; kSliceBlocks: those of a slice of K, even where there are several.
+// Compile-time sizes. kWeightBlocks: of all of K. kBlocks: of a CTA; the last CTA may have fewer.
+// kSliceBlocks: of a slice of K, even if there are several.
 template <int kWeightBlocks_, int kBlocks_, int kSliceBlocks_, int kTiles_, int kColumns_,
           int kDepth_, class Units_ = Bf16Units>
 struct PanelShape {
@@ -28,16 +28,17 @@ struct PanelShape {
   static constexpr bool kEven = kWeightBlocks % kBlocks == 0 && kSteps == kBlocks;
   static constexpr int kTileBytes = ceil_div(kWeightBlocks, Units::kBlocks) * Units::kBytes;
   static_assert(kDepth % 2 == 0 && kBlocks % 2 + kSliceBlocks % 2 <= (kSliced ? 0 : 2),
-                "panels are whole");
+                "panels are complete");
 };
 
-// What a lane holds of a tile's part of a panel.
+// A lane's part of a tile's panel.
 template <class Units>
 struct HeldPanel {
   static constexpr int kUnits = 2 / Units::kBlocks;
   typename Units::Held units[kUnits];
 
-  // ``place``: this lane's first 16 bytes. Of a panel of one block the second has no weights.
+  // ``place``: this lane's first 16 bytes. A panel of one block has no weights in its second
+  // half.
   __device__ __forceinline__ void load(const unsigned char* place, bool whole) {
 #pragma unroll
     for (int u = 0; u < kUnits; ++u) {
@@ -51,14 +52,14 @@ struct HeldPanel {
     }
   }
 
-  // The A operands of its four steps of k.
+  // Decode the A operands of its four k steps.
   __device__ __forceinline__ void decode(uint32_t (&a)[4][4]) const {
     Units::template decode<0>(units[0], a[0], a[1]);
     Units::template decode<Units::kBlocks - 1>(units[kUnits - 1], a[2], a[3]);
   }
 };
 
-// ``Chunks``: count() rounds, tile(round, t) of this warp, negative where it has none.
+// ``Chunks``: count() rounds; tile(round, t) of this warp, negative if there is none.
 template <class Shape, class Chunks>
 class PanelProduct {
  public:
@@ -66,7 +67,7 @@ class PanelProduct {
   // sums[t][4j + i] is row g (i < 2) or g + 8 of tile t for token 8j + 2·(lane % 4) + i % 2.
   using Sums = float[Shape::kTiles][Shape::kColumns / 2];
 
-  // ``first``, ``blocks``: this CTA's part of K.
+  // ``first``, ``blocks``: this CTA's range of K.
   __device__ __forceinline__ PanelProduct(const typename Units::Stored* weight,
                                           const Chunks& chunks, int first, int blocks)
       : chunks_(chunks),
@@ -74,14 +75,15 @@ class PanelProduct {
                 first / Units::kBlocks * Units::kBytes + threadIdx.x % 32 * 16),
         blocks_(blocks) {}
 
-  // Starts the first loads: the weights are constant, so no other launch is waited for.
+  // Start the first loads. Weights are constant, so they do not wait for previous launches.
   __device__ __forceinline__ void start() {
     const Place first = place(0);
 #pragma unroll
     for (int i = 0; i < Shape::kDepth; i += 2) load(i, first, i);
   }
 
-  // Every round's sums go to finish(round, sums). All warps of the CTA take as many rounds.
+  // Pass the sums of every round to finish(round, sums). All warps of the CTA execute the same
+  // number of rounds.
   template <class Panels, class Finish>
   __device__ __forceinline__ void run(Panels& panels, Finish finish) {
     const int count = chunks_.count();
@@ -97,13 +99,13 @@ class PanelProduct {
         const Place from = last ? next : here;
 #pragma unroll
         for (int i = 0; i < Shape::kDepth; i += 2) {
-          const auto beside = [&] { load(i, from, ahead + i); };
+          const auto overlap = [&] { load(i, from, ahead + i); };
           if (!holds(base + i)) {
-            beside();
+            overlap();
             continue;
           }
           if (begins_slice(base, i)) add(sums, slice);
-          multiply(slice, panels.begin(), i, holds(base + i + 1), beside);
+          multiply(slice, panels.begin(), i, holds(base + i + 1), overlap);
           panels.end();
         }
       }
@@ -118,7 +120,7 @@ class PanelProduct {
   }
 
  private:
-  // Where this lane's part of each tile begins, null where there is no tile.
+  // The address of this lane's part of each tile, null if there is no tile.
   struct Place {
     const unsigned char* tile[Shape::kTiles];
   };
@@ -140,12 +142,12 @@ class PanelProduct {
 
   static __device__ __forceinline__ bool begins_slice(int base, int i) {
     if constexpr (!Shape::kSliced) return false;
-    // Known where slices begin at the same places of every kDepth blocks.
+    // A compile-time condition if slices start at the same positions of every kDepth blocks.
     if constexpr (Shape::kDepth % Shape::kSliceBlocks == 0) return i % Shape::kSliceBlocks == 0;
     return (base + i) % Shape::kSliceBlocks == 0;
   }
 
-  // The panel that ``block`` begins.
+  // Load the panel that starts with ``block``.
   __device__ __forceinline__ void load(int slot, const Place& from, int block) {
 #pragma unroll
     for (int t = 0; t < Shape::kTiles; ++t) {
@@ -155,7 +157,7 @@ class PanelProduct {
     }
   }
 
-  // The sums of the slice that ends go to those of the slices before it.
+  // Add the sums of the finished slice to those of the slices before it.
   static __device__ __forceinline__ void add(Sums& sums, Sums& slice) {
 #pragma unroll
     for (int t = 0; t < Shape::kTiles; ++t) {
@@ -167,10 +169,10 @@ class PanelProduct {
     }
   }
 
-  // Adds a panel, or the first half of one. beside() runs while the tensor cores do.
-  template <class Beside>
+  // Multiply a panel, or the first half of one. overlap() runs while the tensor cores work.
+  template <class Overlap>
   __device__ __forceinline__ void multiply(Sums& sums, const unsigned char* panel, int slot,
-                                           bool whole, const Beside& beside) {
+                                           bool whole, const Overlap& overlap) {
     uint32_t a[Shape::kTiles][4][4];
 #pragma unroll
     for (int t = 0; t < Shape::kTiles; ++t) {
@@ -189,7 +191,7 @@ class PanelProduct {
       }
     }
     wgmma_commit();
-    beside();
+    overlap();
     wgmma_wait<0>();
 #pragma unroll
     for (int t = 0; t < Shape::kTiles; ++t) {

@@ -1,29 +1,29 @@
-// Tokens as panels (prefill_panel.cuh) that all warps of a CTA multiply by: kColumns tokens by 64
-// values of k each, in rising order, once or several times, through kStages places.
+// Tokens as panels (prefill_panel.cuh) that all warps of a CTA multiply by: kColumns tokens × 64
+// values of K. Panels pass through kStages stages in rising order, once or several times.
 //
-// Where every panel has a place, it stays there. Else thread 0 asks for the next panel once every
-// warp has left its place; it looks kBehind panels behind, so that warps may drift apart by as
-// much.
+// If every panel has a stage, it stays there. Otherwise thread 0 requests the next panel when every
+// warp has released a stage. It checks kBehind panels later, so that warps may drift apart by as
+// many.
 #pragma once
 
 #include "prefill_panel.cuh"
 #include "ptx.cuh"
 
-template <int kColumns_, int kMostPanels, int kStages, int kWarps>
+template <int kColumns_, int kMaxPanels, int kStages, int kWarps>
 class PanelStream {
  public:
   static constexpr int kColumns = kColumns_;
   static constexpr int kPanelBytes = kColumns * kPanelRowBytes;
   static constexpr int kBytes = kStages * kPanelBytes;
-  static constexpr bool kResident = kStages == kMostPanels;
-  static_assert(kStages <= kMostPanels, "no place is left empty");
+  static constexpr bool kResident = kStages == kMaxPanels;
+  static_assert(kStages <= kMaxPanels, "no stage remains empty");
 
   struct Barriers {
     Mbarrier full[kStages], empty[kStages];
   };
 
-  // ``stages``: kBytes from a multiple of 1024. ``panels``: of one pass, at most kMostPanels. A
-  // barrier of the CTA stands between this and the first begin().
+  // ``stages``: kBytes, aligned to 1024. ``panels``: of one pass, at most kMaxPanels. A barrier of
+  // the CTA must follow before the first begin().
   __device__ __forceinline__ PanelStream(unsigned char* stages, Barriers& barriers, int panels)
       : stages_(stages), barriers_(barriers), panels_(panels) {
     if (threadIdx.x != 0) return;
@@ -35,8 +35,8 @@ class PanelStream {
     mbarrier_init_fence();
   }
 
-  // Asks for the first panels of ``tokens`` [panels][kColumns] rows, which other launches have
-  // written, to be read ``passes`` times.
+  // Request the first panels of ``tokens`` [panels][kColumns] rows, which previous launches have
+  // written. They are read ``passes`` times.
   __device__ __forceinline__ void start(const unsigned char* tokens, int passes) {
     tokens_ = tokens;
     left_ = kResident ? (passes > 0 ? panels_ : 0) : passes * panels_;
@@ -45,7 +45,8 @@ class PanelStream {
     for (int i = 0; i < kStages; ++i) request(i);
   }
 
-  // Where a panel's rows begin that the caller itself writes, and its barrier, for one arrival.
+  // The address of a panel whose rows the caller writes itself, and its barrier, which expects one
+  // arrival.
   __device__ __forceinline__ unsigned char* place(int panel) const {
     return stages_ + panel * kPanelBytes;
   }
@@ -53,7 +54,7 @@ class PanelStream {
     return &barriers_.full[panel];
   }
 
-  // The next panel, once it is there.
+  // Wait for the next panel and return its address.
   __device__ __forceinline__ const unsigned char* begin() {
     if (!kResident) {
       if (threadIdx.x == 0 && begun_ >= kBehind) {
@@ -64,12 +65,12 @@ class PanelStream {
       ++begun_;
     }
     mbarrier_wait(&barriers_.full[at_], phase_);
-    // Thread 0 may come from its wait later than the lanes that multiply with it.
+    // Thread 0 may leave its wait later than the other lanes of its warp.
     __syncwarp();
     return stages_ + at_ * kPanelBytes;
   }
 
-  // Behind the wait for the products that read it.
+  // Call it after the products that read the panel have finished.
   __device__ __forceinline__ void end() {
     ++at_;
     if (kResident) {
@@ -86,7 +87,7 @@ class PanelStream {
 
  private:
   static constexpr int kBehind = kStages / 2;
-  static_assert(kResident || kBehind > 0, "a place is asked for again before it is needed");
+  static_assert(kResident || kBehind > 0, "a stage is refilled before it is required");
 
   __device__ __forceinline__ void request(int slot) {
     if (left_ == 0) return;
@@ -101,7 +102,7 @@ class PanelStream {
   Barriers& barriers_;
   const unsigned char* tokens_ = nullptr;
   int panels_;
-  int left_ = 0, next_ = 0;  // thread 0's: panels to be asked for, and the next one
+  int left_ = 0, next_ = 0;  // of thread 0: panels that are not requested yet, and the next one
   int begun_ = 0, at_ = 0;
   uint32_t phase_ = 0;
 };

@@ -1,6 +1,6 @@
-// Philox4x32-10 (Salmon et al., SC 2011) and the Gumbel noise that sampling takes from it.
+// Philox4x32-10 (Salmon et al., SC 2011), and the Gumbel noise of sampling.
 //
-// The noise of token v at a position belongs to (seed, position, v) alone: key (seed, 0), counter
+// The noise of token v at a position depends on (seed, position, v) only: key (seed, 0), counter
 // (position, v / 4, 0, 0), word v % 4.
 #pragma once
 
@@ -20,13 +20,13 @@ __device__ __forceinline__ uint4 philox4x32_10(uint4 counter, uint2 key) {
   return counter;
 }
 
-// −log(−log u) of u = ((bits >> 9) + ½)·2⁻²³, which lies strictly between 0 and 1.
+// −log(−log u) with u = ((bits >> 9) + ½)·2⁻²³, strictly between 0 and 1.
 __device__ __forceinline__ float gumbel(uint32_t bits) {
   const float u = (static_cast<float>(bits >> 9) + 0.5f) * 1.1920928955078125e-7f;
   return -logf(-logf(u));
 }
 
-// The four words for tokens 4·block … 4·block + 3.
+// The four words of tokens 4·block … 4·block + 3.
 __device__ __forceinline__ uint4 positional_bits(int seed, int position, int block) {
   return philox4x32_10(
       make_uint4(static_cast<uint32_t>(position), static_cast<uint32_t>(block), 0, 0),

@@ -1,6 +1,6 @@
-// A dense GEMM of a prompt's rows whose outputs have a bias.
+// A dense prefill GEMM whose outputs have a bias.
 //
-// C: as prefill_dense.cuh has it, and kHasBias.
+// C: the members that prefill_dense.cuh needs, and kHasBias.
 #pragma once
 
 #include "prefill_dense.cuh"

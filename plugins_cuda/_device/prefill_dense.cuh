@@ -1,13 +1,13 @@
 // Dense operands of the prefill GEMM: packed weights, and tiles of one group of rows.
 //
-// C: as prefill_gemm.cuh has it, and kWeights (how they are stored).
+// C: the members that prefill_gemm.cuh needs, and kWeights, the storage of the weights.
 #pragma once
 
 #include "prefill_gemm.cuh"
 #include "ptx_load.cuh"
 #include "stored_weights.cuh"
 
-// One packed tile of 16 rows: a lane's part of a panel of 64 columns is one unit of it, or two.
+// A packed tile of 16 rows; a lane's part of a panel of 64 columns is one or two units.
 template <class C>
 struct DenseWeights {
   static constexpr int kAhead = C::kColumns > 128 ? 2 : 4;
@@ -47,7 +47,7 @@ struct DenseWeights {
   }
 };
 
-// What dense GEMMs share: all rows are one group, CTAs take tiles in turn, weight rows fastest.
+// The base of dense GEMMs: all rows are one group; CTAs take tiles in turn, weight rows fastest.
 template <class C>
 struct DenseGemm {
   using Weights = DenseWeights<C>;
@@ -72,7 +72,7 @@ struct DenseGemm {
   __device__ __forceinline__ int next(const GemmTile& one) const {
     return one.first / C::kColumns * kRowTiles + one.row_tile / kConsumerWarps + gridDim.x;
   }
-  __device__ __forceinline__ int found(int id) const {
+  __device__ __forceinline__ int lookup(int id) const {
     return id;
   }
   __device__ __forceinline__ GemmTile tile(int id) const {

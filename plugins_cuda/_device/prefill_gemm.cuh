@@ -1,17 +1,19 @@
 // The prefill GEMM: D[weight rows, tokens] = W·Xᵀ for prompt chunks, dense or grouped by expert.
 //
-// A CTA computes tiles of 128 weight rows × up to 256 tokens, 64 values of k (a panel) at a time.
-// Two warpgroups of consumers hold 64 rows each: weights go from global memory to registers in the
-// packed order, which is that of wgmma's A operand (MXFP4 is decoded there), a few panels ahead;
-// tokens come as panels (prefill_panel.cuh) through a ring of shared memory that one producer
-// thread fills by bulk copies, one a panel. While the wgmma of a panel run, a warp decodes its
-// weights of the next one and queues it.
-// The sum of one output element goes over k in rising order, 16 values a wgmma, into one fp32
-// register, whatever the tile's number of tokens: it does not depend on the rows around.
+// A CTA computes tiles of 128 weight rows × up to 256 tokens, 64 values of K (a panel) at a time.
+// Two consumer warpgroups hold 64 rows each. Weights are loaded from global memory to registers, a
+// few panels ahead, in the packed order of wgmma's A operand; MXFP4 is decoded there. Tokens are
+// panels (prefill_panel.cuh): a producer thread copies them through a ring in shared memory, one
+// bulk copy per panel. While the wgmma of a panel run, a warp decodes its weights of the next panel
+// and queues it.
 //
-// Numbers for one panel of a 128 × 256 tile: 4.2 MFLOP, 1024 cycles of the tensor cores. Shared
-// memory: 32 KB in, 64 KB out (94 B a cycle of 128). From L2: 32 KB of tokens and 16 KB of bf16
-// weights (4.25 KB of MXFP4): at 7.5 TB/s the bf16 form is bound to 640 TFLOP/s, MXFP4 to 870.
+// The sum of an output element is accumulated over k in rising order, 16 values per wgmma, in one
+// fp32 register. It depends neither on the tile's number of tokens nor on other rows.
+//
+// A panel of a 128 × 256 tile has 4.2 MFLOP, 1024 cycles of the tensor cores. It writes 32 KB to
+// shared memory and reads 64 KB from it: 94 of 128 bytes per cycle. From L2 it reads 32 KB of
+// tokens and 16 KB of bf16 weights (4.25 KB of MXFP4). At 7.5 TB/s this limits bf16 to 640 TFLOP/s
+// and MXFP4 to 870.
 //
 // C: kKBlocks (K/32), kRowTiles (packed tiles of 16 weight rows, of one expert), kColumns (tokens
 // of the widest tile, a multiple of 16), kStages, kWgmma (0: mma.sync), kSharedBytes.
@@ -26,14 +28,14 @@ constexpr int kConsumerWarps = 8;
 constexpr int kGemmThreads = 32 * (kConsumerWarps + 4);  // a warpgroup for the producer thread
 constexpr int kConsumerRegisters = 232, kProducerRegisters = 40;
 static_assert(2 * kConsumerRegisters + kProducerRegisters <= 3 * registers_at_entry(kGemmThreads),
-              "no more registers than there are");
+              "the register file suffices");
 constexpr int kTileRows = 16 * kConsumerWarps;
 constexpr int kGroupRows = kTileRows / 2;
 
-// 16 · kConsumerWarps weight rows of one expert by some tokens.
+// 16 · kConsumerWarps weight rows of one expert × some tokens.
 struct GemmTile {
-  int row_tile;  // the first packed tile of 16 weight rows; negative: there are no more tiles
-  int expert;    // whose weights
+  int row_tile;  // the first packed tile of 16 weight rows; negative after the last tile
+  int expert;    // of the weights
   int first;     // the first row of the panels, a multiple of 8
   int columns;   // tokens that are computed, a multiple of 16
   int live;      // tokens that are stored
@@ -47,18 +49,18 @@ template <class C>
 struct TileRing : Ring<C::kStages> {
   static constexpr int kPanels = ceil_div(C::kKBlocks, 2);
   static constexpr int kStageBytes = C::kColumns * kPanelRowBytes;
-  GemmTile tile[C::kStages];  // of the stage that is the first of a tile
+  GemmTile tile[C::kStages];  // valid for the first stage of a tile
 };
 
-// Fills the ring for one tile after another. One thread. It takes the next tile while it copies:
-// a number at once, what that number stands for behind half of the panels, so that no answer from
-// L2 holds up a copy.
+// Fill the ring, tile after tile. One thread executes it. It looks up the next tile while it
+// copies: first its number, and after half of the panels its description, so that no read from L2
+// delays a copy.
 template <class C, class Gemm>
 __device__ __forceinline__ void produce(const Gemm& gemm, TileRing<C>& ring,
                                         unsigned char* stages) {
   constexpr int kPanels = TileRing<C>::kPanels;
   RingPlace<C::kStages> place;
-  GemmTile tile = gemm.tile(gemm.found(gemm.first()));
+  GemmTile tile = gemm.tile(gemm.lookup(gemm.first()));
   while (tile.row_tile >= 0) {
     const uint32_t bytes = static_cast<uint32_t>(tile.columns) * kPanelRowBytes;
     const unsigned char* source = gemm.panels() + panel_chunk(0, 0, tile.first, 0);
@@ -75,16 +77,16 @@ __device__ __forceinline__ void produce(const Gemm& gemm, TileRing<C>& ring,
     };
     const int number = gemm.next(tile);
     copy(0, kPanels / 2);
-    const auto found = gemm.found(number);
+    const auto entry = gemm.lookup(number);
     copy(kPanels / 2, kPanels);
-    tile = gemm.tile(found);
+    tile = gemm.tile(entry);
   }
   mbarrier_wait(&ring.empty[place.slot], place.parity ^ 1);
   ring.tile[place.slot] = tile;
   mbarrier_arrive(&ring.full[place.slot]);
 }
 
-// Adds one panel: 16 weight rows of each warp (a: four slices of 16 of k) times the stage's tokens.
+// Multiply one panel: 16 weight rows of each warp (a: four k16 slices) × the stage's tokens.
 template <bool wgmma, int columns>
 __device__ __forceinline__ void multiply_panel(float (&sums)[columns / 2], uint32_t (&a)[4][4],
                                                const unsigned char* stage) {
@@ -112,8 +114,8 @@ __device__ __forceinline__ void multiply_panel(float (&sums)[columns / 2], uint3
   }
 }
 
-// The weights that a warp has under way: panel p in place p % kAhead. Places are compile-time
-// numbers: a register that a load will fill cannot be moved without waiting for it.
+// The weights of a warp that are in flight: panel p in place p % kAhead. Places are compile-time
+// indices, because a register that is the target of a load cannot be moved without waiting for it.
 template <class Weights>
 struct WeightQueue {
   Weights weights;
@@ -126,7 +128,7 @@ struct WeightQueue {
   }
 };
 
-// What one consumer warp needs for one panel after another of a tile.
+// The loop of a consumer warp over the panels of a tile.
 template <class C, int columns, class Weights>
 struct TileLoop {
   static constexpr bool kWgmma = C::kWgmma != 0;
@@ -135,18 +137,18 @@ struct TileLoop {
   RingPlace<C::kStages>& place;
   const unsigned char* stages;
   float (&sums)[columns / 2];
-  uint32_t decoded[2][4][4];  // the A operands of a panel's four wgmma, and of the next panel's
+  uint32_t decoded[2][4][4];  // A operands of four wgmma, of a panel and of the next one
 
-  // Decodes panel ``panel``, and asks for the panel that comes in its place.
+  // Decode a panel, and load the next one into its place.
   template <int at>
   __device__ __forceinline__ void take(int panel) {
     Weights::decode(queue.raw[at], decoded[at % 2]);
     queue.weights.load_next(queue.raw[at], panel + Weights::kAhead);
   }
 
-  // Behind the wait for the panel's stage. The wait for the next one (there is always one: the next
-  // tile's first, or the one that says there is none) also keeps ptxas from moving the wait for
-  // this panel's wgmma in front of what decodes the next.
+  // Call it after the wait for the panel's stage. It then waits for the next stage, which always
+  // exists: the first of the next tile, or the end marker. That wait also keeps ptxas from moving
+  // the wait for this panel's wgmma before the decoding of the next panel.
   template <int at>
   __device__ __forceinline__ void step(int panel) {
     multiply_panel<kWgmma, columns>(sums, decoded[at % 2],
@@ -173,7 +175,7 @@ struct TileLoop {
   }
 };
 
-// One consumer warp, and what it knows of its next tile.
+// A consumer warp, and the description of its next tile.
 template <class C, class Gemm>
 struct Consumer {
   using Weights = typename Gemm::Weights;
@@ -186,8 +188,8 @@ struct Consumer {
   WeightQueue<Weights> queue;
   GemmTile tile;
 
-  // Waits for the first stage of the next tile, and asks for the tile's first weights. One lane
-  // reads, the one that gives the stage back.
+  // Wait for the first stage of the next tile, and load the tile's first weights. One lane reads
+  // the tile, the lane that releases the stage.
   __device__ __forceinline__ void next() {
     mbarrier_wait(&ring.full[place.slot], place.parity);
     tile = no_tile();
@@ -202,7 +204,7 @@ struct Consumer {
   template <int columns>
   __device__ __forceinline__ void multiply() {
     constexpr int whole = kPanels / Weights::kAhead * Weights::kAhead;
-    static_assert(Weights::kAhead % 2 == 0, "two decoded panels take turns");
+    static_assert(Weights::kAhead % 2 == 0, "decoded panels alternate between two buffers");
     const GemmTile done = tile;
     const auto ahead = gemm.ahead_of(done);
     float sums[columns / 2];
@@ -218,7 +220,7 @@ struct Consumer {
     gemm.template store<columns>(done, ahead, sums, staging);
   }
 
-  // The narrowest of the widths up to ``columns`` that holds the tile.
+  // Multiply with the narrowest width up to ``columns`` that covers the tile.
   template <int columns>
   __device__ __forceinline__ void multiply_narrowest() {
     if constexpr (Gemm::kAnyColumns && columns > 16) {
@@ -233,14 +235,19 @@ struct Consumer {
   }
 };
 
-// The body of a kernel of kGemmThreads threads; ``ring`` is in shared memory; ``shared`` is
-// kStages stages, then the staging of two warpgroups.
+// The body of a kernel of kGemmThreads threads. ``ring`` is in shared memory; ``shared`` has
+// kStages stages, then the staging buffers of two warpgroups.
 //
-// ``Gemm`` says: Weights (16 rows of a warp: kAhead, Raw, load_next, decode), kAnyColumns (tiles
-// differ in their tokens), kStagingValues (16-bit values of a token and warpgroup), panels(),
-// panel_rows(); for the producer first() and next(tile), a tile's number, found(number), what is
-// loaded for it, and tile(found); weights(tile, row_tile); ahead_of(tile), what a lane loads before
-// the tile's sums for store<columns>(tile, ahead, sums, staging).
+// ``Gemm`` declares:
+// - Weights, the 16 rows of a warp: kAhead, Raw, load_next, decode;
+// - kAnyColumns, whether tiles differ in their number of tokens;
+// - kStagingValues, 16-bit values per token and warpgroup;
+// - panels(), panel_rows();
+// - for the producer: first() and next(tile), the number of a tile; lookup(number), the data loaded
+//   for it; tile(entry);
+// - weights(tile, row_tile);
+// - ahead_of(tile), the data that a lane loads before the tile's sums, for
+//   store<columns>(tile, ahead, sums, staging).
 template <class C, class Gemm>
 __device__ __forceinline__ void prefill_gemm(const Gemm& gemm, TileRing<C>& ring,
                                              unsigned char* shared) {

@@ -1,7 +1,7 @@
-// Prefill GEMMs whose first packed rows are heads of queries: tile j of a head holds rows 8j … 8j+7
-// and D/2+8j … D/2+8j+7, which the rotation mixes.
+// Prefill GEMMs whose first packed rows are query heads. Tile j of a head holds rows 8j … 8j+7 and
+// D/2+8j … D/2+8j+7, the pairs that RoPE rotates.
 //
-// C: as prefill_biased.cuh has it, kQHeads and kHeadDim.
+// C: the members that prefill_biased.cuh needs, kQHeads and kHeadDim.
 #pragma once
 
 #include "angles.cuh"
@@ -16,12 +16,12 @@ struct HeadsGemm : BiasedGemm<C> {
   const int* write_slot;
   uint16_t* q;
 
-  // The angles of a token, and where it is cached.
+  // The angles of a token, and its cache slot.
   struct Place : Angles {
     int slot;
   };
 
-  // Of a row's outputs in packed tile `packed`.
+  // Return the place of a row's outputs in packed tile ``packed``.
   __device__ __forceinline__ Place place_of(int row, int packed) const {
     Place at;
     at.slot = packed / kHeadTiles < C::kQHeads ? 0 : write_slot[row];

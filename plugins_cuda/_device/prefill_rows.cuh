@@ -1,8 +1,7 @@
-// Writes rows [T, K] as panels (prefill_panel.cuh), normalised or as they are: one warp a row.
+// Writes rows [T, K] as panels (prefill_panel.cuh), with or without RMS norm, one warp per row.
 //
-// Numbers, 2048 rows of 2880: 12 MB in (the second reading is in L1) and 12 MB out, all of it in
-// L2: about 5 µs in front of a GEMM of 80 µs.
-// ``blocks`` is K/32.
+// For 2048 rows of 2880, 12 MB are read (the second read hits L1) and 12 MB written, all in L2.
+// That takes about 5 µs before a GEMM of 80 µs. ``blocks`` is K/32.
 #pragma once
 
 #include "bf16.cuh"
@@ -11,16 +10,16 @@
 
 constexpr int kRowsThreads = 256;
 
-// As rms_norms.py numbers them. kGptOss: times the weight in fp32, then rounded. kLlama: rounded
-// before, too. kOffset: as kGptOss, of 1 + the weight. kNone: as it is.
+// The numbers of rms_norms.py. kGptOss: multiply by the weight in fp32, then round. kLlama: round
+// before, too. kOffset: as kGptOss, by 1 + the weight. kNone: no norm.
 enum class Norm { kGptOss, kLlama, kOffset, kNone };
 
-// 1 / rms of a row of K values, in every lane of the warp.
+// Return 1 / rms of a row of K values, in every lane of the warp.
 template <int blocks>
 __device__ __forceinline__ float inverse_rms(const uint16_t* row, float eps) {
   const int lane = threadIdx.x % 32;
   float sum = 0.0f;
-  // Unrolled, all of the row is asked for at once.
+  // Unrolled, so that all loads of the row are in flight together.
 #pragma unroll
   for (int i = 0; i < ceil_div(4 * blocks, 32); ++i) {
     const int c = 32 * i + lane;
@@ -53,7 +52,7 @@ __device__ __forceinline__ uint32_t normed_pair(uint32_t x, uint32_t weight, flo
   return pack_bf16x2(low * factor.x, high * factor.y);
 }
 
-// Chunk ``chunk`` of panel ``panel`` of a row; zeros beyond K.
+// Return chunk ``chunk`` of panel ``panel`` of a row; zeros beyond K.
 template <int blocks, Norm norm>
 __device__ __forceinline__ uint4 row_chunk(const uint16_t* row, const uint16_t* weight, float scale,
                                            int panel, int chunk) {
@@ -66,7 +65,7 @@ __device__ __forceinline__ uint4 row_chunk(const uint16_t* row, const uint16_t* 
   return panel_chunk_of(word, chunk);
 }
 
-// Rows blockIdx.x · 8 … + 7 of ``x`` [rows, K] into ``panels`` of ``panel_rows`` rows.
+// Write rows blockIdx.x · 8 … + 7 of ``x`` [rows, K] to ``panels`` of ``panel_rows`` rows.
 template <int blocks, Norm norm>
 __device__ __forceinline__ void write_panel_rows(const uint16_t* x, const uint16_t* weight,
                                                  float eps, unsigned char* panels, int rows,

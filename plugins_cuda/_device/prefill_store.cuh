@@ -1,13 +1,13 @@
-// From a warpgroup's sums to rows of bf16 in shared memory, token by token.
+// The epilogue of the prefill GEMM: from a warpgroup's sums to bf16 rows in shared memory.
 //
-// A lane holds sums of weight rows g and g + 8 of its warp's 16 and of tokens 2t, 2t + 1 of
-// every 8. Rounded, they are 8×8 matrices that one transposition turns into tokens with their rows
-// in order. The 64 rows of a warpgroup then leave as 128 contiguous bytes a token.
+// A lane holds sums of weight rows g and g + 8 of the warp's 16, for tokens 2t, 2t + 1 of every 8.
+// Rounded to bf16 they are 8×8 matrices. A transposition turns them into tokens with adjacent rows.
+// The 64 rows of a warpgroup are then stored as 128 contiguous bytes per token.
 #pragma once
 
 #include "prefill_gemm.cuh"
 
-// 16-bit values between tokens: 16 bytes more than a token has, so that banks differ.
+// The stride between tokens, in 16-bit values: 16 bytes of padding avoid bank conflicts.
 constexpr int kRowsStride = kGroupRows + 8;
 constexpr int kPairsStride = kGroupRows / 2 + 8;
 constexpr int kGroupThreads = 128;
@@ -25,9 +25,9 @@ __device__ __forceinline__ void stage_word(uint16_t* staging, int stride, int to
   *reinterpret_cast<uint32_t*>(staging + token * stride + value) = transpose_8x8(pair);
 }
 
-// The bias of rows g and g + 8 of the warp's 16 weight rows; rows beyond the last repeat it. What a
-// Gemm asks for before a tile's sums, so that it is there behind them: as bits, because a warp
-// would wait for the load to widen it.
+// The bias of rows g and g + 8 of the warp's 16 weight rows; rows beyond the last repeat it. A Gemm
+// loads it before the sums of a tile. It remains in bf16, because a conversion would wait for the
+// load.
 struct LaneBias {
   uint16_t low, high;
   __device__ __forceinline__ float2 widened() const {
@@ -42,7 +42,7 @@ __device__ __forceinline__ LaneBias lane_bias(const uint16_t* bias, const GemmTi
   return {row[0], row[8]};
 }
 
-// [token][64 weight rows of the warpgroup], sums plus the bias of rows g and g + 8, rounded.
+// Store sums plus the bias of rows g and g + 8, rounded, as [token][64 rows of the warpgroup].
 template <int columns>
 __device__ __forceinline__ void stage_rows(const float (&sums)[columns / 2], float2 bias,
                                            uint16_t* staging) {
@@ -59,7 +59,7 @@ __device__ __forceinline__ void stage_rows(const float (&sums)[columns / 2], flo
   warpgroup_sync();
 }
 
-// [token][32 results of the warpgroup]: ``act(gate, up)`` of rows g and g + 8, rounded.
+// Store ``act(gate, up)`` of rows g and g + 8, rounded, as [token][32 results of the warpgroup].
 template <int columns, class Activation>
 __device__ __forceinline__ void stage_pairs(const float (&sums)[columns / 2], const Activation& act,
                                             uint16_t* staging) {
@@ -74,15 +74,15 @@ __device__ __forceinline__ void stage_pairs(const float (&sums)[columns / 2], co
   warpgroup_sync();
 }
 
-// Calls ``store(token, piece)`` for every live token and each of its ``pieces``, pieces fastest.
+// Call ``store(token, piece)`` for every live token and each of its ``pieces``, pieces fastest.
 template <int pieces, class Store>
 __device__ __forceinline__ void for_each_piece(int live, const Store& store) {
   for (int unit = threadIdx.x % kGroupThreads; unit < live * pieces; unit += kGroupThreads)
     store(unit / pieces, unit % pieces);
 }
 
-// The same with ``fetch(token, piece)``, a load whose result goes to ``store(token, piece, got)``:
-// several loads are under way at a time, where a store would hold up the next one's.
+// The same with a load ``fetch(token, piece)``, whose result is passed to ``store(token, piece,
+// value)``. Several loads are issued before the first store, which would delay the next load.
 template <int pieces, class Fetch, class Store>
 __device__ __forceinline__ void for_each_fetched_piece(int live, const Fetch& fetch,
                                                        const Store& store) {

@@ -1,18 +1,18 @@
-// PTX that attention alone uses; the emulator has a plain form of it.
+// PTX of the attention kernels; the emulator replaces it by plain code.
 #pragma once
 
 #include "l2_word.cuh"
 
-// The value, of which the compiler knows nothing: what is made of it in a loop is made there, and
-// keeps no registers meanwhile.
-__device__ __forceinline__ int made_anew(int value) {
+// Return the value, opaque to the compiler. Results that a loop derives from it are not hoisted out
+// of the loop, where they would occupy registers.
+__device__ __forceinline__ int opaque(int value) {
 #ifndef SPECBUILD_EMULATE
   asm volatile("" : "+r"(value));
 #endif
   return value;
 }
 
-// How L2 treats what makes room first.
+// The L2 policy of data that is evicted first.
 __device__ __forceinline__ uint64_t evict_first_policy() {
 #ifdef SPECBUILD_EMULATE
   return 0;
@@ -23,7 +23,7 @@ __device__ __forceinline__ uint64_t evict_first_policy() {
 #endif
 }
 
-// cp_async_16_or_zero() by such a policy.
+// cp_async_16_or_zero() with an L2 policy.
 __device__ __forceinline__ void cp_async_16_or_zero_by(uint64_t policy, void* shared,
                                                        const void* global, bool valid) {
 #ifdef SPECBUILD_EMULATE

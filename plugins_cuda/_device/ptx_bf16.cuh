@@ -1,4 +1,4 @@
-// Arithmetic of bf16 pairs, each operation rounded once; some take one half of a pair for both.
+// Arithmetic of bf16 pairs, rounded once per operation; some operands are one half of a pair.
 #pragma once
 
 #include "bf16.cuh"
@@ -12,7 +12,7 @@ __device__ inline uint32_t mul_bf16x2_by_half(uint32_t a, uint32_t b) {
   return mul_bf16x2(a, factor << 16 | factor);
 }
 
-// A sum of doubles as a float that rounds to the same bf16: odd where it is not exact.
+// Convert a sum to a float that rounds to the same bf16: round to odd if it is inexact.
 inline float float_to_odd(double sum) {
   const float nearest = static_cast<float>(sum);
   const double error = sum - static_cast<double>(nearest);
@@ -37,7 +37,7 @@ __device__ inline uint32_t fma_bf16x2_by_half(uint32_t a, uint32_t b, uint32_t c
 
 #else
 
-// Spelled so that ptxas takes the half as an operand's form, without an instruction for it.
+// Written so that ptxas encodes the half in the operand, without an extra instruction.
 template <int half>
 __device__ __forceinline__ uint32_t mul_bf16x2_by_half(uint32_t a, uint32_t b) {
   uint32_t product;

@@ -1,6 +1,6 @@
-// Loads from global memory that some kernels use, by what may be assumed of the address:
-// ``constant``, no launch ever writes it; ``early``, the same, and the load stays in front of the
-// wait for the launch before; ``l2``, a launch in front has written it.
+// Loads from global memory, by what the kernel may assume of the address. ``constant``: no launch
+// writes it. ``early``: the same, and the load stays before griddepcontrol.wait. ``l2``: a previous
+// launch has written it.
 #pragma once
 
 #include "types.cuh"
@@ -36,7 +36,7 @@ inline uint16_t load_l2_bf16(const uint16_t* address) {
 
 #else
 
-// 8 bytes, past L1.
+// 8 bytes, without L1 allocation.
 __device__ __forceinline__ uint2 load_constant8(const void* address) {
   uint2 v;
   asm volatile("ld.global.nc.L1::no_allocate.v2.u32 {%0, %1}, [%2];"
@@ -51,7 +51,7 @@ __device__ __forceinline__ uint32_t load_constant4(const void* address) {
   return v;
 }
 
-// Through L1: its neighbours are wanted soon.
+// Through L1, because adjacent bytes are loaded soon after.
 __device__ __forceinline__ uint32_t load_constant_byte(const void* address) {
   uint32_t v;
   asm volatile("ld.global.nc.u8 %0, [%1];" : "=r"(v) : "l"(address));
@@ -64,7 +64,7 @@ __device__ __forceinline__ float load_constant_float(const float* address) {
   return v;
 }
 
-// Not ld.global.nc: ptxas moves such loads behind griddepcontrol.wait, which undoes the prefetch.
+// Not ld.global.nc: ptxas moves such loads after griddepcontrol.wait, which defeats the prefetch.
 __device__ __forceinline__ uint4 load_early16(const void* address) {
   uint4 v;
   asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
@@ -74,7 +74,7 @@ __device__ __forceinline__ uint4 load_early16(const void* address) {
   return v;
 }
 
-// Through L1: lanes of a warp share it, and so do neighbouring loads.
+// Through L1, because lanes of a warp and subsequent loads share the line.
 __device__ __forceinline__ uint32_t load_early4(const void* address) {
   uint32_t v;
   asm volatile("ld.global.u32 %0, [%1];" : "=r"(v) : "l"(address) : "memory");

@@ -1,5 +1,5 @@
-// Words in the memory of other GPUs: a value and the number of its round, in 64 bits that arrive
-// together.
+// Words in the memory of other GPUs: 64 bits with a value and its round number, which become
+// visible together.
 #pragma once
 
 #include "types.cuh"
@@ -17,8 +17,9 @@ void trap();
 
 #else
 
-// Two words, at a multiple of 16 bytes. The memory model promises that neither word tears: a vector
-// is a set of scalar accesses, of 64 bits each here. It says nothing of their order.
+// Store two words at a multiple of 16 bytes. The memory model guarantees that no word tears: a
+// vector access is a set of scalar accesses, here of 64 bits each. It does not guarantee their
+// order.
 __device__ __forceinline__ void store_words(uint64_t* address, uint64_t first, uint64_t second) {
   asm volatile("st.relaxed.sys.global.v2.b64 [%0], {%1, %2};" ::"l"(address), "l"(first),
                "l"(second)
@@ -34,14 +35,14 @@ __device__ __forceinline__ WordPair load_words(const uint64_t* address) {
   return words;
 }
 
-// Of a clock that all of a GPU's multiprocessors share.
+// Read the clock that all multiprocessors of a GPU share.
 __device__ __forceinline__ uint64_t nanoseconds() {
   uint64_t now;
   asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
   return now;
 }
 
-// Ends the kernel; the context is lost.
+// Abort the kernel; the CUDA context is lost.
 __device__ __forceinline__ void trap() {
   asm volatile("trap;");
 }

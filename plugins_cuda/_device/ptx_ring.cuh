@@ -1,10 +1,10 @@
-// Copies that announce themselves to a barrier; the emulator has a plain form of it.
+// Asynchronous copies that arrive at an mbarrier; the emulator replaces them by plain code.
 #pragma once
 
 #include "ptx.cuh"
 
-// One arrival at ``barrier``, when all copies that this thread has started so far have landed. They
-// land as ordinary stores do: who reads them by wgmma executes fence_async_shared() first.
+// Arrive at ``barrier`` when all copies that this thread has started so far are complete. Copies
+// write like ordinary stores: before wgmma reads the data, execute fence_async_shared().
 __device__ __forceinline__ void cp_async_arrive(Mbarrier* barrier) {
 #ifdef SPECBUILD_EMULATE
   mbarrier_arrive(barrier);

@@ -12,15 +12,15 @@ __device__ inline uint32_t warp_max(uint32_t value) {
   }
   return value;
 }
-__device__ inline int warp_least(int value) {
+__device__ inline int warp_min(int value) {
   for (int offset = 16; offset > 0; offset /= 2) {
     const int other = __shfl_xor_sync(~0u, value, offset);
     value = other < value ? other : value;
   }
   return value;
 }
-__device__ inline int warp_greatest(int value) {
-  return -warp_least(-value);
+__device__ inline int warp_max_int(int value) {
+  return -warp_min(-value);
 }
 
 #else
@@ -31,13 +31,13 @@ __device__ __forceinline__ uint32_t warp_max(uint32_t value) {
   return best;
 }
 
-__device__ __forceinline__ int warp_least(int value) {
+__device__ __forceinline__ int warp_min(int value) {
   int least;
   asm volatile("redux.sync.min.s32 %0, %1, 0xffffffff;" : "=r"(least) : "r"(value));
   return least;
 }
 
-__device__ __forceinline__ int warp_greatest(int value) {
+__device__ __forceinline__ int warp_max_int(int value) {
   int greatest;
   asm volatile("redux.sync.max.s32 %0, %1, 0xffffffff;" : "=r"(greatest) : "r"(value));
   return greatest;
@@ -45,7 +45,7 @@ __device__ __forceinline__ int warp_greatest(int value) {
 
 #endif
 
-// The sum over this lane and those below it.
+// Return the sum over this lane and those below it.
 __device__ __forceinline__ int warp_prefix_sum(int value, int lane) {
 #pragma unroll
   for (int offset = 1; offset < 32; offset *= 2) {

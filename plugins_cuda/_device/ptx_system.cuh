@@ -1,4 +1,4 @@
-// What the host sees of the device's writes to its memory, and in what order.
+// Ordered writes to host memory.
 #pragma once
 
 #include "types.cuh"
@@ -13,12 +13,12 @@ __device__ inline void store_system(int* address, int value) {
 
 #else
 
-// What this thread wrote before is visible to the host before what is written after.
+// Make earlier writes of this thread visible to the host before later ones.
 __device__ __forceinline__ void fence_system() {
   asm volatile("fence.acq_rel.sys;" ::: "memory");
 }
 
-// A store that the host may poll for.
+// Store a value that the host polls.
 __device__ __forceinline__ void store_system(int* address, int value) {
   asm volatile("st.relaxed.sys.global.s32 [%0], %1;" ::"l"(address), "r"(value) : "memory");
 }

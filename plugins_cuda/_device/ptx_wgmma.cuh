@@ -1,31 +1,30 @@
-// wgmma of Hopper (sm_90a) with the weights in registers, and what its operands need.
+// wgmma of Hopper (sm_90a) with the weights in registers, and the preparation of its operands.
 //
-// One wgmma adds A·B of 64×16 by 16×N to D, bf16 with fp32 sums, for a warpgroup: four warps in a
-// row, the first a multiple of four. Warp w of it holds A rows 16w … 16w+15 as the A operand of
-// mma.m16n8k16 (ptx.cuh), and of D the same rows: sums 4j … 4j+3 of a lane are its d0 … d3 of the
-// mma of columns 8j … 8j+7. B lies in shared memory, column (token) by column, 128 bytes = 64
-// values of k each, in the 128-byte swizzle: 16-byte chunk c of column n stands at chunk c ^ (n %
-// 8).
+// One wgmma adds A·B of 64×16 by 16×N to D, bf16 with fp32 sums, for a warpgroup: four consecutive
+// warps, the first a multiple of four. Warp w holds A rows 16w … 16w+15 as the A operand of
+// mma.m16n8k16 (ptx.cuh), and the same rows of D: sums 4j … 4j+3 of a lane are d0 … d3 of the mma
+// of columns 8j … 8j+7. B is in shared memory, column (token) by column, 128 bytes = 64 values of K
+// each, in the 128-byte swizzle: 16-byte chunk c of column n is stored at chunk c ^ (n % 8).
 #pragma once
 
 #include "ptx.cuh"
 
-// Registers that each thread of a CTA of so many has at entry, where the CTA is alone on its SM.
-// Warpgroups can raise theirs by what others gave back, and wait forever for more.
+// The registers of each thread at entry, if a CTA of ``threads`` is alone on its SM. Warpgroups can
+// raise theirs by the number that others released; a larger request never returns.
 __device__ constexpr int registers_at_entry(int threads) {
   return (64 << 10) / threads / 8 * 8;
 }
 
 #ifndef SPECBUILD_EMULATE
 
-// The matrix that starts here (a multiple of 1024, plus 32 bytes for each 16 of k).
+// The descriptor of a matrix at this address (a multiple of 1024, plus 32 bytes per 16 of K).
 __device__ __forceinline__ uint64_t wgmma_matrix(const void* shared) {
   const uint64_t groups_of_8_columns = 1024 >> 4, swizzle_128 = 1;
   return ((shared_address(shared) & 0x3FFFFu) >> 4) | (uint64_t{1} << 16) |
          (groups_of_8_columns << 32) | (swizzle_128 << 62);
 }
 
-// Before the first wgmma, and after registers of A or D were touched by anything else.
+// Required before the first wgmma, and after other accesses to registers of A or D.
 __device__ __forceinline__ void wgmma_fence() {
   asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 }
@@ -34,15 +33,15 @@ __device__ __forceinline__ void wgmma_commit() {
   asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
 
-// Until all but the last `pending` commits are done: D may be read, A overwritten, B's stage given
-// back.
+// Wait until all but the last `pending` commit groups are complete: D may be read, A overwritten,
+// and the stage of B released.
 template <int pending>
 __device__ __forceinline__ void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(pending) : "memory");
 }
 
-// Registers of each thread of a warpgroup from here on; a kernel whose threads have a cap at entry
-// gives them from one branch of its warpgroups to another. All four warps call it.
+// Change the registers of each thread of a warpgroup. Use it in kernels with a register limit at
+// entry, in separate branches of the warpgroups. All four warps call it.
 template <int count>
 __device__ __forceinline__ void registers_raise() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(count));
@@ -52,7 +51,7 @@ __device__ __forceinline__ void registers_lower() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(count));
 }
 
-// Keeps the compiler from moving registers of D or A across this point.
+// Keep the compiler from moving registers of D or A across this point.
 template <int count>
 __device__ __forceinline__ void wgmma_pin(float (&sums)[count]) {
 #pragma unroll
@@ -108,7 +107,7 @@ __device__ __forceinline__ void wgmma_bf16(float (&d)[columns / 2], const uint32
 #define SPECBUILD_SUMS_120 SPECBUILD_SUMS_112, SPECBUILD_SUMS_AT(112)
 #define SPECBUILD_SUMS_128 SPECBUILD_SUMS_120, SPECBUILD_SUMS_AT(120)
 
-// The operands behind D's are numbered: a0 … a3, the matrix.
+// The operands after D are numbered: a0 … a3, the matrix.
 #define SPECBUILD_WGMMA(columns, a0, a1, a2, a3, matrix)                                   \
   template <>                                                                              \
   __device__ __forceinline__ void wgmma_bf16<columns>(                                     \
@@ -138,8 +137,8 @@ SPECBUILD_WGMMA(240, 120, 121, 122, 123, 124)
 SPECBUILD_WGMMA(256, 128, 129, 130, 131, 132)
 // clang-format on
 
-// Transposes an 8×8 matrix of 16-bit elements: lane 4·g + t gives row g and takes column g, its
-// elements 2t (low half) and 2t + 1.
+// Transpose an 8×8 matrix of 16-bit elements. Lane 4·g + t passes elements 2t (low half) and 2t + 1
+// of row g, and receives those of column g.
 __device__ __forceinline__ uint32_t transpose_8x8(uint32_t pair) {
   uint32_t out;
   asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(out) : "r"(pair));

@@ -1,8 +1,8 @@
 // wgmma with both operands in shared memory, in the layouts of ptx_wgmma.cuh.
 //
-// A is 64 rows of 128 bytes as B is: rows in groups of 8, in the 128-byte swizzle. B may also lie
-// row by row of k: 64 columns (128 bytes) of each, in the same swizzle, and the next 64 columns in
-// a panel behind. wgmma_fence, wgmma_commit, wgmma_wait and wgmma_pin are those of
+// A has 64 rows of 128 bytes in the layout of B: groups of 8 rows, in the 128-byte swizzle. B may
+// also be stored by rows of K, 64 columns (128 bytes) of each in the same swizzle; the next 64
+// columns follow as another panel. wgmma_fence, wgmma_commit, wgmma_wait and wgmma_pin are in
 // ptx_wgmma.cuh.
 #pragma once
 
@@ -10,8 +10,8 @@
 
 #ifndef SPECBUILD_EMULATE
 
-// A matrix of B whose columns adjoin (a multiple of 1024; 2048 bytes further for each 16 of k); its
-// panels of 64 columns are so many bytes apart.
+// The descriptor of a matrix B with adjacent columns, aligned to 1024 bytes (2048 bytes further per
+// 16 of K). Its panels of 64 columns are ``panel_bytes`` apart.
 __device__ __forceinline__ uint64_t wgmma_columns(const void* shared, int panel_bytes) {
   const uint64_t groups_of_8_k = 1024 >> 4, swizzle_128 = 1;
   return ((shared_address(shared) & 0x3FFFFu) >> 4) |
@@ -28,7 +28,7 @@ __device__ __forceinline__ void wgmma_bf16_shared(float (&d)[32], uint64_t a, ui
       : "l"(a), "l"(b));
 }
 
-// D [64, columns] += A·B, B of adjoining columns.
+// D [64, columns] += A·B, where B has adjacent columns.
 template <int columns>
 __device__ __forceinline__ void wgmma_bf16_columns(float (&d)[columns / 2], uint64_t a, uint64_t b);
 

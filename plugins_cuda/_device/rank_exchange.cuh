@@ -1,32 +1,33 @@
-// A round of an exchange: every rank stores its values into the inboxes of all others, and waits
-// for theirs in its own.
+// A round of an exchange: every rank stores its values to the inboxes of all others, and waits for
+// their values in its own inbox.
 //
-// A word is {fp32 bits, number of the round}. Rounds count up from 1 and alternate between two
-// slots. Two are enough: who stores round n has seen a word of round n − 1 of every peer, and a
-// peer stored that behind its own polls of round n − 2. Both hold for each word by itself where one
-// thread owns it on every rank, or where another launch, behind this one, polls.
+// A word is {fp32 bits, round number}. Rounds are numbered from 1 and alternate between two slots.
+// Two slots suffice: a rank that stores round n has received a word of round n − 1 from every peer,
+// and a peer sends that after its polls of round n − 2. This holds for each word separately if one
+// thread processes it on every rank, or if a later launch polls.
 #pragma once
 
 #include "ptx.cuh"
 #include "ptx_peer.cuh"
 #include "ptx_system.cuh"
 
-// The longest wait between two looks at the clock.
-constexpr int kTriesPerLook = 1024;
+// The number of polls between two reads of the clock.
+constexpr int kPollsPerClockRead = 1024;
 
-// ``kWords`` words of each sender of each slot.
+// A slot has ``kWords`` words of each sender.
 template <int kRanks, int kWords>
 struct RankExchange {
   static_assert(kRanks >= 2 && kRanks <= 8 && kWords % 2 == 0);
   static constexpr int kPeers = kRanks - 1;
 
-  uint64_t* inbox;             // own: [2 slots, kPeers senders by their distance − 1, kWords]
-  uint64_t* inbox_on[kPeers];  // of the rank that is i + 1 further, modulo all
-  int* fault;                  // [8], in the host's memory
+  uint64_t* inbox;             // of this rank: [2 slots, kPeers senders by distance − 1, kWords]
+  uint64_t* inbox_on[kPeers];  // of the rank at distance i + 1, modulo the ranks
+  int* fault;                  // [8], in host memory
   int rank, exchange;
   uint32_t epoch, limit_ms;
 
-  // ``state`` [2]: rounds of the programs before this one, and the limit. Behind the wait.
+  // ``state`` [2]: the rounds before this program, and the time limit. Call it after
+  // griddepcontrol.wait.
   __device__ RankExchange(uint64_t* inbox, uint64_t* on_1, uint64_t* on_2, uint64_t* on_3,
                           uint64_t* on_4, uint64_t* on_5, uint64_t* on_6, uint64_t* on_7,
                           const int* state, int* fault, int rank, int exchange)
@@ -38,39 +39,39 @@ struct RankExchange {
     limit_ms = static_cast<uint32_t>(load_l2_int(state + 1));
   }
 
-  // Of a program's i-th round.
+  // The number of the i-th round of a program.
   __device__ __forceinline__ uint32_t number(int round) const {
     return epoch + 1u + static_cast<uint32_t>(exchange + round);
   }
 
-  // Stores two neighbouring values, of an even place, to all peers.
+  // Store two adjacent values, the first at an even index, to all peers.
   __device__ __forceinline__ void push(uint32_t number, int place, float2 values) const {
 #pragma unroll
     for (int i = 0; i < kPeers; ++i) {
-      // Seen from the rank that is i + 1 further, this one is kRanks − 1 − i further.
+      // As seen from the rank at distance i + 1, this rank is at distance kRanks − 1 − i.
       store_words(inbox_on[i] + at(number, kPeers - 1 - i, place), word(values.x, number),
                   word(values.y, number));
     }
   }
 
-  // What the rank that is i + 1 further has stored, perhaps long before this round.
-  __device__ __forceinline__ WordPair look(uint32_t number, int i, int place) const {
+  // Load the words from the rank at distance i + 1, which may be of an earlier round.
+  __device__ __forceinline__ WordPair load(uint32_t number, int i, int place) const {
     return load_words(inbox + at(number, i, place));
   }
 
-  // Looks again until both words are of this round.
+  // Poll until both words are of this round.
   __device__ __forceinline__ float2 wait(WordPair words, uint32_t number, int i, int place) const {
     uint64_t begun = 0;
     for (int tries = 1; !is_of(words, number); ++tries) {
-      if (tries % kTriesPerLook == 0) begun = look_at_clock(begun, number, i);
-      words = look(number, i, place);
+      if (tries % kPollsPerClockRead == 0) begun = check_clock(begun, number, i);
+      words = load(number, i, place);
     }
     return make_float2(__uint_as_float(static_cast<uint32_t>(words.first)),
                        __uint_as_float(static_cast<uint32_t>(words.second)));
   }
 
-  // The sum over all ranks in their order, which is the same on each: own, and the peers' by
-  // distance.
+  // Return the sum over all ranks in the order of ranks, which is the same everywhere. ``own`` are
+  // the values of this rank, ``peers`` those of the others by distance.
   __device__ __forceinline__ float2 in_order(float2 own, const float2 (&peers)[kPeers]) const {
     float2 sum = make_float2(0.0f, 0.0f);
 #pragma unroll
@@ -99,9 +100,9 @@ struct RankExchange {
            static_cast<uint32_t>(words.second >> 32) == number;
   }
 
-  // When the wait was first seen to be long. Past the limit the host is told and the kernel ends:
-  // nothing else could end it.
-  __device__ __forceinline__ uint64_t look_at_clock(uint64_t begun, uint32_t number, int i) const {
+  // Return the time of the first check of a long wait. After the limit it reports the fault to the
+  // host and ends the kernel, because nothing else can.
+  __device__ __forceinline__ uint64_t check_clock(uint64_t begun, uint32_t number, int i) const {
     const uint64_t now = nanoseconds();
     if (begun == 0) return now;
     if (limit_ms != 0 && now - begun > static_cast<uint64_t>(limit_ms) * 1000000u) {

@@ -1,23 +1,23 @@
-// Rows of values in rounds of an exchange: what each rank has of a value goes to all others, and
-// every rank has the sum over all.
+// An all-reduce of rows, in rounds: each rank sends its values to all others, and every rank adds
+// the values of all ranks.
 //
-// A thread owns pairs of neighbouring columns, the same on every rank, and kPairs of them at a
-// time, so that their words travel together. A grid is at most 120 CTAs, all of them resident: a
-// CTA of one rank that waited for one of another that cannot start would wait for ever. Many rows
-// are rounds of kRows rows. Rows without a live sequence take part: a round has a word of every
-// peer.
+// A thread processes pairs of adjacent columns, the same on every rank, kPairs at a time, so that
+// their words are in flight together. A grid has at most 120 CTAs, which are all resident.
+// Otherwise a CTA could wait forever for a CTA of another rank that cannot start. A round has kRows
+// rows at most. Rows without a live sequence take part, because a round has a word of every peer.
 //
-// A round moves 8·kWidth bytes a row to each peer; one of a single row takes as long as a store
-// takes to be seen on the other GPU.
+// A round sends 8·kWidth bytes per row to each peer. A round of one row takes as long as a store
+// needs to become visible on the other GPU.
 //
 // C: kWidth, kRows (of a round), kThreads, kPairs.
 #pragma once
 
 #include "rank_exchange.cuh"
 
-// ``op.own(pair)`` is what this rank sends of a pair, counted over all rows. ``op.ahead(pair,
-// column)`` loads what is added on this GPU, where ``column`` is the pair within its row: it is
-// here before the peers' words are. ``op.end(pair, ahead, sum)`` takes the sum. Behind the wait.
+// Call it after griddepcontrol.wait. ``op.own(pair)`` returns the values that this rank sends;
+// pairs are numbered over all rows. ``op.ahead(pair, column)`` loads the addend of this GPU, before
+// the words of the peers arrive; ``column`` is the index of the pair in its row. ``op.end(pair,
+// ahead, sum)`` receives the sum.
 template <class C, class Peers, class Op>
 __device__ __forceinline__ void exchange_rows(const Peers& peers, int rows, const Op& op) {
   constexpr int kRowPairs = C::kWidth / 2, kPairs = C::kPairs, kPeers = Peers::kPeers;
@@ -51,7 +51,7 @@ __device__ __forceinline__ void exchange_rows(const Peers& peers, int rows, cons
         const int pair = first + p * stride;
 #pragma unroll
         for (int i = 0; i < kPeers; ++i) {
-          if (pair < pairs) words[p][i] = peers.look(number, i, 2 * pair);
+          if (pair < pairs) words[p][i] = peers.load(number, i, 2 * pair);
         }
       }
 #pragma unroll

@@ -1,4 +1,4 @@
-// A ring of stages in shared memory, and where a producer or a consumer stands in it.
+// A ring of stages in shared memory, and the position of a producer or consumer in it.
 #pragma once
 
 #include "ptx.cuh"
@@ -9,13 +9,13 @@ struct Ring {
   Mbarrier empty[stages];
 };
 
-// A place in the ring, and the parity of the barriers that stand there.
+// A stage of the ring, and the parity of its barriers.
 template <int stages>
 struct RingPlace {
   int slot = 0;
   uint32_t parity = 0;
 
-  // ``stages`` is a multiple of `by`, or this one of several that take turns by as much.
+  // ``by`` divides ``stages``, unless the position always advances by the same number.
   __device__ __forceinline__ void advance(int by = 1) {
     slot += by;
     if (slot >= stages) {

@@ -1,9 +1,9 @@
-// Whether a row may draw only some of the tokens.
+// Whether a row samples from a subset of the tokens.
 #pragma once
 
 #include "ptx.cuh"
 
-// As top-k, top-p and min-p ask: what Choose reads of each row.
+// The parameters of top-k, top-p and min-p that Choose reads for each row.
 struct RowCuts {
   const float* temperature;
   const int* top_k;

@@ -1,11 +1,11 @@
-// Rows of x as panels that stand in shared memory (panel_stream.cuh), brought there by a warpgroup
-// of its own while the others multiply.
+// Rows of x as panels in shared memory (panel_stream.cuh). A separate warpgroup copies and converts
+// them while the others multiply.
 //
-// A warp has every kRowWarps-th panel. It copies their rows as they are, kAhead of its panels in
-// front, and turns them where they stand into the order of a panel: products of the first panels
-// run while later ones are on their way beside the weights. The warps that multiply could not turn
-// them as well: the fence that wgmma needs behind it would stand among their loads of weights. Here
-// it stands among the copies of one warp only.
+// Each of kRowWarps warps processes every kRowWarps-th panel. It copies the rows kAhead of its
+// panels ahead, and then permutes them in place into the order of a panel. Products of the first
+// panels run while later panels and the weights arrive. The multiplying warps cannot permute panels
+// as well: wgmma needs a fence after the permutation, which would wait for their loads of weights.
+// Here it waits for the copies of one warp only.
 #pragma once
 
 #include "panel_stream.cuh"
@@ -21,17 +21,17 @@ struct RowPanels {
   const uint16_t* x;  // the first row at the first block
   int tokens, blocks, warp;
 
-  // All of it, by kRowWarps warps; one arrival at a panel's barrier.
-  __device__ __forceinline__ void bring() const {
+  // Copy and permute all panels of this warp; one arrival at the barrier of each panel.
+  __device__ __forceinline__ void fill() const {
     const int count = ceil_div(blocks, 2);
 #pragma unroll 1
     for (int panel = warp - kAhead * kRowWarps; panel < count; panel += kRowWarps) {
       copy(panel + kAhead * kRowWarps);
       if (panel < 0) continue;
-      // A group of copies for each panel, with nothing in it past the last.
+      // One group of copies per panel; groups after the last panel are empty.
       cp_async_wait<kAhead>();
       __syncwarp();
-      turn(panel);
+      permute(panel);
       fence_async_shared();
       __syncwarp();
       if (threadIdx.x % 32 == 0) mbarrier_arrive(panels.barrier(panel));
@@ -39,11 +39,11 @@ struct RowPanels {
   }
 
  private:
-  // A piece is 8 tokens of a panel: a lane has 16 bytes of each of its two blocks.
+  // A piece is 8 tokens of a panel; a lane has 16 bytes of each of its two blocks.
   static constexpr int kPieceRows = 8, kBytesAhead = 64 << 10;
   static constexpr int kAhead = ceil_div(kBytesAhead, kRowWarps* Panels::kPanelBytes);
 
-  // Where 16 bytes ``chunk`` of a block of this lane's row of a piece begin.
+  // The address of 16 bytes ``chunk`` of a block, in this lane's row of a piece.
   __device__ __forceinline__ unsigned char* place(int panel, int piece, int block,
                                                   int chunk) const {
     const int g = threadIdx.x % 32 / 4, at = (4 * block + chunk) ^ g;
@@ -65,8 +65,8 @@ struct RowPanels {
     cp_async_commit();
   }
 
-  // Four lanes have four chunks: each lane takes its word of all of them and leaves one chunk.
-  __device__ __forceinline__ void turn(int panel) const {
+  // Four lanes have four chunks: each lane reads its word of all of them and writes one chunk.
+  __device__ __forceinline__ void permute(int panel) const {
     constexpr int kAtOnce = 2;
     const int t = threadIdx.x % 4, count = ceil_div(tokens, kPieceRows);
 #pragma unroll 1

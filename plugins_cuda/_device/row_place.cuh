@@ -1,14 +1,14 @@
-// Where a row of trees stands: its sequence, its slot there, and the row of slot 0.
+// The place of a row in a batch of trees: its sequence, its slot there, and the row of slot 0.
 #pragma once
 
 #include "ptx.cuh"
 
-// Without ``row_start`` [batch + 1] each sequence has ``nodes`` rows. With it a row behind those of
-// all sequences is padding, of sequence ``batch``.
+// Without ``row_start`` [batch + 1] each sequence has ``nodes`` rows. With it, the rows after those
+// of all sequences are padding and belong to sequence ``batch``.
 struct RowPlace {
   int sequence, slot, first, rows;
 
-  // With whole warps: each lane reads the ends of some sequences.
+  // All lanes of a warp must call this: each lane reads the row ends of some sequences.
   __device__ __forceinline__ RowPlace(const int* row_start, int row, int nodes, int batch)
       : sequence(row / nodes), slot(row % nodes), first(row - slot), rows(nodes) {
     if (row_start == nullptr) return;

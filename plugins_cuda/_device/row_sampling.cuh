@@ -1,10 +1,10 @@
-// How rows choose among tokens by argmax or Gumbel-max: a token's score.
+// The score of a token for argmax or Gumbel-max sampling of a row.
 #pragma once
 
 #include "philox.cuh"
 #include "ptx.cuh"
 
-// How a row chooses.
+// The sampling parameters of a row.
 struct Sampling {
   float temperature;
   int seed, position;
@@ -21,8 +21,8 @@ struct Sampling {
   }
 };
 
-// Reads how ``live`` rows from first_row on choose. Between the wait for the launch in front and a
-// barrier.
+// Read the parameters of ``live`` rows from first_row on. Call it after griddepcontrol.wait and
+// before a barrier.
 __device__ __forceinline__ void prepare_sampling(Sampling* sampling, int first_row, int live,
                                                  const float* temperature, const int* seed,
                                                  const int* position) {

@@ -1,15 +1,16 @@
-// The sequence that a row of a launch belongs to.
+// The sequence of a row of a launch.
 #pragma once
 
 #include "ptx.cuh"
 
-// A number of the batch and what two arrays hold of it; the batch's size where the row is of none.
+// The index of a sequence and its entries of two arrays; the index is the batch size if the row
+// belongs to no sequence.
 struct RowSequence {
   int index, start, budget;
 };
 
-// Lane b has what tells of sequence b, of the first 32: loaded beside whatever else is needed
-// first, so that memory is waited for once.
+// The entries of the first 32 sequences, lane b those of sequence b. They are loaded together with
+// other data that the kernel needs first, so that there is one memory latency.
 struct FirstSequences {
   int end, start, budget;
 
@@ -21,7 +22,7 @@ struct FirstSequences {
     budget = load_l2_int(budgets + b);
   }
 
-  // With whole warps.
+  // All lanes of a warp must call this.
   __device__ __forceinline__ RowSequence of_row(int row, const int* row_start, int batch,
                                                 const int* tree_start, const int* budgets) const {
     const int lane = threadIdx.x % 32;

@@ -1,14 +1,14 @@
-// Adds up what the warps of a CTA, which split K, have of a chunk of a weight's tiles.
+// The split-K reduction within a CTA: adds the partial sums of its warps for a chunk of tiles.
 #pragma once
 
 #include "small_linear.cuh"
 
-// Where an element of a chunk stands: its tile in the chunk, the pair in the tile, the token.
+// An element of a chunk: its tile in the chunk, the pair in the tile, the token.
 struct Element {
   int tile, g, token;
 };
 
-// Elements in the order (tile, token, pair), tokens counted as a power of two: no division.
+// Elements in the order (tile, token, pair). A power of two as token count avoids divisions.
 struct Elements {
   int tokens, shift;
   __device__ __forceinline__ explicit Elements(int tokens_)
@@ -25,7 +25,7 @@ struct Elements {
   }
 };
 
-// Stores what this lane has of a chunk among the partial sums of its warp, from ``place`` on.
+// Store this lane's sums of a chunk among the partial sums of its warp, from ``place`` on.
 template <class Shape>
 __device__ __forceinline__ void store_partials(
     float* place, const float (&sums)[Shape::kTiles][Shape::kTokenTiles][4]) {
@@ -45,8 +45,8 @@ __device__ __forceinline__ void store_partials(
   }
 }
 
-// Adds up what all slices have of elements from threadIdx.x on, in warp order, and gives each pair
-// of outputs to emit(index, element, row g, row g + 8).
+// Add the partial sums of all slices, in warp order, for elements from threadIdx.x on. Pass each
+// pair of outputs to emit(index, element, row g, row g + 8).
 template <class Shape, int kStrideBytes, class Emit>
 __device__ __forceinline__ void add_partials(const float* partials, const Elements& elements,
                                              int count, Emit emit) {
@@ -74,8 +74,8 @@ __device__ __forceinline__ void add_partials(const float* partials, const Elemen
   }
 }
 
-// Adds up what the warps of a CTA have of a chunk. A warp's partial sums stand kStrideBytes behind
-// those of the one before. kGuarded: they replace those of another chunk.
+// Add the partial sums of a CTA's warps for a chunk. They are kStrideBytes apart. kGuarded: they
+// overwrite those of another chunk.
 template <class Shape, int kStrideBytes, bool kGuarded, class Emit>
 __device__ __forceinline__ void add_slices(
     float* partials, const float (&sums)[Shape::kTiles][Shape::kTokenTiles][4],
@@ -86,9 +86,9 @@ __device__ __forceinline__ void add_slices(
   add_partials<Shape, kStrideBytes>(partials, elements, elements.count(Shape::kTiles), emit);
 }
 
-// The same of all kHeld chunks at once, so that warps wait for each other once: ``sums`` are those
-// of ``chunk``, and at the last one of this CTA all are added up. A warp's partial sums are those
-// of kHeld chunks, and emit() gets tiles from the first one's on.
+// The same for kHeld chunks at once, with one barrier. ``sums`` belong to ``chunk``; at the last
+// chunk of this CTA the partial sums of all chunks are added. A warp has partial sums of kHeld
+// chunks, and emit() receives tiles counted from the first chunk.
 template <class Shape, int kHeld, class Emit>
 __device__ __forceinline__ void add_held_slices(
     float* partials, const float (&sums)[Shape::kTiles][Shape::kTokenTiles][4],

@@ -1,20 +1,21 @@
-// Small-batch linear: packed weights stream once through registers, tokens are few.
+// Linear layers of few tokens: packed weights are streamed once through registers.
 //
-// A weight tile is 16 rows by K, in units of one or two blocks of 32 columns (weight_units.cuh);
-// its rows g and g + 8 make a pair. A CTA owns a contiguous run of pairs, so that CTAs are balanced
-// to one unit of pairs:
-//   QKV 5120 rows = 2560 pairs, 128 CTAs: 5 units of 4 each (of whole tiles, on 132: 81 % busy)
-//   O, down 2880 rows = 1440 pairs, 124 CTAs: 3 units of 4, 2.9 on average (whole tiles: 68 %)
-// Its warps split K (kSlices = kWarps, partial sums added in warp order in shared memory), or each
-// has tiles of its own (kSlices = 1). Every warp holds kDepth steps of weights in flight. Those
-// that wait in registers are started before the launch in front is done; the last kRing of them,
-// which wait in shared memory, once the tokens are asked for, so that no weights stand in front of
-// these. Where all of a CTA's steps are in flight at once, nothing that the tokens go through
-// delays them: QKV's 223 KB are 138 KB in registers and 138 KB in shared memory, a fifth of both
-// unused.
+// A weight tile is 16 rows × K, in units of one or two blocks of 32 columns (weight_units.cuh). Its
+// rows g and g + 8 form a pair. A CTA has a contiguous range of pairs, so that the load of CTAs
+// differs by one unit of pairs at most: QKV 5120 rows = 2560 pairs, 128 CTAs: 5 units of 4 each
+// (with full tiles on 132 CTAs: 81 % busy) O, down 2880 rows = 1440 pairs, 124 CTAs: 3 units of 4,
+// 2.9 on average (full tiles: 68 %)
 //
-// For one output element the order of additions is: along its slice of K, over the slices of a
-// group, over groups. It depends on K alone, not on the tokens, the grid or the chunking of rows.
+// The warps of a CTA split K (kSlices = kWarps; partial sums are added in warp order in shared
+// memory), or each has separate tiles (kSlices = 1). Every warp has kDepth steps of weights in
+// flight. Loads to registers start before the previous launch has finished. The last kRing steps,
+// which are copied to shared memory, start after the loads of the tokens, so that they do not delay
+// these. If all steps of a CTA are in flight at once, the tokens are not delayed at all. The 223 KB
+// of QKV, for example, use 138 KB of registers and 138 KB of shared memory, of both one fifth in
+// vain.
+//
+// The additions of an output element are ordered: along its slice of K, over the slices of a group,
+// over groups. This order depends on K only, not on the tokens, the grid or the chunks.
 #pragma once
 
 #include "bf16.cuh"
@@ -29,9 +30,9 @@ __host__ __device__ constexpr int larger(int a, int b) {
   return a < b ? b : a;
 }
 
-// Compile-time sizes. kTiles: weight tiles that a warp works on at once; kTokenTiles: groups of 8
-// tokens; kDepth: steps in flight, kRing of them in shared memory; kGroupSlices: slices that are
-// added up before groups of them are. A step is a unit of the weight.
+// Compile-time sizes. kTiles: weight tiles that a warp processes at once. kTokenTiles: groups of 8
+// tokens. kDepth: steps in flight, kRing of them in shared memory. kGroupSlices: slices that are
+// added before groups are. A step is a unit of the weight.
 template <int kBlocks_, int kWarps_, int kSlices_, int kGroupSlices_, int kTiles_, int kTokenTiles_,
           int kDepth_, int kRing_, class Units_, int kPartialTokens_ = kTokensPerTile>
 struct LinearShape {
@@ -41,11 +42,12 @@ struct LinearShape {
   static constexpr int kTokenTiles = kTokenTiles_, kDepth = kDepth_;
   static constexpr int kRing = kRing_, kInRegisters = kDepth - kRing;
   static constexpr int kThreads = kWarps * 32;
-  static constexpr int kMostTokens = kTokenTiles * kTokensPerTile;
+  static constexpr int kMaxTokens = kTokenTiles * kTokensPerTile;
   static constexpr int kUnitBlocks = Units::kBlocks, kUnits = ceil_div(kBlocks, kUnitBlocks);
   static constexpr int kSliceBlocks = ceil_div(kBlocks, kSlices);
   static constexpr int kSliceUnits = ceil_div(kSliceBlocks, kUnitBlocks);
-  // Whether slices are whole units. Else two neighbours may each take a block of one unit.
+  // Whether slices consist of complete units. Otherwise two adjacent slices may share a unit, a
+  // block each.
   static constexpr bool kWholeUnits = kSliceBlocks % kUnitBlocks == 0;
   static constexpr int kDepthBlocks = kDepth * kUnitBlocks;
   static constexpr int kSteps = round_up(kSliceUnits, kDepth);
@@ -56,22 +58,23 @@ struct LinearShape {
   static constexpr int kWarpPartialBytes = kTiles * kTokenTiles * kTilePartialBytes;
   static constexpr int kPartialBytes = kWarps * kWarpPartialBytes;
   static constexpr int kRingBytes = kWarps * kRing * kTiles * Units::kBytes;
-  // Whether a thread adds up at most one element of a chunk.
-  static constexpr bool kOneElement = kTiles * kPairsPerTile * kMostTokens <= kThreads;
-  static_assert(kSlices % kGroupSlices == 0, "whole groups");
-  static_assert(kDepth <= kSteps, "more steps in flight than there are");
-  static_assert(kInRegisters > 0 || Units::kScaled, "what is started early waits in registers");
-  static_assert(kRing == 0 || kInRegisters == 0 || !Units::kScaled, "scales have one place");
+  // Whether a thread adds at most one element of a chunk.
+  static constexpr bool kOneElement = kTiles * kPairsPerTile * kMaxTokens <= kThreads;
+  static_assert(kSlices % kGroupSlices == 0, "groups are complete");
+  static_assert(kDepth <= kSteps, "no more steps in flight than a slice has");
+  static_assert(kInRegisters > 0 || Units::kScaled, "loads that start early are in registers");
+  static_assert(kRing == 0 || kInRegisters == 0 || !Units::kScaled, "scales are in one place");
 };
 
-// The slice of K of this warp, where warps split K or each has all of it.
+// The slice of K of this warp: its own if warps split K, otherwise all of K.
 template <class Shape>
 __device__ __forceinline__ int slice_of_warp() {
-  static_assert(Shape::kSlices == Shape::kWarps || Shape::kSlices == 1, "one or all");
+  static_assert(Shape::kSlices == Shape::kWarps || Shape::kSlices == 1,
+                "one slice, or one per warp");
   return Shape::kSlices == 1 ? 0 : threadIdx.x / 32;
 }
 
-// The pairs [first, last) of a CTA, and the tiles that they touch.
+// The pairs [first, last) of a CTA, and their tiles.
 struct PairRange {
   int first, last;
   __device__ __forceinline__ int first_tile() const {
@@ -86,12 +89,12 @@ struct PairRange {
 template <int kPairs, int kUnitPairs, int kCtas>
 __device__ __forceinline__ PairRange share_of_pairs(unsigned cta) {
   constexpr unsigned kUnits = kPairs / kUnitPairs;
-  static_assert(kPairs % kUnitPairs == 0 && kPairsPerTile % kUnitPairs == 0, "whole units");
+  static_assert(kPairs % kUnitPairs == 0 && kPairsPerTile % kUnitPairs == 0, "units are complete");
   return {static_cast<int>(kUnits * cta / kCtas) * kUnitPairs,
           static_cast<int>(kUnits * (cta + 1) / kCtas) * kUnitPairs};
 }
 
-// Chunks of kTiles tiles that a CTA walks through together; kOneChunk: one holds all of any CTA's.
+// The chunks of kTiles tiles of a CTA; kOneChunk: every CTA has one chunk at most.
 template <int kTiles, bool kOneChunk>
 struct CtaChunks {
   static constexpr bool kOnlyOne = kOneChunk;
@@ -107,7 +110,8 @@ struct CtaChunks {
   }
 };
 
-// Tokens whose fragments stand in shared memory; ``place``: this lane's of its slice's first block.
+// Tokens whose fragments are in shared memory; ``place`` is this lane's part of the first block of
+// its slice.
 template <class Shape, int kBlockBytes = Shape::kTokenTiles * kFragmentBytes>
 struct SharedTokens {
   const uint4* place;
@@ -118,11 +122,12 @@ struct SharedTokens {
   }
 };
 
-// Tokens too wide for that come straight from L2, as they need no norm: each warp reads its slice.
+// Tokens that are too wide for shared memory and need no norm: each warp reads its slice directly
+// from L2.
 template <class Shape>
 struct GlobalTokens {
   const uint16_t* place;
-  int width, live;  // tokens from this lane's on
+  int width, live;  // live: tokens from this lane's on
   uint4 held[Shape::kDepthBlocks][Shape::kTokenTiles];
 
   __device__ __forceinline__ GlobalTokens(const uint16_t* x, int width_, int tokens) {
@@ -146,14 +151,14 @@ struct GlobalTokens {
   }
 };
 
-// A warp's weights, kDepth steps ahead; a step is one unit of kTiles tiles. Tokens know blocks of
-// 32 columns: ``get`` and ``fetch`` take a block's place among kDepthBlocks, and its number in the
-// slice. A slice may begin with the second block of a unit.
+// The weights of a warp, kDepth steps ahead; a step is one unit of kTiles tiles. Tokens are
+// accessed by blocks of 32 columns: ``get`` and ``fetch`` take the index of a block among
+// kDepthBlocks, and its index in the slice. A slice may start with the second block of a unit.
 template <class Shape, class Chunks>
 class WeightStream {
  public:
   using Sums = float[Shape::kTiles][Shape::kTokenTiles][4];
-  static constexpr int kLate = Shape::kRing;  // groups of copies that follow the tokens
+  static constexpr int kLate = Shape::kRing;  // groups of copies that start after the tokens
 
   __device__ __forceinline__ WeightStream(const typename Shape::Units::Stored* weight,
                                           const Chunks& chunks, unsigned char* ring, int slice)
@@ -167,21 +172,21 @@ class WeightStream {
     ring_ = ring + warp * Shape::kRing * Shape::kTiles * Units::kBytes + lane * 16;
   }
 
-  // Starts the first loads: the weights are constant, so no other launch is waited for.
+  // Start the first loads. Weights are constant, so they do not wait for previous launches.
   __device__ __forceinline__ void start() {
     const Place first = place(0);
 #pragma unroll
     for (int i = 0; i < Shape::kInRegisters; ++i) load(i, first, i);
   }
 
-  // Starts those that wait in shared memory, one group of copies each.
+  // Start the copies to shared memory, one group each.
   __device__ __forceinline__ void start_ring() {
     const Place first = place(0);
 #pragma unroll
     for (int i = Shape::kInRegisters; i < Shape::kDepth; ++i) load(i, first, i);
   }
 
-  // Starts the first loads of the tokens, which other launches write.
+  // Start the first loads of the tokens, which previous launches write.
   template <class Tokens>
   __device__ __forceinline__ void fetch(Tokens& tokens) const {
     if (chunks_.count() == 0) return;
@@ -191,7 +196,7 @@ class WeightStream {
     }
   }
 
-  // Every chunk's sums over this warp's slice go to finish(chunk, sums).
+  // Pass the sums of every chunk over this warp's slice to finish(chunk, sums).
   template <class Tokens, class Finish>
   __device__ __forceinline__ void run(Tokens& tokens, Finish finish) {
     const int count = chunks_.count();
@@ -222,14 +227,15 @@ class WeightStream {
   using Units = typename Shape::Units;
   using Held = typename Units::Held;
 
-  // Whether no load follows the first ones.
+  // Whether the first loads are all loads.
   static constexpr bool kAllAtOnce = Chunks::kOnlyOne && Shape::kDepth == Shape::kSteps;
-  // Whether every step is a branch of its own: in one run of code the assembler decodes so far
-  // ahead that registers run out.
-  static constexpr bool kApart =
-      Units::kApart == Apart::kAlways || (kAllAtOnce && Units::kApart == Apart::kAllAtOnce);
+  // Whether every step is a separate branch. In straight-line code ptxas decodes so far ahead that
+  // it runs out of registers.
+  static constexpr bool kSeparateSteps =
+      Units::kSeparateSteps == SeparateSteps::kAlways ||
+      (kAllAtOnce && Units::kSeparateSteps == SeparateSteps::kAllAtOnce);
 
-  // Where a chunk's first tile begins for this lane, and which of its tiles the lane needs.
+  // This lane's address in the first tile of a chunk, and a mask of the tiles that it reads.
   struct Place {
     const unsigned char* address;
     unsigned tiles;
@@ -246,7 +252,7 @@ class WeightStream {
     return {weight_ + static_cast<int64_t>(tile) * Shape::kUnits * Units::kBytes, tiles};
   }
 
-  // The number in the slice of a unit's first block; negative where that is another slice's.
+  // The index in the slice of a unit's first block; negative if it belongs to another slice.
   __device__ __forceinline__ int first_block(int unit) const {
     return unit * Shape::kUnitBlocks - skipped();
   }
@@ -254,9 +260,9 @@ class WeightStream {
     return Shape::kWholeUnits ? 0 : skipped_;
   }
 
-  // Whether a unit is one of this slice, and whether a block of it is.
+  // Whether a unit belongs to this slice, and whether a block of it does.
   __device__ __forceinline__ bool holds(int unit) const {
-    return (Shape::kEven && !kApart) || max(first_block(unit), 0) < blocks_;
+    return (Shape::kEven && !kSeparateSteps) || max(first_block(unit), 0) < blocks_;
   }
   __device__ __forceinline__ bool holds_block(int block) const {
     constexpr bool kWhole = Shape::kBlocks % Shape::kUnitBlocks == 0 && Shape::kWholeUnits;
@@ -319,7 +325,7 @@ class WeightStream {
       for (int t = 0; t < Shape::kTiles; ++t) mma_bf16(sums[t][n], first[t], b_first);
 #pragma unroll
       for (int t = 0; t < Shape::kTiles; ++t) mma_bf16(sums[t][n], second[t], b_second);
-      // Else the assembler decodes and fetches so far ahead that registers run out.
+      // Otherwise ptxas decodes and loads so far ahead that it runs out of registers.
       if (Units::kScaled && (n % 4 == 3 || n == Shape::kTokenTiles - 1)) __syncwarp();
     }
   }
@@ -334,7 +340,7 @@ class WeightStream {
     return held;
   }
 
-  // Steps of the ring arrive in order; the younger ones may be under way.
+  // Wait for a step of the ring. Steps arrive in order; later ones may be in flight.
   __device__ __forceinline__ void wait_for_ring(int entry) const {
     constexpr int kYounger = larger(Shape::kRing - 1, 0);
     if (!kAllAtOnce) {

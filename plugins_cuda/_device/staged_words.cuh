@@ -1,9 +1,9 @@
-// Lists of 32-bit words in shared memory, all sent for before the first is waited for.
+// Asynchronous copies of lists of 32-bit words to shared memory, with one wait for all of them.
 #pragma once
 
 #include "ptx.cuh"
 
-// By one warp, ``count`` words of what launches in front have written.
+// One warp copies ``count`` words that previous launches have written.
 template <typename Word>
 __device__ __forceinline__ void stage_words(Word* shared, const Word* global, int count) {
   static_assert(sizeof(Word) == 4, "copies of four bytes");
@@ -19,7 +19,7 @@ __device__ __forceinline__ void stage_words(Word* shared, const Word* global, in
   }
 }
 
-// Until all that this warp staged is there, for all its lanes.
+// Wait until everything that this warp staged is visible to all its lanes.
 __device__ __forceinline__ void wait_for_staged() {
   cp_async_commit();
   cp_async_wait<0>();

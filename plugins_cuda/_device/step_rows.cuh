@@ -1,11 +1,11 @@
-// What the ops that lay out a step's rows share: pool slots, live sequences, row copies.
+// Helpers of the ops that lay out the rows of a step: pool slots, live sequences, row copies.
 #pragma once
 
 #include "ptx.cuh"
 
-// Where a view slot of sequence ``b`` lies in the pool of ``page_table`` [B, pages], if there is
-// one. What is not live, or lies past the table, goes to page 0, at a place that follows from the
-// row. The page is sent for at once, and waited for where the place is asked for.
+// The pool slot of a view slot of sequence ``b``, by ``page_table`` [B, pages]. A row that is not
+// live, or whose slot is past the table, gets a slot of page 0 that depends on the row. The
+// constructor starts to load the page; place() waits for it.
 struct PoolSlot {
   int page = 0, page_size, offset;
 
@@ -23,8 +23,8 @@ struct PoolSlot {
   }
 };
 
-// One past the last sequence that is not done, for every lane of a warp: each warp that wants to
-// know asks itself.
+// Return one past the last sequence that is not done, to every lane of a warp. Each warp that needs
+// it calls this.
 __device__ inline int live_sequences(const int* done, int batch) {
   constexpr int kAtOnce = 2;
   const int lane = threadIdx.x % 32;
@@ -46,22 +46,22 @@ __device__ inline int live_sequences(const int* done, int batch) {
   return live;
 }
 
-// row_start [batch + 1] where each sequence up to the last that is not done has ``rows`` rows. By
-// one warp.
+// Write row_start [batch + 1] with ``rows`` rows for each sequence up to the last that is not done.
+// One warp calls it.
 __device__ inline void write_even_row_start(int* row_start, const int* done, int batch, int rows) {
   const int live = live_sequences(done, batch);
 #pragma unroll 1
   for (int b = threadIdx.x % 32; b <= batch; b += 32) row_start[b] = min(b, live) * rows;
 }
 
-// Some threads of a block, one of them this one.
+// A subset of a block's threads, with the index of this one.
 struct Threads {
   int own, count;
 };
 
-// A row of bf16, ``vectors`` times 16 bytes, by these threads; zeros without a source. A thread
-// sends for several vectors before it writes one: as far as the compiler knows, what it writes may
-// be what it reads next.
+// Copy a row of bf16, ``vectors`` times 16 bytes, with these threads; write zeros without a source.
+// A thread issues several loads before the first store, because the compiler must assume that a
+// store aliases the next load.
 __device__ inline void copy_row(uint4* to, const uint4* from, int vectors, const Threads& threads) {
   constexpr int kAtOnce = 8;
 #pragma unroll 1
@@ -81,7 +81,7 @@ __device__ inline void copy_row(uint4* to, const uint4* from, int vectors, const
   }
 }
 
-// By all threads of a block.
+// Copy with all threads of a block.
 __device__ inline void copy_row(uint4* to, const uint4* from, int vectors) {
   const Threads all{static_cast<int>(threadIdx.x), static_cast<int>(blockDim.x)};
   copy_row(to, from, vectors, all);

@@ -1,4 +1,4 @@
-// The forms of dense weights by the number that a launch names (linear/storage.py).
+// The storage formats of dense weights, by the number in a launch's constants (linear/storage.py).
 #pragma once
 
 #include "byte_units.cuh"

@@ -1,5 +1,5 @@
-// A row of a table of bf16 rows: in order, or spread over the tiles of a packed weight
-// (linear/packing.py), of which a row has 64 bytes in each block of 32 columns.
+// A row of a table of bf16 rows. The table is in row order or a packed weight (linear/packing.py);
+// a packed row has 64 bytes in each block of 32 columns.
 #pragma once
 
 #include "types.cuh"
@@ -18,7 +18,7 @@ struct TableRow {
     return {table + tile + row % 16 / 8 * 256 + row % 8 * 32, true};
   }
 
-  // Eight values from ``element`` on, a multiple of 8.
+  // Return the address of eight values; ``element`` is a multiple of 8.
   __device__ __forceinline__ const uint16_t* operator+(int element) const {
     return first + (packed ? element / 32 * 512 + element % 32 : element);
   }

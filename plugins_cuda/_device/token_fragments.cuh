@@ -1,21 +1,21 @@
 // Tokens as B operands of mma in shared memory: [block of 32 columns][token tile][lane] 16 bytes.
 //
-// Lane 4g + t holds columns 8t … 8t + 7 of a block of token g. Warp w fetches, norms and, where it
-// is the one that multiplies them, reads the blocks of slice w: each lane then touches only bytes
-// that it wrote itself. Norming takes one barrier and a time that does not grow up to 8 tokens.
+// Lane 4g + t holds columns 8t … 8t + 7 of a block of token g. Warp w copies, normalizes and, if it
+// multiplies them, reads the blocks of slice w, so each lane accesses only bytes that it wrote. The
+// norm has one barrier, and its time is constant up to 8 tokens.
 //
-// Of few wide tokens only their own bytes stand there (kRows): [block][token][64 bytes]. Lanes of
-// the others read those again; what comes of them is nobody's.
+// For a few wide tokens, only the bytes of live tokens are stored (kRows): [block][token][64
+// bytes]. The other lanes read the same bytes; their results are not used.
 //
-// The sum of squares of a token is taken over a lane's blocks in order, over lanes t by halving,
-// then over slices in order. That order belongs to the width alone.
+// The sum of squares of a token is computed over a lane's blocks in order, over lanes t by
+// butterfly, and over slices in order. This order depends on the width only.
 #pragma once
 
 #include "normed_rows.cuh"
 
 constexpr int kTokensPerTile = 8, kFragmentBytes = 512;
 
-// kSlices warps share kBlocks blocks of columns; the last may have fewer.
+// kSlices warps share kBlocks blocks of columns; the last one may have fewer.
 template <int kBlocks, int kSlices, int kTokenTiles, int kRows = kTokensPerTile>
 struct TokenFragments {
   static constexpr bool kWhole = kRows == kTokensPerTile;
@@ -24,18 +24,18 @@ struct TokenFragments {
   static constexpr int kSliceBytes = kSliceBlocks * kBlockBytes;
   static constexpr int kBytes = kSlices * kSliceBytes;
   static constexpr int kNormWeightBytes = round_up(kBlocks * 64, 128);
-  // 20 floats a token: float4 reads of eight tokens then lie in different banks.
-  static constexpr int kMostSlices = 16, kSumStride = 20;
+  // The stride of a token is 20 floats: float4 reads of eight tokens are then in different banks.
+  static constexpr int kMaxSlices = 16, kSumStride = 20;
   static constexpr int kSumBytes = kTokenTiles * kTokensPerTile * kSumStride * 4;
   static constexpr int kNormBytes = kNormWeightBytes + kSumBytes;
-  static_assert(kSlices <= kMostSlices, "sums of squares have places for 16 slices");
-  static_assert(kWhole || kTokenTiles == 1, "few tokens");
+  static_assert(kSlices <= kMaxSlices, "sums of squares of 16 slices at most");
+  static_assert(kWhole || kTokenTiles == 1, "kRows is for one token tile");
 
   unsigned char* fragments;  // kBytes
 
   __device__ __forceinline__ explicit TokenFragments(unsigned char* shared) : fragments(shared) {}
 
-  // Starts to fetch this warp's part of the norm's weight to ``norm``; the caller commits.
+  // Start to copy this warp's part of the norm's weight to ``norm``; the caller commits.
   static __device__ __forceinline__ void fetch_norm(unsigned char* norm, const uint16_t* weight) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     if (warp >= kSlices) return;
@@ -49,8 +49,8 @@ struct TokenFragments {
     }
   }
 
-  // Starts to fetch this warp's slice of ``live`` tokens; address_of(i) is the first element of
-  // token i. The caller commits.
+  // Start to copy this warp's slice of ``live`` tokens; address_of(i) is the first element of token
+  // i. The caller commits.
   template <class RowAddress>
   __device__ __forceinline__ void fetch(int live, RowAddress address_of) const {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -67,14 +67,14 @@ struct TokenFragments {
     }
   }
 
-  // Norms what fetch() brought, in place, once this lane's copies are there. ``norm``: kNormBytes,
-  // as fetch_norm() filled them. One barrier of the CTA inside; another warp's slices may be read
-  // after a further one.
+  // Normalize the tokens of fetch() in place, after this lane's copies are complete. ``norm`` has
+  // kNormBytes, filled by fetch_norm(). The function has one barrier of the CTA. Before reading
+  // slices of other warps, the caller adds another one.
   template <NormRounding rounding>
   __device__ __forceinline__ void norm(unsigned char* norm, float eps) const {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4;
     const bool works = warp < kSlices;
-    static_assert(kWhole, "each lane norms what is its own");
+    static_assert(kWhole, "each lane normalizes its bytes only");
     float* sums = reinterpret_cast<float*>(norm + kNormWeightBytes);
     if (works) add_slice(sums, warp, lane);
     __syncthreads();
@@ -92,14 +92,14 @@ struct TokenFragments {
     }
   }
 
-  // Sums of squares of this warp's slice of normed tokens, to be read by sum_of() behind a barrier.
-  // ``sums``: kSumBytes.
+  // Compute the sums of squares of this warp's slice of normalized tokens. sum_of() reads them
+  // after a barrier. ``sums`` has kSumBytes.
   __device__ __forceinline__ void add_squares(float* sums) const {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     if (warp < kSlices) add_slice(sums, warp, lane);
   }
 
-  // Of all slices of a token.
+  // Return the sum over all slices of a token.
   static __device__ __forceinline__ float sum_of(const float* sums) {
     float sum = 0.0f;
 #pragma unroll
@@ -114,7 +114,7 @@ struct TokenFragments {
     return sum;
   }
 
-  // This lane's 16 bytes of a block of all columns.
+  // The address of this lane's 16 bytes of a block of all columns.
   __device__ __forceinline__ uint4* at(int block, int token_tile) const {
     if (!kWhole) {
       const int lane = threadIdx.x % 32;

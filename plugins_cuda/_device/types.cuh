@@ -1,5 +1,5 @@
-// Fixed-width integers and the declaration of dynamic shared memory, for NVRTC and the emulator;
-// and what nearly every kernel counts with.
+// Fixed-width integers, dynamic shared memory and constants of nearly all kernels, for NVRTC and
+// the emulator.
 #pragma once
 
 #ifndef SPECBUILD_EMULATE
@@ -24,10 +24,10 @@ using uintptr_t = unsigned long long;
 
 #endif
 
-// Of a warp, in a shuffle or vote.
+// The mask of all lanes, for shuffles and votes.
 constexpr uint32_t kAllLanes = 0xFFFFFFFFu;
 
-// Rounds up to a multiple.
+// Round up to a multiple.
 template <typename T>
 __host__ __device__ constexpr T round_up(T value, T multiple) {
   return (value + multiple - 1) / multiple * multiple;

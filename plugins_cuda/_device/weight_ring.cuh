@@ -1,16 +1,25 @@
-// Coded weights on their way through shared memory, where tokens stand there too.
+// Quantized weights that are streamed through shared memory, in kernels whose tokens are in shared
+// memory too.
 //
-// A warp has kRing places of a unit of kTiles tiles for itself, and asks for the next step when one
-// is free. Registers hold one step then: what is in flight takes none, so that decoders that take
-// many have no branches between steps, and the loop around a step is small code. Order of
-// additions: that of WeightStream (small_linear.cuh), which has the same interface. On an H200,
-// one row, gate and up of Llama 8B: Q6_K 42 µs instead of 56, Q5_K 44 of 55, bytes 5 % less, four
-// bits the same; queries, keys and values 9 to 16 % less.
+// A warp has kRing stages of a unit of kTiles tiles, and requests the next step when one is free.
+// Registers hold one step only: steps in flight need none. So decoders that need many registers
+// have no branches between steps, and the loop around a step is small. The order of additions and
+// the interface are those of WeightStream (small_linear.cuh).
+//
+// Measured on an H200 with one row of Llama 8B, compared with WeightStream:
+//
+// | product           | format    | time                |
+// |-------------------|-----------|---------------------|
+// | gate and up       | Q6_K      | 42 instead of 56 µs |
+// | gate and up       | Q5_K      | 44 instead of 55 µs |
+// | gate and up       | bytes     | 5 % less            |
+// | gate and up       | four bits | the same            |
+// | query, key, value | all       | 9 to 16 % less      |
 #pragma once
 
 #include "small_linear.cuh"
 
-// A unit in shared memory, of which a lane has its codes: HeldUnit without exchanges among lanes.
+// A unit in shared memory with this lane's pieces: HeldUnit without shuffles between lanes.
 template <class Units>
 struct PlacedUnit {
   uint4 pieces[Units::kLoads];
@@ -31,8 +40,8 @@ template <class Shape, class Chunks>
 class WeightRing {
  public:
   using Sums = float[Shape::kTiles][Shape::kTokenTiles][4];
-  // Steps that are asked for before the launch in front is done; the others follow the tokens, so
-  // that fewer weights stand in front of these.
+  // The steps that are requested before the previous launch has finished. The others follow the
+  // tokens, so that fewer weights delay these.
   static constexpr int kEarly = ceil_div(Shape::kRing, 2), kLate = Shape::kRing - kEarly;
 
   __device__ __forceinline__ WeightRing(const typename Shape::Units::Stored* weight,
@@ -45,19 +54,19 @@ class WeightRing {
     skipped_ = Shape::kWholeUnits ? 0 : first % Shape::kUnitBlocks;
     units_ = blocks_ > 0 ? ceil_div(skipped() + blocks_, Shape::kUnitBlocks) : 0;
     ring_ = ring + threadIdx.x / 32 * kRingBytes + lane() * 16;
-    ask_for_chunk(0);
+    request_chunk(0);
   }
 
   __device__ __forceinline__ void start() {
 #pragma unroll
-    for (int place = 0; place < kEarly; ++place) ask(ring_ + place * kPlaceBytes);
+    for (int place = 0; place < kEarly; ++place) request(ring_ + place * kPlaceBytes);
   }
   __device__ __forceinline__ void start_ring() {
 #pragma unroll
-    for (int place = kEarly; place < Shape::kRing; ++place) ask(ring_ + place * kPlaceBytes);
+    for (int place = kEarly; place < Shape::kRing; ++place) request(ring_ + place * kPlaceBytes);
   }
 
-  // Every chunk's sums over this warp's slice go to finish(chunk, sums).
+  // Pass the sums of every chunk over this warp's slice to finish(chunk, sums).
   template <class Input, class Finish>
   __device__ __forceinline__ void run(const Input& tokens, Finish finish) {
     const int count = chunks_.count();
@@ -68,10 +77,10 @@ class WeightRing {
 #pragma unroll 1
       for (int unit = 0; unit < units_; ++unit) {
         cp_async_wait<Shape::kRing - 1>();
-        __syncwarp();  // scales come by other lanes' copies
+        __syncwarp();  // other lanes copy the scales
         multiply(sums, tokens, ring_ + place, unit);
         __syncwarp();
-        ask(ring_ + place);
+        request(ring_ + place);
         place = place + kPlaceBytes == kRingBytes ? 0 : place + kPlaceBytes;
       }
       finish(chunk, sums);
@@ -84,7 +93,7 @@ class WeightRing {
   static constexpr int kPlaceBytes = Shape::kTiles * Units::kBytes;
   static constexpr int kRingBytes = Shape::kRing * kPlaceBytes;
   static constexpr int kScalePieces = (Units::kBytes - Units::kLoads * kLoadBytes) / 16;
-  static_assert(Units::kBytes % 16 == 0 && kScalePieces <= 32, "a lane copies one at most");
+  static_assert(Units::kBytes % 16 == 0 && kScalePieces <= 32, "a lane copies at most one piece");
 
   static __device__ __forceinline__ int lane() {
     return threadIdx.x % 32;
@@ -93,11 +102,11 @@ class WeightRing {
     return Shape::kWholeUnits ? 0 : skipped_;
   }
 
-  // Makes the first unit of a chunk what is asked for next; nothing, where there is none.
-  __device__ __forceinline__ void ask_for_chunk(int chunk) {
+  // Set the next request to the first unit of a chunk, or to nothing if there is no such chunk.
+  __device__ __forceinline__ void request_chunk(int chunk) {
     next_chunk_ = chunk;
     units_left_ = units_;
-    wanted_ = 0;
+    requested_ = 0;
     if (chunk >= chunks_.count() || units_ == 0) return;
     const int tile = chunks_.first_tile(chunk);
     from_ = weight_ + static_cast<int64_t>(tile) * (Shape::kUnits * Units::kBytes);
@@ -105,27 +114,27 @@ class WeightRing {
     for (int t = 0; t < Shape::kTiles; ++t) {
       const int pair = (tile + t) * kPairsPerTile;
       const bool touched = pair < chunks_.range.last && pair + kPairsPerTile > chunks_.range.first;
-      if (chunks_.holds(pair + lane() / 4)) wanted_ |= 1u << t;
-      if (touched && lane() < kScalePieces) wanted_ |= 1u << (Shape::kTiles + t);
+      if (chunks_.holds(pair + lane() / 4)) requested_ |= 1u << t;
+      if (touched && lane() < kScalePieces) requested_ |= 1u << (Shape::kTiles + t);
     }
   }
 
-  // Starts the copies of a step to this lane's bytes of a place: a group, even where there is none.
-  __device__ __forceinline__ void ask(unsigned char* to) {
+  // Start to copy a step to this lane's bytes of a stage: one group, possibly empty.
+  __device__ __forceinline__ void request(unsigned char* to) {
     constexpr int kScales = Units::kLoads * kLoadBytes;
 #pragma unroll
     for (int t = 0; t < Shape::kTiles; ++t) {
       const unsigned char* const from = from_ + t * (Shape::kUnits * Units::kBytes);
       unsigned char* const tile = to + t * Units::kBytes;
-      if (wanted_ >> t & 1) {
+      if (requested_ >> t & 1) {
 #pragma unroll
         for (int at = 0; at < kScales; at += kLoadBytes) cp_async_16(tile + at, from + at);
       }
-      if (wanted_ >> (Shape::kTiles + t) & 1) cp_async_16(tile + kScales, from + kScales);
+      if (requested_ >> (Shape::kTiles + t) & 1) cp_async_16(tile + kScales, from + kScales);
     }
     cp_async_commit();
     from_ += Units::kBytes;
-    if (--units_left_ <= 0) ask_for_chunk(next_chunk_ + 1);
+    if (--units_left_ <= 0) request_chunk(next_chunk_ + 1);
   }
 
   template <class Input>
@@ -169,12 +178,12 @@ class WeightRing {
   }
 
   Chunks chunks_;
-  const unsigned char* weight_;  // this lane's, of the slice's first unit of tile 0
-  unsigned char* ring_;          // this lane's, of the first place
+  const unsigned char* weight_;  // of this lane, in the first unit of the slice of tile 0
+  unsigned char* ring_;          // of this lane, in the first stage
   int blocks_, skipped_, units_;
-  // What is asked for next: a unit of a chunk, this lane's bytes of it, and which pieces the lane
-  // copies, codes of tiles at the lowest bits and scales behind them.
+  // The next request: a unit of a chunk, this lane's bytes of it, and a mask of the pieces that the
+  // lane copies: values of tiles in the lowest bits, scales above.
   const unsigned char* from_ = nullptr;
   int next_chunk_, units_left_;
-  unsigned wanted_;
+  unsigned requested_;
 };

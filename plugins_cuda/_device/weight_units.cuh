@@ -1,26 +1,26 @@
-// How the values of a dense weight are stored, and how a lane makes A operands of mma of them.
+// The storage formats of dense weights, and how a lane decodes them to A operands of mma.
 //
-// A packed tile is 16 rows by K, cut into units of one or two blocks of 32 columns
+// A packed tile is 16 rows × K, divided into units of one or two blocks of 32 columns
 // (linear/packing.py, linear/block_scaled.py). A unit is kLoads times 512 bytes, 16 for each lane
-// 4g + t, and where values have scales 32 bytes more, 4 for each g: those of rows g and g + 8 in
-// the first block, then in the second. An element is its code times 2^(scale − 127), which a bf16
-// holds exactly: what is stored decides nothing but the weight's values.
+// 4g + t. Scales add 32 bytes, 4 for each g: those of rows g and g + 8 in the first block, then in
+// the second. An element is its quantized value times 2^(scale − 127), exact in bf16. The format
+// therefore affects nothing but the values of the weight.
 //
-// Instructions for a block of a tile: bf16 none, fp8 and int8 28 and two for scales, MXFP4 26 and
-// two. With its mma and loads a block takes an SM's scheduler about 36 issue slots of MXFP4; at 4.5
-// TB/s one comes every 63, of fp8 every 122.
+// Instructions per block of a tile: none for bf16, 28 and two for scales for fp8 and int8, 26 and
+// two for MXFP4. With mma and loads, a block of MXFP4 takes about 36 issue slots of an SM's
+// scheduler. At 4.5 TB/s, an MXFP4 block arrives every 63 slots, an fp8 block every 122.
 #pragma once
 
 #include "mxfp4.cuh"
 
 constexpr int kLoadBytes = 512;
 
-// When steps of a stream are branches of their own, for the registers that decoding takes: where
-// all loads are in flight at once, or in loops too.
-enum class Apart { kNever, kAllAtOnce, kAlways };
+// When the steps of a stream are separate branches, to limit the registers of decoding: never, if
+// all loads are in flight at once, or also in loops.
+enum class SeparateSteps { kNever, kAllAtOnce, kAlways };
 
-// What a lane holds of a unit: its codes, and words of scales. ``word`` is what the lane 4g + from
-// has, for all four lanes of a row, and ``own`` this lane's.
+// The part of a unit in a lane: its values, and words of scales. ``word`` returns the word of lane
+// 4g + from to all four lanes of a row, ``own`` that of this lane.
 template <int kLoads, int kScaleWords>
 struct HeldUnit {
   uint4 pieces[kLoads];
@@ -43,7 +43,7 @@ struct HeldUnit<kLoads, 0> {
 struct Bf16Units {
   static constexpr int kBlocks = 1, kLoads = 2, kBytes = kLoads * kLoadBytes;
   static constexpr bool kScaled = false;
-  static constexpr Apart kApart = Apart::kNever;
+  static constexpr SeparateSteps kSeparateSteps = SeparateSteps::kNever;
   using Stored = uint16_t;
   using Held = HeldUnit<kLoads, 0>;
 
@@ -64,32 +64,32 @@ struct Bf16Units {
   }
 };
 
-// Codes of two blocks, and scales of ``scale_bytes`` behind them, of which a lane holds some words:
-// the lane 4g + t those at scale_place(number, g, t), counted in bytes from the first scale.
+// Two blocks of values, followed by ``scale_bytes`` of scales. Lane 4g + t holds some words of
+// these, at scale_place(number, g, t), in bytes from the first scale.
 template <int loads, int scale_bytes, int scale_words>
-struct CodedUnits {
+struct QuantizedUnits {
   static constexpr int kBlocks = 2, kLoads = loads, kBytes = kLoads * kLoadBytes + scale_bytes;
   static constexpr int kScaleWords = scale_words;
   static constexpr bool kScaled = true;
-  static constexpr Apart kApart = Apart::kNever;
+  static constexpr SeparateSteps kSeparateSteps = SeparateSteps::kNever;
   using Stored = unsigned char;
   using Held = HeldUnit<kLoads, scale_words>;
 
-  // Where the scales begin of the unit of which ``unit`` is this lane's 16 bytes.
+  // The scales of a unit; ``unit`` is the address of this lane's 16 bytes.
   static __device__ __forceinline__ const unsigned char* scales_at(const unsigned char* unit) {
     return unit + (kLoads * kLoadBytes - static_cast<int>(threadIdx.x) % 32 * 16);
   }
 };
 
-// Codes with a power of two for 32 columns: one byte a row and block.
+// Values with a power of two per 32 columns: one byte per row and block.
 template <int loads>
-struct ScaledUnits : CodedUnits<loads, 32, 1> {
+struct ScaledUnits : QuantizedUnits<loads, 32, 1> {
   static __device__ __forceinline__ int scale_place(int, int g, int) {
     return g * 4;
   }
 };
 
-// Loads this lane's words of scales; ``unit``: its 16 bytes.
+// Load this lane's words of scales; ``unit`` is the address of its 16 bytes.
 template <class Units, class Load>
 __device__ __forceinline__ void load_scales(typename Units::Held& held, const unsigned char* unit,
                                             const Load& load) {
@@ -102,7 +102,7 @@ __device__ __forceinline__ void load_scales(typename Units::Held& held, const un
   }
 }
 
-// e2m1 with a scale for 32 columns: a piece is both blocks of rows g and g + 8.
+// e2m1 with a scale per 32 columns: a piece has both blocks of rows g and g + 8.
 struct Mxfp4Units : ScaledUnits<1> {
   template <int block, class Held>
   static __device__ __forceinline__ void decode(const Held& held, uint32_t (&first)[4],
@@ -118,7 +118,7 @@ struct Mxfp4Units : ScaledUnits<1> {
   }
 };
 
-// Bytes with a scale for 32 columns: a piece is one block of rows g and g + 8.
+// Bytes with a scale per 32 columns: a piece has one block of rows g and g + 8.
 template <class Code>
 struct ByteUnits : ScaledUnits<2> {
   template <int block, class Held>
@@ -137,13 +137,12 @@ struct ByteUnits : ScaledUnits<2> {
   }
 
  private:
-  // What Code's pairs are multiplied by, of bytes ``odd`` and ``odd`` + 2, in the low and the high
-  // half.
+  // The multipliers of pairs of Code, of bytes ``odd`` and ``odd`` + 2, in the two halves.
   static __device__ __forceinline__ uint32_t scales_of(uint32_t scales, int odd) {
     return __byte_perm(scales, 0u, 0x4240u + 0x101u * odd) * 128u + Code::kScaleBits;
   }
 
-  // Four codes times a scale.
+  // Multiply four values by a scale.
   template <int half>
   static __device__ __forceinline__ void decode_pairs(uint32_t word, uint32_t scales, uint32_t& low,
                                                       uint32_t& high) {
@@ -152,8 +151,8 @@ struct ByteUnits : ScaledUnits<2> {
   }
 };
 
-// An e4m3's sign at bit 15 and its other bits at 10:4 of a half are e4m3 · 2^-120 in bf16,
-// subnormal or not. Its multiplier is 2^(scale − 7).
+// The sign of an e4m3 at bit 15 and its other bits at 10:4 of a half are e4m3 · 2^-120 in bf16,
+// even if it is subnormal. The multiplier is 2^(scale − 7).
 struct E4m3Code {
   static constexpr uint32_t kScaleBits = 0x3C003C00u;
 
@@ -168,7 +167,7 @@ struct E4m3Code {
 using Fp8Units = ByteUnits<E4m3Code>;
 
 // A sign at bit 15 and a magnitude at 6:0 of a half are a subnormal bf16, the magnitude times
-// 2^-133. Its multiplier is 2^(scale − 127).
+// 2^-133. The multiplier is 2^(scale − 127).
 struct Int8Code {
   static constexpr uint32_t kScaleBits = 0u;
 

@@ -27,7 +27,7 @@ def choose_rows(
     storage: Storage = BF16,
     prefix: str = "",
 ) -> Case:
-    """The choices at ``logit_rows``; with few ``distinct_tiles`` every logit occurs often."""
+    """Choose at ``logit_rows``; with few ``distinct_tiles`` every logit occurs often."""
     chosen = len(logit_rows)
 
     def make(rng: np.random.Generator) -> Arrays:
@@ -78,8 +78,8 @@ KERNEL_CASES: tuple[Case, ...] = (
     choose_rows(20, [19, *range(11), 3], 544, 848, temperature=0.7),
     choose_rows(16, [15], 224, 1600),
     choose_rows(40, range(39, -1, -1), 160, 2224, temperature=[0.0, 1.0] * 20),
-    # Panels: places of the ring that are used again, a last panel that is half empty; several
-    # groups of rows; segments that the warps share out unevenly.
+    # Panels: reused stages of the ring, and a last panel that is half empty; several groups of
+    # rows; segments that are distributed unevenly over warps.
     choose_rows(70, range(70), 864, 1040, temperature=[0.5, 0.0] * 35),
     choose_rows(130, range(129, -1, -1), 96, 2224, rounding="llama"),
     choose_rows(33, range(33), 64, 848, distinct_tiles=2),

@@ -1,11 +1,11 @@
-// HeadChoose: each row's token, by argmax or Gumbel-max, and its log-probability; no logits. These
-// are sums that final_logit.cuh divides and caps.
+// HeadChoose: each row's token by argmax or Gumbel-max, and its log-probability, without writing
+// the logits. These are the sums after division and cap (final_logit.cuh).
 //
 //   x                [T, 32·K_BLOCKS] bf16, in
 //   logit_rows       [rows] int32, in
 //   norm             [32·K_BLOCKS] bf16, in, constant
-//   weight           [TILE_COUNT, K_BLOCKS, 512] bf16, in, constant (linear/packing.py); or stored
-//                    as WEIGHTS says (linear/block_scaled.py)
+//   weight           [TILE_COUNT, K_BLOCKS, 512] bf16, in, constant (linear/packing.py); or the
+//                    format WEIGHTS (linear/block_scaled.py)
 //   temperature      [rows] fp32, in; 0 = argmax
 //   seed, position   [rows] int32, in
 //   workspace_folds  [rows, SEGMENTS, 4] fp32: best score, its logit, largest logit, Σ exp
@@ -13,9 +13,10 @@
 //   choice           [rows] int32, out
 //   logprob          [rows] fp32, out
 //
-// head_folds streams the weight (grid: CTAs over segments, groups of 8·TOKEN_TILES rows) and folds
-// each segment of the vocabulary; choose_of_folds, one CTA a row, folds the segments. All folds run
-// in an order that is fixed by the vocabulary. Many rows are panels (panels.cu).
+// head_folds streams the weight and reduces each segment of the vocabulary to a fold. Its grid is
+// (CTAs over segments, groups of 8·TOKEN_TILES rows). choose_of_folds, one CTA per row, reduces the
+// segments. The order of all reductions depends on the vocabulary only. Many rows are panels
+// (panels.cu).
 #include "device/choice.cuh"
 #include "device/few_rows.cuh"
 #include "device/kept_logits.cuh"
@@ -25,19 +26,19 @@ extern "C" __global__ void __launch_bounds__(Config::kWarps * 32, 1)
                const Units::Stored* weight, const float* temperature, const int* seed,
                const int* position, float4* workspace_folds, int* workspace_ids, int rows) {
   DYNAMIC_SHARED(unsigned char, shared);
-  __shared__ Sampling sampling[Shape::kMostTokens];
-  __shared__ Fold folds[Config::kWarps * Shape::kMostTokens];
+  __shared__ Sampling sampling[Shape::kMaxTokens];
+  __shared__ Fold folds[Config::kWarps * Shape::kMaxTokens];
   pdl_launch_dependents();
   const Chunks chunks(blockIdx.x, gridDim.x);
-  const int first_row = blockIdx.y * Shape::kMostTokens;
+  const int first_row = blockIdx.y * Shape::kMaxTokens;
   const Folding<NoLogits> folding{
       sampling, folds,     {workspace_folds, workspace_ids, Config::kSegments},
-      {},       first_row, min(Shape::kMostTokens, rows - first_row)};
+      {},       first_row, min(Shape::kMaxTokens, rows - first_row)};
   stream_head<Shape, Fragments, Head::kRounding>(
       x, logit_rows, norm, weight, chunks, shared, first_row, folding.live,
       static_cast<float>(Config::kEps),
       [&] {
-        prepare_folds(sampling, folds, Config::kWarps * Shape::kMostTokens, first_row, folding.live,
+        prepare_folds(sampling, folds, Config::kWarps * Shape::kMaxTokens, first_row, folding.live,
                       temperature, seed, position);
       },
       [](const Fragments&) {},

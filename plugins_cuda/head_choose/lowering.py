@@ -1,4 +1,4 @@
-"""HeadChoose on a GPU: the vocabulary in segments, then the segments of each row."""
+"""HeadChoose on a GPU: one launch reduces segments of the vocabulary, a second one each row."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from specbuild.plugins_cuda.linear.many_tokens import TOKENS
 from specbuild.plugins_cuda.rms_head.lowering import head_streaming
 
 _FOLD_THREADS = 256
-# Where 8 warps turn a tile's logits, of 32 rows at a time: 16 rows of 40 floats each.
+# The buffers in which 8 warps transpose a tile's logits, 32 rows at a time: 16 rows of 40 floats.
 _FOLD_BYTES = 8 * 16 * 40 * 4
 _FOLDS, _IDS = "workspace_folds", "workspace_ids"
 
 
 def lower(request: LoweringRequest) -> Lowering:
-    """The launches; SpecbuildError for more rows than a decode launch may have."""
+    """Return the launches; SpecbuildError for more rows than a decode launch may have."""
     return lower_folds("HeadChoose", request)
 
 
 def lower_folds(op: str, request: LoweringRequest, *, more_bytes: int = 0) -> Lowering:
-    """The launches for ``op``, which takes ``more_bytes`` of shared memory where rows are panels.
+    """Return the launches for ``op``; with panels they have ``more_bytes`` of shared memory.
 
-    The last two fold the vocabulary, and the folds.
+    The last two launches are the reduction of the vocabulary and that of the segments.
     """
     rows = request.tensors["logit_rows"].shape[0]
     head = head_streaming(op, request, fold_bytes=_FOLD_BYTES + more_bytes)

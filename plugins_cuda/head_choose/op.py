@@ -1,4 +1,4 @@
-"""HeadChoose: the target's token at each chosen row, without its logits ever being written."""
+"""HeadChoose: the target's token at each of ``logit_rows``, without writing the logits."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def reference(
     cap: float = 0.0,
     vocab_size: int = 0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """``Choose`` with top_k 0 and top_p 1 of ``RmsHead``: choice [R] and its logprob fp32 [R]."""
+    """Return ``Choose`` of ``RmsHead`` with top_k 0 and top_p 1: choice [R], its logprob [R]."""
     import torch
 
     logits = rms_head(

@@ -1,8 +1,8 @@
-// HeadChoose of many rows, as panels that warps share: folds of the segments of the vocabulary.
+// HeadChoose for many rows, which are panels: reduces segments of the vocabulary.
 //
-//   weight … position  as kernel.cu's
-//   workspace_tokens   normed rows, as linear/normed_tokens.cu describes them
-//   workspace_folds … logprob  as kernel.cu's
+//   weight … position  see kernel.cu
+//   workspace_tokens   normalized rows (linear/normed_tokens.cu)
+//   workspace_folds … logprob  see kernel.cu
 //
 // Grids are those of kernel.cu.
 #include "../_device/head_panels.cuh"

@@ -1,4 +1,4 @@
-"""Named cases of HeadKeep: HeadChoose's, with rows of every kind."""
+"""Named cases of HeadKeep: those of HeadChoose, with rows of every kind."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from specbuild.plugins_cuda.head_choose.cases import choose_rows
 
 
 def keep_rows(tokens: int, logit_rows: Sequence[int], columns: int, vocab: int, **how: Any) -> Case:
-    """The choices at ``logit_rows``: greedy, from all tokens, and cut in each of three ways."""
+    """Choose at ``logit_rows``: greedy, from all tokens, and restricted by each of three rules."""
     exact = choose_rows(tokens, logit_rows, columns, vocab, **how)
     chosen = len(logit_rows)
 

@@ -1,4 +1,4 @@
-"""HeadKeep on a GPU: the launches of HeadChoose, of which the first also writes logits."""
+"""HeadKeep on a GPU: the launches of HeadChoose, the first of which also writes logits."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from specbuild.plugins_cuda.head_choose.lowering import lower_folds
 from specbuild.plugins_cuda.launches import Lowering, LoweringRequest
 from specbuild.plugins_cuda.linear.many_tokens import MAX_PANEL_ROWS
 
-# Whether each row is cut, where rows are panels.
+# A flag per row in shared memory, if rows are panels.
 _CUT_BYTES = 4 * MAX_PANEL_ROWS
 _CUTS = ("top_k", "top_p", "floor", "logits")
 
 
 def lower(request: LoweringRequest) -> Lowering:
-    """The launches; SpecbuildError for more rows than a decode launch may have."""
+    """Return the launches; SpecbuildError for more rows than a decode launch may have."""
     lowering = lower_folds("HeadKeep", request, more_bytes=_CUT_BYTES)
     *norm, folds, choice = lowering.launches
     at = folds.arguments.index("position") + 1

@@ -1,4 +1,4 @@
-"""HeadKeep: HeadChoose that keeps the logits of the rows which top-k, top-p or min-p cut."""
+"""HeadKeep: HeadChoose that keeps the logits of rows with top-k, top-p or min-p."""
 
 from __future__ import annotations
 
@@ -37,8 +37,11 @@ def reference(
     cap: float = 0.0,
     vocab_size: int = 0,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """``HeadChoose``'s choice [R] and logprob [R], and ``kept`` fp32 [R, V] with the logits of the
-    rows that ``top_k``, ``top_p`` or ``floor`` [R] cut, for ``ChooseCut``."""
+    """Return ``HeadChoose``'s choice [R] and logprob [R], and ``kept`` fp32 [R, V].
+
+    ``kept`` receives the logits of the rows that ``top_k``, ``top_p`` or ``floor`` [R] restrict,
+    for ``ChooseCut``.
+    """
     import torch
 
     chosen = head_choose(

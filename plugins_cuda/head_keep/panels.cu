@@ -1,8 +1,8 @@
-// HeadKeep of many rows: head_choose/panels.cu, which also writes the logits of rows that are cut.
+// HeadKeep for many rows: head_choose/panels.cu, which also writes the logits of restricted rows.
 //
-//   weight … logits    as kernel.cu's
-//   workspace_tokens   normed rows, as linear/normed_tokens.cu describes them
-//   workspace_folds … logprob  as kernel.cu's
+//   weight … logits    see kernel.cu
+//   workspace_tokens   normalized rows (linear/normed_tokens.cu)
+//   workspace_folds … logprob  see kernel.cu
 //
 // Grids are those of kernel.cu.
 #include "../_device/head_panels.cuh"
@@ -16,11 +16,11 @@ using Chunks = Head::Chunks;
 using Panels = Head::Panels;
 constexpr int kColumns = Head::kColumns;
 using PanelFolds = PanelFolding<kColumns, Config::kTiles, Config::kWarps, KeptLogits>;
-// Whether each of up to 128 rows is cut: behind the folds' places.
+// Whether each of up to 128 rows is restricted; the flags follow the buffers of the folds.
 constexpr int kCutBytes = 4 * 128;
 static_assert(Config::kSharedBytes == Panels::kBytes + PanelFolds::kBytes + kCutBytes,
               "as the launch says");
-static_assert(4 * kColumns <= kCutBytes, "a word a row");
+static_assert(4 * kColumns <= kCutBytes, "a word per row");
 
 extern "C" __global__ void __launch_bounds__(Config::kWarps * 32, 1)
     head_keep_of_panels(const Head::Units::Stored* weight, const float* temperature,

@@ -1,4 +1,4 @@
-"""Named cases of HeadScreen: HeadChoose's, with codes beside the weight."""
+"""Named cases of HeadScreen: those of HeadChoose, with int8 weights."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from specbuild.plugins_cuda.cases import Arrays, Case
 from specbuild.plugins_cuda.head_choose.cases import choose_rows
 from specbuild.plugins_cuda.head_screen.screen import screen_errors, screened
 
-# Tiles of one large weight that are quantised; the rest of it repeats them.
+# Tiles of a large weight that are quantized; the other tiles repeat them.
 _DISTINCT_TILES = 2048
 
 
 def screened_rows(
     tokens: int, logit_rows: Sequence[int], columns: int, vocab: int, **how: Any
 ) -> Case:
-    """The choices at ``logit_rows``, by :func:`choose_rows`' options."""
+    """Choose at ``logit_rows``, with the options of :func:`choose_rows`."""
     exact = choose_rows(tokens, logit_rows, columns, vocab, **how)
 
     def make(rng: np.random.Generator) -> Arrays:
@@ -29,7 +29,7 @@ def screened_rows(
         assert weight is not None
         tiles = np.arange(len(weight))
         if len(weight) > _DISTINCT_TILES:
-            # Near ties in other tiles are what screening has to settle.
+            # Near ties in other tiles: the bounds do not decide between them.
             tiles %= _DISTINCT_TILES
             weight = weight[tiles]
         distinct = torch.from_numpy(weight[:_DISTINCT_TILES]).bfloat16()

@@ -1,4 +1,4 @@
-"""HeadScreen on a GPU: every tile's bounds by codes, then the tiles that may hold the token."""
+"""HeadScreen on a GPU: bounds of all tiles from int8 weights, then logits of candidate tiles."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from specbuild.plugins_cuda.linear.storage import INT8
 from specbuild.plugins_cuda.rms_head.lowering import Head, head_streaming
 from specbuild.runtime.errors import SpecbuildError
 
-# Rows that one reading of the codes serves: of more, HeadChoose reads as much.
+# Rows of one pass over the int8 weight. With more rows, HeadChoose reads as many bytes.
 MAX_ROWS = 32
 _UPPERS, _BEST, _KEYS = "workspace_uppers", "workspace_best", "workspace_keys"
 _ARRIVED = "workspace_arrived"
 
 
 def lower(request: LoweringRequest) -> Lowering:
-    """The two launches; SpecbuildError for more than ``MAX_ROWS`` rows."""
+    """Return the two launches; SpecbuildError for more than ``MAX_ROWS`` rows."""
     rows = request.tensors["logit_rows"].shape[0]
     if rows > MAX_ROWS:
         raise SpecbuildError(
-            f"HeadScreen: {rows} rows, at most {MAX_ROWS} share a reading of the codes; "
-            "HeadChoose takes more"
+            f"HeadScreen: got {rows} rows, expected at most {MAX_ROWS} (one pass over the int8 "
+            "weight); use HeadChoose for more"
         )
     screen, exact = _screen(request), _exact(request)
     tiles = request.tensors["weight"].shape[0]
@@ -66,7 +66,7 @@ def lower(request: LoweringRequest) -> Lowering:
 
 
 def tactics(_request: LoweringRequest) -> tuple[Tactic, ...]:
-    """Loads of codes in flight."""
+    """Return the numbers of int8 loads in flight."""
     return ({}, {"loads": 6})
 
 
@@ -76,5 +76,5 @@ def _screen(request: LoweringRequest) -> Head:
 
 
 def _exact(request: LoweringRequest) -> Head:
-    """As HeadChoose reads the weight, so that a row's logits have its bits."""
+    """Return the launch sizes with which HeadChoose reads the weight, so that logits are equal."""
     return head_streaming("HeadScreen", replace(request, tactic={"panels": 0}))

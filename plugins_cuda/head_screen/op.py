@@ -1,4 +1,4 @@
-"""HeadScreen: HeadChoose's token, read from half the bytes and settled in bf16."""
+"""HeadScreen: HeadChoose with an int8 prefilter, which reads half of the bytes."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ def reference(
     cap: float = 0.0,
     vocab_size: int = 0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """``HeadChoose``'s choice [R]; its logprob is infinite, since it would take every logit.
+    """Return ``HeadChoose``'s choice [R]; its logprob is infinity, as it would need all logits.
 
-    ``codes`` and ``errors`` [V] are ``screened(weight)`` and ``screen_errors(weight)``: they decide
-    what is read, not what is chosen.
+    ``codes`` and ``errors`` [V] are ``screened(weight)`` and ``screen_errors(weight)``. They affect
+    which tiles are read, but not the choice.
     """
     import torch
 
@@ -58,7 +58,7 @@ def reference(
 
 
 def _traffic(request: TrafficRequest) -> Traffic:
-    """All codes are read, and of the weight a few tiles, which are left out."""
+    """Return the traffic: the complete int8 weight. A few tiles of the bf16 weight do not count."""
     return Traffic(
         read=stored_terms(request, besides=("weight",), part="head"),
         operations=product_terms(request, ("codes",), part="head"),

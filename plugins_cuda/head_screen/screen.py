@@ -1,15 +1,15 @@
-"""The screened form of a vocabulary projection: int8 codes, and how far a logit may be off by them.
+"""The int8 prefilter of a head: quantized weights, and error bounds of their logits.
 
-For a normed row x, a row w of the weight and its decoded codes ŵ, the kernels' sums L of w·x and L̂
-of ŵ·x differ by at most ‖x‖ times
+For a normalized row x, a row w of the weight and its dequantized values ŵ, the kernels' sums L of
+w·x and L̂ of ŵ·x differ by at most ‖x‖ times
 
     ‖w − ŵ‖ + γ·(‖w‖ + ‖ŵ‖),    γ = K · 2^-22
 
-The first part is Cauchy's and Schwarz's inequality. The second bounds the rounding of both sums: an
-mma adds 16 exact products to an fp32 sum, 17 terms, each of which loses less than 2^-23 of the
-largest, and no term or sum is larger than Σ|w_i·x_i| ≤ ‖w‖·‖x‖. K/16 of them follow one another, so
-a sum is off by less than 17/16 · K · 2^-23 of that. What γ has left, 15/16 · K · 2^-23 with K ≥ 32,
-covers that the bound itself is computed and added in fp32.
+The first term is the Cauchy-Schwarz inequality. The second bounds the rounding of both sums. An mma
+adds 16 exact products to an fp32 sum. Each of these 17 terms loses less than 2^-23 of the largest
+one, and no term or sum exceeds Σ|w_i·x_i| ≤ ‖w‖·‖x‖. K/16 mma follow each other, so the error of a
+sum is below 17/16 · K · 2^-23 times that. The rest of γ, 15/16 · K · 2^-23 with K ≥ 32, covers the
+fp32 arithmetic of the bound itself.
 """
 
 from __future__ import annotations
@@ -23,17 +23,20 @@ from specbuild.plugins_cuda.linear.storage import INT8
 if TYPE_CHECKING:
     import torch
 
-# Values that are measured at once: bounds the memory, 40 bytes each.
+# Values that are processed at once, to limit the memory: 40 bytes each.
 _CHUNK_VALUES = 1 << 22
 
 
 def screened(packed: torch.Tensor) -> torch.Tensor:
-    """Codes u8 [V/16, ⌈K/64⌉, 1056] of a packed bf16 weight [V/16, K/32, 512], as ``INT8`` says."""
+    """Return int8 values u8 [V/16, ⌈K/64⌉, 1056] of a packed bf16 weight [V/16, K/32, 512].
+
+    The layout is that of ``INT8``.
+    """
     return quantised(packed, INT8)
 
 
 def screen_errors(packed: torch.Tensor) -> torch.Tensor:
-    """By how much a logit of ``screened(packed)`` may be off for a row of length 1: fp32 [V]."""
+    """Return the error bounds of logits of ``screened(packed)`` for rows of length 1, fp32 [V]."""
     import torch
 
     tiles, blocks, _ = packed.shape
@@ -48,7 +51,7 @@ def screen_errors(packed: torch.Tensor) -> torch.Tensor:
         rows = unpack_rows(exact).double()
         codes = unpack_rows(decoded(screened(exact), columns, INT8)).double()
         off = (rows - codes).norm(dim=1) + gamma * (rows.norm(dim=1) + codes.norm(dim=1))
-        # The next float above the nearest is not below the number.
+        # The float after the nearest one is not below the exact value.
         above = torch.nextafter(off.float(), torch.tensor(float("inf")))
         errors[16 * first : 16 * first + len(off)] = above
     return errors

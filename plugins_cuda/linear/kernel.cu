@@ -30,8 +30,8 @@ extern "C" __global__ void __launch_bounds__(Config::kWarps * 32, 1)
   Dense::Stream stream(weight, chunks, shared + Places::kRing, slice_of_warp<Shape>());
   stream.start();
 
-  const int first_token = blockIdx.y * Shape::kMostTokens;
-  const int tokens = min(Shape::kMostTokens, rows - first_token);
+  const int first_token = blockIdx.y * Shape::kMaxTokens;
+  const int tokens = min(Shape::kMaxTokens, rows - first_token);
   const auto output_of = [&](const Element& e, int chunk) {
     const int64_t token = first_token + e.token;
     return token * kOutputs + (chunks.first_tile(chunk) + e.tile) * 16 + e.g;

@@ -32,7 +32,7 @@ class Storage:
     """One form; ``code`` is what kernels are compiled with (``_device/weight_units.cuh``).
 
     ``loads``: 16-byte loads of a lane for a unit. ``elements``: a unit's size on the last axis.
-    ``heavy``: decoding takes so many registers that steps stay apart (``kApart`` of the units).
+    ``heavy``: decoding needs so many registers that steps must be separate (``kSeparateSteps``).
     ``scale_words``: registers of a lane for a unit beside the loads, and more that decoding takes.
     """
 

@@ -9,19 +9,19 @@ from specbuild.plugins_cuda.launches import RANK, Lowering, LoweringRequest
 from specbuild.plugins_cuda.rank_sum.lowering import inboxes
 from specbuild.runtime.errors import SpecbuildError
 
-# Words that a row sends: a fold, padded to whole pairs.
+# Words that a row sends: a fold, padded to pairs.
 ROW_WORDS = 6
 
 
 def lower(request: LoweringRequest) -> Lowering:
-    """The launches; SpecbuildError for more rows than a decode launch may have."""
+    """Return the launches; SpecbuildError for more rows than a decode launch may have."""
     lowering = lower_folds("RankHeadChoose", request)
     *norm, folds, choice = lowering.launches
     ranks, rows = int(request.attributes["ranks"]), request.tensors["logit_rows"].shape[0]
     words = request.tensors["inbox"].shape[2]
     if words < rows * ROW_WORDS:
         raise SpecbuildError(
-            f"RankHeadChoose: {rows} rows take {rows * ROW_WORDS} words of an inbox, it has {words}"
+            f"RankHeadChoose: {rows} rows need {rows * ROW_WORDS} words of an inbox of {words}"
         )
     suffix = folds.kernel.entry.removeprefix("head_folds")
     constants = (*folds.kernel.constants, ("RANKS", ranks), ("WORDS", words))

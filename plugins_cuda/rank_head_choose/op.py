@@ -1,4 +1,4 @@
-"""RankHeadChoose: HeadChoose of a head whose vocabulary ranks share; every rank has the choice."""
+"""RankHeadChoose: HeadChoose with a vocabulary split over ranks; every rank has the choice."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def contribution(
     cap: float = 0.0,
     **_: Any,
 ) -> torch.Tensor:
-    """The logits fp32 [R, V / ranks] of a rank's tokens: all that it sends follows from them."""
+    """Return the logits fp32 [R, V / ranks] of a rank's tokens, from which all its words follow."""
     x, logit_rows, norm, weight = inputs[:4]
     return rms_head(
         x, logit_rows, norm, weight, eps=eps, rounding=rounding, divisor=divisor, cap=cap
@@ -39,11 +39,11 @@ def reference(
     contributions: Sequence[torch.Tensor] | None = None,
     **attributes: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """``HeadChoose`` by all ranks' logits, in their order: choice [R], and its logprob fp32 [R].
+    """Return ``HeadChoose`` of all ranks' logits, in their order: choice [R], its logprob fp32 [R].
 
-    ``weight`` [tiles, …] has the rank's tokens, which follow those of the ranks before it; the
-    noise of a token is that of its place in the whole vocabulary. ``contributions``: the ranks'
-    logits; without them this rank is its own peer.
+    ``weight`` [tiles, …] has the rank's tokens, which follow those of lower ranks. The noise of a
+    token depends on its index in the complete vocabulary. ``contributions`` are the ranks' logits;
+    without them this rank is its own peer.
     """
     import torch
 

@@ -1,5 +1,5 @@
-// RankHeadChoose of many rows, as panels that warps share: as head_choose/panels.cu, for the tokens
-// of a rank; names as kernel.cu's.
+// RankHeadChoose for many rows, which are panels: head_choose/panels.cu for the tokens of a rank.
+// The arguments are those of kernel.cu.
 #include "../_device/head_panels.cuh"
 #include "../head_choose/device/panel_folding.cuh"
 #include "device/choice_of_ranks.cuh"

@@ -1,4 +1,4 @@
-"""Named cases of RankHeadScreen; a lone rank is its own peer, so its rows are greedy."""
+"""Named cases of RankHeadScreen; a single rank is its own peer, so its rows are greedy."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from specbuild.plugins_cuda.rank_sum.cases import exchange_arrays
 def rank_rows(
     tokens: int, logit_rows: Sequence[int], columns: int, vocab: int, *, ranks: int = 2, **how: Any
 ) -> Case:
-    """The choices at ``logit_rows``, of ``vocab`` tokens of each rank."""
+    """Choose at ``logit_rows``; each rank has ``vocab`` tokens."""
     alone = screened_rows(tokens, logit_rows, columns, vocab, **how)
 
     def make(rng: np.random.Generator) -> Arrays:

@@ -10,19 +10,19 @@ from specbuild.plugins_cuda.rank_sum.lowering import inboxes
 from specbuild.runtime.errors import SpecbuildError
 
 FOLDER = "rank_head_screen"
-# Words that a row sends: its best key of 64 bits.
+# Words that a row sends: its best key, 64 bits.
 ROW_WORDS = 2
 
 
 def lower(request: LoweringRequest) -> Lowering:
-    """The two launches; SpecbuildError for more rows than HeadScreen takes."""
+    """Return the two launches; SpecbuildError for more rows than HeadScreen supports."""
     lowering = head_screen.lower(request)
     bounds, choice = lowering.launches
     ranks, rows = int(request.attributes["ranks"]), request.tensors["logit_rows"].shape[0]
     words = request.tensors["inbox"].shape[2]
     if words < rows * ROW_WORDS:
         raise SpecbuildError(
-            f"RankHeadScreen: {rows} rows take {rows * ROW_WORDS} words of an inbox, it has {words}"
+            f"RankHeadScreen: {rows} rows need {rows * ROW_WORDS} words of an inbox of {words}"
         )
     results = choice.arguments.index("choice")
     constants = (*choice.kernel.constants, ("RANKS", ranks), ("WORDS", words))

@@ -1,4 +1,4 @@
-"""RankHeadScreen: HeadScreen of a head whose vocabulary ranks share; every rank has the choice."""
+"""RankHeadScreen: HeadScreen with a vocabulary split over ranks; every rank has the choice."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from specbuild.plugins_cuda.rank_sum.op import EXCHANGE_ATTRIBUTES, EXCHANGE_INP
 if TYPE_CHECKING:
     import torch
 
-# What only says which tiles are read.
+# Inputs that affect only which tiles are read.
 _SCREEN_INPUTS = ("codes", "errors")
 _KEPT = [i for i, spec in enumerate(HEAD_SCREEN.inputs) if spec.name not in _SCREEN_INPUTS]
 
@@ -24,10 +24,10 @@ _KEPT = [i for i, spec in enumerate(HEAD_SCREEN.inputs) if spec.name not in _SCR
 def reference(
     *inputs: torch.Tensor, contributions: Sequence[torch.Tensor] | None = None, **attributes: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """``RankHeadChoose``'s choice [R]; its logprob is infinite, as HeadScreen's.
+    """Return ``RankHeadChoose``'s choice [R]; its logprob is infinity, as with HeadScreen.
 
-    ``weight``, ``codes`` and ``errors`` have the rank's tokens, which follow those of the ranks
-    before it. ``contributions``: the ranks' logits; without them this rank is its own peer.
+    ``weight``, ``codes`` and ``errors`` have the rank's tokens, which follow those of lower ranks.
+    ``contributions`` are the ranks' logits; without them this rank is its own peer.
     """
     import torch
 

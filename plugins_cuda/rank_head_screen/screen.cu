@@ -1,10 +1,11 @@
-// RankHeadScreen's first launch: bounds of each tile's scores, of the tokens of a rank.
+// RankHeadScreen, first launch: bounds of each tile's scores, for the tokens of a rank.
 //
-//   x … workspace_best  as head_screen/screen.cu's; codes and errors are of the rank's tokens
+//   x … workspace_best  see head_screen/screen.cu; codes and errors belong to the rank's tokens,
+//                       which follow those of lower ranks
 //
-// These follow the tokens of the ranks before it.
-// Noise is that of a token's place in the whole vocabulary. The best lower bound is the rank's own:
-// more tiles are read again than of the whole vocabulary, and the choice stays exact.
+// The noise of a token depends on its index in the complete vocabulary. The best lower bound is
+// that of the rank. More tiles are therefore candidates than with one rank, and the choice remains
+// exact.
 #include "../head_screen/device/screening.cuh"
 
 extern "C" __global__ void __launch_bounds__(Config::kWarps * 32, 1)

@@ -15,7 +15,7 @@ from specbuild.plugins_cuda.linear.storage import BF16, FP8, MXFP4, Storage
 def chosen_rows(
     rng: np.random.Generator, tokens: int, columns: int, logit_rows: Sequence[int]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """``x`` [tokens, columns], NaN in the rows that nobody chose, and ``logit_rows`` as int32."""
+    """Return ``x`` [tokens, columns], NaN in unused rows, and ``logit_rows`` as int32."""
     x = draw(rng, tokens, columns, scale=3.0)
     x[np.setdiff1d(np.arange(tokens), logit_rows)] = np.nan
     return x, np.array(logit_rows, np.int32)
@@ -33,7 +33,7 @@ def head(
     storage: Storage = BF16,
     prefix: str = "",
 ) -> Case:
-    """Logits of ``logit_rows`` among ``tokens`` rows."""
+    """Compute the logits of ``logit_rows`` among ``tokens`` rows."""
 
     def make(rng: np.random.Generator) -> Arrays:
         x, rows = chosen_rows(rng, tokens, columns, logit_rows)
@@ -50,7 +50,7 @@ def head(
         "cap": cap,
         "vocab_size": vocab if vocab % TILE_ROWS else 0,
     }
-    # The logits are not rounded; a normed value may round the other way.
+    # The logits are not rounded; a normalized value may be rounded differently.
     return Case(name, make, attributes, atol=1e-4, kernel_atol=3e-3, kernel_rtol=1e-3)
 
 

@@ -1,4 +1,4 @@
-"""RmsHead on a GPU: every warp has tiles of the vocabulary; a launch in front norms many rows."""
+"""RmsHead on a GPU: every warp has tiles of the vocabulary; another launch normalizes many rows."""
 
 from __future__ import annotations
 
@@ -45,20 +45,20 @@ from specbuild.runtime.errors import SpecbuildError
 Constants: TypeAlias = tuple[tuple[str, int | float | str], ...]
 
 WARPS = 16
-# 16-byte loads that a lane keeps in flight, by groups of 8 rows.
+# 16-byte loads of a lane in flight, by groups of 8 rows.
 _LOADS = {1: 18, 2: 12, 4: 10}
-# The same of weights that are decoded.
+# The same for weights that are decoded.
 _LOADS_OF_CODES = {1: 15, 2: 9, 4: 9}
-# Static variables of HeadChoose: folds of 16 warps by 32 rows, and how the rows choose.
+# Static shared memory of HeadChoose: folds of 16 warps × 32 rows, and sampling parameters.
 _STATIC_BYTES = 12 << 10
-# ``panels``: rows are panels that two warpgroups share, two tiles a warp. Loads that a lane keeps
-# in flight for both, beside the sums of up to 64 rows or of more, where codes take registers too;
-# the panels' places.
+# Rows as panels (``panels``): two warpgroups share them, with two tiles per warp. The loads of a
+# lane in flight, for both tiles: with up to 64 rows, with more rows, and with more rows of a
+# quantized weight, whose decoding needs registers. Then the maximum of stages.
 _PANEL_TILES = 2
-_PANEL_LOADS, _PANEL_LOADS_OF_MOST, _PANEL_LOADS_OF_MOST_CODES = 24, 16, 12
+_PANEL_LOADS, _PANEL_LOADS_OF_MANY, _PANEL_LOADS_OF_MANY_CODES = 24, 16, 12
 _MAX_PANEL_STAGES = 12
-# Static variables of HeadChoose, aligned: for each row folds of 16 segments and how it chooses, and
-# two barriers for each place.
+# Static shared memory of HeadChoose, aligned: per row, folds of 16 segments and sampling
+# parameters; per stage, two barriers.
 _STATIC_BYTES_OF_ROW, _STATIC_BYTES_OF_PLACE, _STATIC_ALIGNMENT = 16 * 20 + 12, 16, 1024
 _TACTICS: tuple[Tactic, ...] = ({}, {"loads": 6}, {"loads": 10})
 _TACTICS_OF_SOME_ROWS: tuple[Tactic, ...] = (*_TACTICS, {"panels": 1})
@@ -67,7 +67,7 @@ _SOME_ROWS = 17
 
 
 def lower(request: LoweringRequest) -> Lowering:
-    """The launches; SpecbuildError for more rows than a decode launch may have."""
+    """Return the launches; SpecbuildError for more rows than a decode launch may have."""
     rows = request.tensors["logit_rows"].shape[0]
     head = head_streaming("RmsHead", request)
     cut = head.cut
@@ -89,7 +89,7 @@ def lower(request: LoweringRequest) -> Lowering:
 
 
 def tactics(request: LoweringRequest) -> tuple[Tactic, ...]:
-    """Loads in flight, and whether many rows are panels."""
+    """Return the loads in flight, and whether many rows are panels."""
     rows = request.tensors["logit_rows"].shape[0]
     if rows < _SOME_ROWS:
         return _TACTICS
@@ -98,9 +98,9 @@ def tactics(request: LoweringRequest) -> tuple[Tactic, ...]:
 
 @dataclass(frozen=True)
 class Head:
-    """The launch of a vocabulary projection, and the norm's in front of it where it has one.
+    """The launch of a head, and the launch of the norm before it, if there is one.
 
-    ``file`` has its kernel, ``suffix`` is how the entry's name goes on.
+    ``file`` has the kernel; ``suffix`` ends the name of the entry point.
     """
 
     cut: Streaming
@@ -111,7 +111,7 @@ class Head:
 
 
 def segments_of(tiles: int, multiprocessors: int) -> tuple[int, int]:
-    """Segments of the vocabulary and tiles in each: one segment for each warp of the GPU."""
+    """Return the number of segments and their tiles: about one segment per warp of the GPU."""
     segment_tiles = -(-tiles // (multiprocessors * WARPS))
     return -(-tiles // segment_tiles), segment_tiles
 
@@ -119,10 +119,10 @@ def segments_of(tiles: int, multiprocessors: int) -> tuple[int, int]:
 def head_streaming(
     op: str, request: LoweringRequest, *, fold_bytes: int = 0, storage: Storage | None = None
 ) -> Head:
-    """How a vocabulary projection is cut; SpecbuildError where it does not fit.
+    """Return the launch sizes of a head; SpecbuildError if it does not fit in shared memory.
 
-    ``fold_bytes``: shared memory that the kernel of panels takes beside the panels. ``storage``:
-    that of the weight, where its shape does not tell.
+    ``fold_bytes``: shared memory of the panel kernel besides the panels. ``storage``: the format of
+    the weight, if its shape does not determine it.
     """
     weight = _weight(request, storage)
     blocks = weight.blocks
@@ -132,25 +132,27 @@ def head_streaming(
     rounding_of(op, request.attributes)
     if request.tactic.get("panels", int(rows >= FEWEST_PANEL_ROWS)):
         return _by_panels(request, rows, fold_bytes)
-    most = request.target.shared_bytes_per_block - _STATIC_BYTES
+    max_bytes = request.target.shared_bytes_per_block - _STATIC_BYTES
     for token_tiles in token_tiles_for(rows):
         shared = fragment_bytes(blocks, token_tiles) + norm_bytes(blocks, token_tiles)
-        if shared <= most:
+        if shared <= max_bytes:
             return Head(_cut(request, weight, token_tiles, shared))
     raise SpecbuildError(
-        f"{op}: {blocks * 32} columns of {TOKENS_PER_TILE} rows do not fit {most} bytes of shared "
-        "memory; build for the cpu backend"
+        f"{op}: {blocks * 32} columns of {TOKENS_PER_TILE} rows do not fit in {max_bytes} bytes of "
+        "shared memory; build for the cpu backend"
     )
 
 
 def _by_panels(request: LoweringRequest, rows: int, fold_bytes: int) -> Head:
-    """The cut where rows are panels."""
+    """Return the launch sizes for rows that are panels."""
     weight = _weight(request)
     columns = panel_columns(rows, -(-rows // MAX_PANEL_ROWS))
-    most = _PANEL_LOADS_OF_MOST_CODES if weight.storage.scaled else _PANEL_LOADS_OF_MOST
-    usual = _PANEL_LOADS if columns <= FEW_PANEL_ROWS else most
+    many = _PANEL_LOADS_OF_MANY_CODES if weight.storage.scaled else _PANEL_LOADS_OF_MANY
+    default = _PANEL_LOADS if columns <= FEW_PANEL_ROWS else many
     panels = -(-weight.blocks // 2)
-    depth = panel_depth(panels, request.tactic.get("loads", usual) // _PANEL_TILES, weight.storage)
+    depth = panel_depth(
+        panels, request.tactic.get("loads", default) // _PANEL_TILES, weight.storage
+    )
     static = columns * _STATIC_BYTES_OF_ROW + _MAX_PANEL_STAGES * _STATIC_BYTES_OF_PLACE
     static += -static % _STATIC_ALIGNMENT
     left = request.target.shared_bytes_per_block - static - fold_bytes
@@ -177,7 +179,7 @@ def _by_panels(request: LoweringRequest, rows: int, fold_bytes: int) -> Head:
 
 
 def _normed(request: LoweringRequest, token_tiles: int) -> OpLaunch:
-    # The norm's slices are its own: every warp multiplies all of K.
+    # All warps normalize in slices of K, although every warp multiplies all of K.
     return normed_tokens(
         replace(_weight(request), storage=BF16),
         token_tiles,
@@ -195,8 +197,8 @@ def _weight(request: LoweringRequest, storage: Storage | None = None) -> Dense:
 
 
 def _depth(request: LoweringRequest, weight: Dense, token_tiles: int) -> int:
-    usual = _LOADS_OF_CODES if weight.storage.scaled else _LOADS
-    loads = request.tactic.get("loads", usual[token_tiles])
+    default = _LOADS_OF_CODES if weight.storage.scaled else _LOADS
+    loads = request.tactic.get("loads", default[token_tiles])
     return deep_enough(weight.storage.units(weight.blocks), loads // weight.storage.loads)
 
 
@@ -217,7 +219,7 @@ def _cut(request: LoweringRequest, weight: Dense, token_tiles: int, shared: int)
 def _segments(
     request: LoweringRequest, weight: Dense, columns: int
 ) -> tuple[Constants, tuple[int, int, int]]:
-    """What all forms are compiled with, and the grid: segments by groups of ``columns`` rows."""
+    """Return the constants of all kernels and the grid: segments × groups of ``columns`` rows."""
     segments, segment_tiles = segments_of(weight.tiles, request.target.multiprocessors)
     passes = -(-weight.rows // columns)
     ctas = max(1, request.tactic.get("ctas", request.target.multiprocessors) // passes)

@@ -1,4 +1,4 @@
-"""RmsHead: the logits of chosen rows: final norm and vocabulary projection."""
+"""RmsHead: the logits of selected rows: final norm and head."""
 
 from __future__ import annotations
 
@@ -28,11 +28,12 @@ def reference(
     cap: float = 0.0,
     vocab_size: int = 0,
 ) -> torch.Tensor:
-    """Logits fp32 [R, V] of ``x`` [T, K] at ``logit_rows`` [R]; ``weight`` is a packed [V, K].
+    """Return logits fp32 [R, V] of ``x`` [T, K] at ``logit_rows`` [R]; ``weight`` is a packed [V,
+    K].
 
-    With ``vocab_size`` V is that, and what ``weight`` has behind it stands for no token. Logits are
-    the fp32 sums over ``divisor``: unlike activations they are not rounded, so that few are equal.
-    With ``cap`` they are ``cap · tanh(logit / cap)``.
+    ``vocab_size`` gives V if it is not 0; further rows of ``weight`` are padding. Logits are the
+    fp32 sums / ``divisor``. Unlike activations they are not rounded, so that ties are rare. With
+    ``cap`` they are ``cap · tanh(logit / cap)``.
     """
     normed = rms_norm(x[logit_rows.long()], norm, eps, rounding)
     rows = unpack_rows(decoded(weight, x.shape[1]))[: vocab_size or None]
@@ -40,7 +41,7 @@ def reference(
     return cap * (logits / cap).tanh() if cap else logits
 
 
-# Of every op that reads a head.
+# The attributes of every op with a head.
 HEAD_ATTRIBUTES = (
     AttributeSpec("eps", float),
     AttributeSpec("rounding", str),

@@ -1,7 +1,7 @@
-// RmsHead of many rows, as panels that warps share: logits = rms(x[logit_rows]) · Wᵀ in fp32.
+// RmsHead for many rows, which are panels: logits = rms(x[logit_rows]) · Wᵀ in fp32.
 //
-//   weight, logits    as kernel.cu's
-//   workspace_tokens  normed rows, as linear/normed_tokens.cu describes them
+//   weight, logits    see kernel.cu
+//   workspace_tokens  normalized rows (linear/normed_tokens.cu)
 //
 // Grid (CTAs over segments of the vocabulary, groups of 8·TOKEN_TILES rows).
 #include "../_device/head_panels.cuh"

@@ -145,7 +145,7 @@ template <class RowOf>
 __device__ __forceinline__ void run_unit(Stream& stream, const SharedDown& lists, RoutedItem item,
                                          int tile, const uint16_t* bias, float* partial,
                                          RowOf&& row_of) {
-  constexpr int kMostOf4 = ceil_div(kItemRows, 4), kMostOf8 = ceil_div(kItemRows, 8);
+  constexpr int kMaxOf4 = ceil_div(kItemRows, 4), kMaxOf8 = ceil_div(kItemRows, 8);
   const int* entries = lists.routing.entries + item.first_entry;
   const int output = 8 * tile + threadIdx.x % 32 / 4;
   // Widened when they are used: the warp would wait for them here.
@@ -159,17 +159,17 @@ __device__ __forceinline__ void run_unit(Stream& stream, const SharedDown& lists
     partial[entry * Config::kHidden + output + 8 * of_tile] = lists.weights[entry] * biased;
   };
   if constexpr (Config::kTiles == 2) {
-    if (kMostOf8 == 1 || item.entries <= 8) {
+    if (kMaxOf8 == 1 || item.entries <= 8) {
       run_two_tiles<1>(stream, item.entries, row_of, store);
     } else {
-      run_two_tiles<kMostOf8>(stream, item.entries, row_of, store);
+      run_two_tiles<kMaxOf8>(stream, item.entries, row_of, store);
     }
-  } else if (kMostOf4 == 1 || item.entries <= 4) {
+  } else if (kMaxOf4 == 1 || item.entries <= 4) {
     run_tile<1>(stream, item.entries, row_of, store);
-  } else if (kMostOf4 == 2 || item.entries <= 8) {
+  } else if (kMaxOf4 == 2 || item.entries <= 8) {
     run_tile<2>(stream, item.entries, row_of, store);
   } else {
-    run_tile<kMostOf4>(stream, item.entries, row_of, store);
+    run_tile<kMaxOf4>(stream, item.entries, row_of, store);
   }
 }
 

@@ -36,7 +36,7 @@ static_assert(kExpertTiles % Config::kTiles == 0, "a unit is of whole tiles of o
 constexpr int kItemRows = Config::kPassRows < Config::kRows ? Config::kPassRows : Config::kRows;
 
 using Routed = RoutedRows<Config>;
-constexpr int kMostOf8 = ceil_div(kItemRows, 8);
+constexpr int kMaxOf8 = ceil_div(kItemRows, 8);
 
 struct TileOf {
   const unsigned char* gate_up;
@@ -65,7 +65,7 @@ __device__ __forceinline__ float activated(float gate, float up) {
 
 // Sums over slices of K: of the warps of a team but the first, of each lane.
 struct SliceSums {
-  float4 of[kTeams][kSlices > 1 ? kSlices - 1 : 1][Config::kTiles * kMostOf8][32];
+  float4 of[kTeams][kSlices > 1 ? kSlices - 1 : 1][Config::kTiles * kMaxOf8][32];
 };
 
 // Adds up the slices' sums, in order, in the first warp of a team; whether this warp is that one.
@@ -231,10 +231,10 @@ extern "C" __global__ void __launch_bounds__(32 * Config::kWarps, 1)
           Config::kRowsResident ? entries[i] / Config::kTopK : item.first_entry + place + i;
       return rows + row * kActivationRowBytes<Config::kHidden>;
     };
-    if (kMostOf8 == 1 || item.entries <= 8) {
+    if (kMaxOf8 == 1 || item.entries <= 8) {
       run_unit<1>(stream, slices, item, entries, tile, gate_up_bias, workspace_h, row_of);
     } else {
-      run_unit<kMostOf8>(stream, slices, item, entries, tile, gate_up_bias, workspace_h, row_of);
+      run_unit<kMaxOf8>(stream, slices, item, entries, tile, gate_up_bias, workspace_h, row_of);
     }
   });
 }

@@ -318,7 +318,7 @@ def _gemm(
         ROW_TILES=product.row_tiles,
         STEPS=product.steps,
         STAGES=stages,
-        MOST_TILES=layer.most_tiles,
+        MAX_TILES=layer.most_tiles,
         WGMMA=layer.wgmma,
     )
     constants = (*sizes, *constants, ("SHARED_BYTES", shared_bytes))

@@ -36,8 +36,8 @@ extern "C" __global__ void __launch_bounds__(Config::kWarps * 32, 1)
     cp_async_commit();
   }
 
-  const int first_token = blockIdx.y * Shape::kMostTokens;
-  const int tokens = min(Shape::kMostTokens, rows - first_token);
+  const int first_token = blockIdx.y * Shape::kMaxTokens;
+  const int tokens = min(Shape::kMaxTokens, rows - first_token);
   const Elements elements(tokens);
   float* partials = reinterpret_cast<float*>(shared + Places::kPartials);
   const auto emit = [&](int first_tile, const Element& e, float gate, float up) {

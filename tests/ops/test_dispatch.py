@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from attention_requests import latent, plain, swept
 
-from specbuild.plugins_cuda.dispatch import Rule, first_rule, printed
+from specbuild.plugins_cuda.dispatch import Rule, first_rule, markdown_lines
 from specbuild.plugins_cuda.launches import Lowering, LoweringRequest
 from specbuild.plugins_cuda.mla_attention import dispatch as latents
 from specbuild.plugins_cuda.mla_attention.geometry import latent_geometry
@@ -120,7 +120,7 @@ def test_what_attends_at_the_edges_of_the_table(
 @pytest.mark.parametrize("op", SWEEPS)
 def test_a_table_is_printed_with_a_reason_for_each_rule(op: str) -> None:
     table, _ = SWEEPS[op]
-    head, line, *rows = printed(table)
+    head, line, *rows = markdown_lines(table)
     assert len(rows) == len(table)
     assert {text.count("|") for text in (head, line, *rows)} == {7}
     assert all(rule.why and rule.kernels for rule in table)

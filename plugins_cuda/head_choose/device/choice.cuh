@@ -1,4 +1,4 @@
-// The folds of a row's segments become its token.
+// The reduction of a row's segments to its token.
 #pragma once
 
 #include "../../_device/ptx.cuh"
@@ -7,15 +7,15 @@
 
 constexpr int kVocab = Config::kVocab, kFoldThreads = 256;
 
-// What is known of a row, by its CTA of kFoldThreads: ``folds[0]`` of thread 0. Behind it the other
-// entries are of no use.
+// Reduce the folds of a row with a CTA of kFoldThreads. The result is ``folds[0]`` of thread 0;
+// other entries are undefined.
 __device__ __forceinline__ void fold_row(const float4* workspace_folds, const int* workspace_ids,
                                          Fold (&folds)[kFoldThreads]) {
   pdl_launch_dependents();
   pdl_wait();
   const int row = blockIdx.x;
-  // All of a thread's at once (SEGMENTS is as many as the GPU has warps, 2095 for GPT-OSS): a merge
-  // branches, and loads behind it would wait for it.
+  // Issue all loads of a thread before the first merge. A merge branches, so later loads would wait
+  // for it. SEGMENTS is as large as the number of warps of the GPU, 2095 for GPT-OSS.
   constexpr int kOwn = ceil_div(Config::kSegments, kFoldThreads);
   uint4 bits[kOwn];
   int ids[kOwn];
@@ -53,8 +53,8 @@ __device__ __forceinline__ void fold_segments(const float4* workspace_folds,
   if (threadIdx.x == 0) {
     const Fold& all = folds[0];
     const int row = blockIdx.x;
-    // No score of a padding row that holds NaN is the best; any token will do for it.
+    // A padding row may hold NaN, so that no score is the best; its token is arbitrary.
     choice[row] = all.token < kVocab ? all.token : 0;
-    logprob[row] = all.logit - (all.most + logf(all.sum));
+    logprob[row] = all.logit - (all.maximum + logf(all.sum));
   }
 }

@@ -1,4 +1,4 @@
-// The streaming launch of HeadChoose for a few rows: folds of the segments of the vocabulary.
+// The streaming launch of HeadChoose for a few rows: reduces segments of the vocabulary.
 #pragma once
 
 #include "../../_device/final_logit.cuh"
@@ -12,8 +12,8 @@ using Shape = Head::Shape;
 using Chunks = Head::Chunks;
 using Fragments = Head::Fragments;
 
-// Folds tiles of the vocabulary for the rows from first_row on. The lanes of a warp join theirs
-// tile by tile, so that what is known of a segment is one fold a row, in shared memory.
+// Reduces tiles of the vocabulary for the rows from first_row on. The lanes of a warp merge their
+// results after each tile, so that a segment has one fold per row, in shared memory.
 template <class Kept>
 struct Folding {
   Sampling* sampling;  // [rows]
@@ -46,11 +46,11 @@ struct Folding {
           }
           fold = Fold::of_two(token, low, how.score(low, token), token + 8, high,
                               how.score(high, token + 8));
-          if (kPads<Config> && fold.most == minus_infinity()) fold.clear();
+          if (kPads<Config> && fold.maximum == minus_infinity()) fold.clear();
         }
         for (int mask = 4; mask < 32; mask *= 2) fold.merge(fold.of_lane(mask));
         if (row < live && lane < 4) {
-          Fold& segment = folds[threadIdx.x / 32 * Shape::kMostTokens + row];
+          Fold& segment = folds[threadIdx.x / 32 * Shape::kMaxTokens + row];
           segment.merge(fold);
           if (ends) out.store(segment, first_row + row, chunks.segment(chunk));
         }

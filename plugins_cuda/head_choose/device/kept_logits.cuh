@@ -1,4 +1,4 @@
-// Where a head's logits go beside their folds: nowhere, or to the rows that ChooseCut cuts. With
+// Whether a head also stores logits: none, or those of the rows that ChooseCut restricts. With
 // kIsPart the weight has a part of the vocabulary, from token ``first`` on.
 #pragma once
 
@@ -20,7 +20,7 @@ struct KeptLogits {
   float* logits;  // [rows of the CTA, kVocab]
   int* is_cut;    // [rows of the CTA], in shared memory
 
-  // Between the wait for the launch in front and a barrier.
+  // Call it after griddepcontrol.wait and before a barrier.
   __device__ __forceinline__ void prepare(const RowCuts& cuts, int first_row, int live) const {
     for (int i = threadIdx.x; i < live; i += blockDim.x) is_cut[i] = cuts.of(first_row + i);
   }

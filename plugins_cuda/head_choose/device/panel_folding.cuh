@@ -1,22 +1,22 @@
-// Folds tiles of the vocabulary whose logits warps have for many rows: a lane has all of a tile for
-// one row, in the order in which kernel.cu's lanes meet, so that the bits are theirs.
+// Reduces tiles of the vocabulary for many rows. A lane reduces a tile of one row, in the order of
+// kernel.cu's merges between lanes, so that the bits are equal.
 #pragma once
 
 #include "../../_device/final_logit.cuh"
 #include "config.cuh"
 #include "fold.cuh"
 
-// kTiles: tiles of a warp at once. A warp's rows take turns in ``places``, 32 at a time.
+// kTiles: tiles of a warp at once. The rows of a warp pass through ``places``, 32 at a time.
 template <int kColumns, int kTiles, int kWarps, class Kept>
 struct PanelFolding {
-  // Rows of 40 floats: neither a quarter of a warp that stores pairs nor one that reads a row meets
-  // a bank twice.
+  // A stride of 40 floats avoids bank conflicts, both of a quarter warp that stores pairs and of
+  // one that reads a row.
   static constexpr int kTurnRows = 32, kTurns = (kColumns + kTurnRows - 1) / kTurnRows;
   static constexpr int kStride = 40, kWarpFloats = 16 * kStride;
   static constexpr int kBytes = kWarps * kWarpFloats * 4;
 
   Sampling* sampling;  // [kColumns]
-  Fold* folds;         // [kWarps · kTiles segments under way][kColumns]
+  Fold* folds;         // [kWarps · kTiles segments in progress][kColumns]
   float* places;       // [kWarps][16 tokens][kStride]
   SegmentFolds out;
   Kept kept;
@@ -51,7 +51,7 @@ struct PanelFolding {
   }
 
  private:
-  // The logits of a turn's rows, tokens g and g + 8 of pairs of rows from each lane.
+  // Store the logits of 32 rows: tokens g and g + 8 of pairs of rows from each lane.
   static __device__ __forceinline__ void put(float* place, const float (&sums)[kColumns / 2],
                                              int turn) {
     const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
@@ -68,7 +68,7 @@ struct PanelFolding {
     }
   }
 
-  // This lane's row.
+  // Store the logits of this lane's row.
   __device__ __forceinline__ void keep_tile(const float* place, int row, int first_token) const {
 #pragma unroll
     for (int i = 0; i < 16; ++i) {
@@ -76,8 +76,7 @@ struct PanelFolding {
     }
   }
 
-  // This lane's row: tokens g and g + 8 are folded, then neighbours g, then pairs of them, then
-  // halves.
+  // Reduce this lane's row: tokens g and g + 8, then adjacent g, then pairs of them, then halves.
   static __device__ __forceinline__ Fold of_tile(const float* place, const Sampling how,
                                                  int first_token) {
     const float* logits = place + threadIdx.x % 32;
@@ -90,7 +89,7 @@ struct PanelFolding {
       const float high = logit_of<Config>(first_token + g + 8, logits[(g + 8) * kStride]);
       float low_score = low, high_score = high;
       if (!greedy) {
-        // A draw is the noise of four tokens.
+        // Philox returns the noise of four tokens at once.
         if (g % 4 == 0) {
           const int draw = (first_token + g) / 4;
           low_bits = positional_bits(how.seed, how.position, draw);
@@ -100,7 +99,7 @@ struct PanelFolding {
         high_score = how.noisy(high, gumbel(word(high_bits, g % 4)));
       }
       fold = Fold::of_two(first_token + g, low, low_score, first_token + g + 8, high, high_score);
-      if (kPads<Config> && fold.most == minus_infinity()) fold.clear();
+      if (kPads<Config> && fold.maximum == minus_infinity()) fold.clear();
 #pragma unroll
       for (int level = 0; level < 3; ++level) {
         if ((g >> level & 1) == 0) {

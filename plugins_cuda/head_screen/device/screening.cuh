@@ -1,4 +1,4 @@
-// Bounds of each tile's scores, from int8 codes of the weight; see head_screen/screen.cu.
+// Bounds of each tile's scores from int8 weights; see head_screen/screen.cu.
 #pragma once
 
 #include "config.cuh"
@@ -10,24 +10,24 @@ using Shape = Head::Shape;
 using Chunks = Head::Chunks;
 using Fragments = Head::Fragments;
 
-// More than what a length loses by being computed in fp32.
+// More than the relative error of a length in fp32.
 constexpr float kLengthSlack = 1.0f + 1.0f / 1024.0f;
 
-// More than the units in the last place by which a larger logit may be the smaller one once capped.
+// More than the difference of two logits whose order the cap can reverse, because tanh is rounded.
 constexpr float kCapSlack = Config::kLogitCap * 0x1p-20f;
 
-// Whether the best lower bounds are in shared memory, one for each warp and row. With 32 rows a CTA
-// has no registers left for one for each lane and row.
+// Whether the best lower bounds are in shared memory, one per warp and row. With 32 rows a CTA has
+// too few registers for one per lane and row.
 constexpr bool kSharedLowers = Config::kTokenTiles > 2;
-constexpr int kSharedLowerCount = kSharedLowers ? Config::kWarps * Shape::kMostTokens : 1;
+constexpr int kSharedLowerCount = kSharedLowers ? Config::kWarps * Shape::kMaxTokens : 1;
 
-// Bounds of a warp's tiles for the rows from first_row on, one after the other. With ``is_part``
-// the weight has a part of the vocabulary.
+// Computes bounds of a warp's tiles for the rows from first_row on, one tile after the other. With
+// ``is_part`` the weight has a part of the vocabulary.
 template <bool is_part>
 struct Screening {
   const Chunks& chunks;
   const Sampling* sampling;  // [rows]
-  const float* squares;      // of rows, as TokenFragments adds them up
+  const float* squares;      // of rows, see TokenFragments::add_squares()
   const float* errors;
   float* uppers;
   uint32_t* best;
@@ -36,16 +36,16 @@ struct Screening {
   int first_token;       // of the weight, in the whole vocabulary; 0 unless ``is_part``
   // The errors of this lane's two tokens in the next tile.
   float low_error, high_error;
-  // The best lower bound so far for each row, over this lane's tokens.
+  // The best lower bound of each row so far, over this lane's tokens.
   float lowers[Config::kTokenTiles][2];
 
-  // Constants may be read before the launch in front is done.
+  // Constants may be read before the previous launch has finished.
   __device__ __forceinline__ void start() {
     fetch(0);
 #pragma unroll
     for (int n = 0; n < Config::kTokenTiles; ++n) {
       lowers[n][0] = lowers[n][1] = minus_infinity();
-      // The lane that writes a row's bound is the only one that reads it: no barrier is needed.
+      // Only the lane that writes a row's bound reads it: no barrier is required.
       if (kSharedLowers && threadIdx.x % 32 < 4) {
 #pragma unroll
         for (int i = 0; i < 2; ++i) *shared_lower(row_of(n, i)) = minus_infinity();
@@ -75,11 +75,11 @@ struct Screening {
           bound(how, token, sums[0][n][i], low_off * length, upper, lowers[n][i]);
           bound(how, token + 8, sums[0][n][i + 2], high_off * length, upper, lowers[n][i]);
         }
-        upper = most_of_tokens(upper);
+        upper = max_over_tokens(upper);
         if (row < live && lane < 4)
           uppers[static_cast<int64_t>(row) * Config::kTileCount + tile] = upper;
         if (!kSharedLowers && !ends) continue;
-        float lower = most_of_tokens(lowers[n][i]);
+        float lower = max_over_tokens(lowers[n][i]);
         if (row < live && lane < 4) {
           if (kSharedLowers) {
             lower = fmaxf(lower, *shared_lower(row));
@@ -98,9 +98,9 @@ struct Screening {
     return n * kTokensPerTile + threadIdx.x % 4 * 2 + i;
   }
 
-  // The best lower bound so far for a row, over this warp's tokens.
+  // The best lower bound of a row so far, over this warp's tokens.
   __device__ __forceinline__ float* shared_lower(int row) const {
-    return shared_lowers + threadIdx.x / 32 * Shape::kMostTokens + row;
+    return shared_lowers + threadIdx.x / 32 * Shape::kMaxTokens + row;
   }
 
   __device__ __forceinline__ void fetch(int chunk) {
@@ -110,19 +110,19 @@ struct Screening {
     high_error = __ldg(from + 8);
   }
 
-  // NaN counts for nothing.
+  // NaN does not change the bounds.
   static __device__ __forceinline__ void bound(const Sampling how, int token, float sum, float off,
                                                float& upper, float& lower) {
     if (kPads<Config> && token >= Config::kVocab) return;
     const float noise = how.is_greedy() ? 0.0f : positional_gumbel(how.seed, how.position, token);
-    const float most = final_logit<Config>(sum + off) + kCapSlack;
-    const float least = final_logit<Config>(sum - off) - kCapSlack;
-    upper = fmaxf(upper, how.is_greedy() ? most : how.noisy(most, noise));
-    lower = fmaxf(lower, how.is_greedy() ? least : how.noisy(least, noise));
+    const float upper_logit = final_logit<Config>(sum + off) + kCapSlack;
+    const float lower_logit = final_logit<Config>(sum - off) - kCapSlack;
+    upper = fmaxf(upper, how.is_greedy() ? upper_logit : how.noisy(upper_logit, noise));
+    lower = fmaxf(lower, how.is_greedy() ? lower_logit : how.noisy(lower_logit, noise));
   }
 };
 
-// The CTA's segments of the codes, for its rows; ``first_token`` is the weight's first token.
+// Process the CTA's segments for its rows; ``first_token`` is the first token of the weight.
 template <bool is_part>
 __device__ __forceinline__ void screen_segments(const uint16_t* x, const int* logit_rows,
                                                 const uint16_t* norm, const Units::Stored* codes,
@@ -131,13 +131,13 @@ __device__ __forceinline__ void screen_segments(const uint16_t* x, const int* lo
                                                 float* workspace_uppers, uint32_t* workspace_best,
                                                 int rows, int first_token) {
   DYNAMIC_SHARED(unsigned char, shared);
-  __shared__ Sampling sampling[Shape::kMostTokens];
+  __shared__ Sampling sampling[Shape::kMaxTokens];
   __shared__ float4 squares[Fragments::kSumBytes / 16];
   __shared__ float lowers[kSharedLowerCount];
   pdl_launch_dependents();
   const Chunks chunks(blockIdx.x, gridDim.x);
-  const int first_row = blockIdx.y * Shape::kMostTokens;
-  const int live = min(Shape::kMostTokens, rows - first_row);
+  const int first_row = blockIdx.y * Shape::kMaxTokens;
+  const int live = min(Shape::kMaxTokens, rows - first_row);
   Screening<is_part> screening{
       chunks,
       sampling,

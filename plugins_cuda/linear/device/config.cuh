@@ -1,6 +1,6 @@
-// What the kernels of Linear are specialised by: the struct ``Config``, which the lowering writes
-// for each launch (CONFIG). Headers of dense kernels say what they take of it
-// (_device/dense_few.cuh, dense_many.cuh, prefill_gemm.cuh). The others:
+// The constants of the kernels of Linear: members of ``Config``, a struct that the lowering defines
+// for each launch (CONFIG). The headers of dense kernels list those that they use
+// (_device/dense_few.cuh, dense_many.cuh, prefill_gemm.cuh). The other members:
 //
 //   kHasBias, kHasResidual   the op's own; kScale, what multiplies the product
 //   kFragments               tokens of few rows come as fragments

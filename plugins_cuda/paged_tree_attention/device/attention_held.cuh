@@ -28,7 +28,7 @@ struct Held {
 
   // The next chain; the first one replaces what stands there.
   __device__ __forceinline__ void join(const States& chain, bool first) const {
-    const int lane = made_anew(threadIdx.x % 32);
+    const int lane = opaque(threadIdx.x % 32);
 #pragma unroll
     for (int i = 0; i < kWarpHalves; ++i) {
       const int m = i / kSides, j = i % kSides;
@@ -57,7 +57,7 @@ struct Held {
   // To the workspaces, as the states of `count` rows of the launch from `row` on.
   __device__ __forceinline__ void leave(const SlotStates& slots, int row, int count,
                                         int slot) const {
-    const int lane = made_anew(threadIdx.x % 32), g = lane / 4, t = lane % 4;
+    const int lane = opaque(threadIdx.x % 32), g = lane / 4, t = lane % 4;
     const int head = Mma::kOfHalf == 1 ? g : g % Mma::kHeads;
     if (head >= Config::kGroup) return;
 #pragma unroll

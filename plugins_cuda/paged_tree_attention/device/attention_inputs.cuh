@@ -54,7 +54,7 @@ __device__ __forceinline__ void load_queries(Queries& queries, uint4* to, const 
   }
   const uint4* units = reinterpret_cast<const uint4*>(from);
   constexpr int kHeadUnits = Config::kWidth / 8, kAll = kQueryRows * kHeadUnits;
-  const unsigned thread = made_anew(threadIdx.x);
+  const unsigned thread = opaque(threadIdx.x);
 #pragma unroll
   for (int k = 0; k < ceil_div(kAll, kThreads); ++k) {
     const unsigned i = thread + k * kThreads, place = i / kHeadUnits, head = place % Mma::kHeads;

@@ -6,7 +6,7 @@
 
 #include "attention_slots.cuh"
 #include "attention_states.cuh"
-#include "../../_device/meeting.cuh"
+#include "../../_device/cta_barrier.cuh"
 #include "config.cuh"
 
 constexpr int kHeadFloats = Config::kWidth + 8;  // heads of a part begin in different banks
@@ -126,7 +126,7 @@ struct Joiner {
       join_part(rows, first, rows.number_of(of, Config::kContextCtas), ctas);
     }
 #else
-    Meeting<kThreads - 1> others(count, ctas);
+    CtaBarrier<kThreads - 1> others(count, ctas);
     others.wait();
     join_part(rows, first, rows.number_of(cta, Config::kContextCtas), ctas);
     others.leave();

@@ -15,7 +15,7 @@ struct Lengths {
   int row_begin[kSets], row_end[kSets], tree_start[kSets];
 
   __device__ __forceinline__ Lengths(const int* row_starts, const int* tree_starts)
-      : lane(made_anew(threadIdx.x % 32)) {
+      : lane(opaque(threadIdx.x % 32)) {
 #pragma unroll
     for (int i = 0; i < kSets; ++i) {
       const int sequence = min(32 * i + lane, Config::kBatch - 1);

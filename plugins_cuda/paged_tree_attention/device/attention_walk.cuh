@@ -48,11 +48,11 @@ static_assert(kTile == 32 && kChunk == 128, "shifts by 5 and 7");
 
 // The least and the greatest of all rows' values, in every lane.
 __device__ __forceinline__ int least(int value) {
-  return kRows > 1 ? warp_least(value) : value;
+  return kRows > 1 ? warp_min(value) : value;
 }
 
 __device__ __forceinline__ int greatest(int value) {
-  return kRows > 1 ? warp_greatest(value) : value;
+  return kRows > 1 ? warp_max_int(value) : value;
 }
 
 // Positions first … last.
@@ -261,7 +261,7 @@ struct Walk {
   __device__ __forceinline__ void fetch_tail(uint4* tail) const {
     const int base = rows.view.tree_start & -kTile;
     const int units = min(greatest(rows.slot) + 1 - base, kTailSlots) * kUnits;
-    for (int unit = made_anew(threadIdx.x); unit - lane < units; unit += kThreads) {
+    for (int unit = opaque(threadIdx.x); unit - lane < units; unit += kThreads) {
       const int row = unit / kUnits, entry = tail_entry(base + row, base);
       if (unit >= units) continue;
       const int64_t from = static_cast<int64_t>(entry) * kUnits + unit % kUnits;

@@ -1,5 +1,5 @@
-// What the kernels of attention are specialised by: the struct ``Config``, which the lowering
-// writes for each launch (CONFIG). A launch has those that its kernels read.
+// The constants of the kernels of attention: members of ``Config``, a struct that the lowering
+// defines for each launch (CONFIG). It has the members that the kernels of the launch use.
 //
 //   of the layer     kKvHeads and kGroup (query heads of a KV head), kShare (KV heads that read one
 //                    of the pools'), kWidth, kWindow (0: none), kScale, kHasSinks

@@ -1,4 +1,4 @@
-// What all ranks know of a row becomes its token, on every rank.
+// The reduction over ranks: from the folds of a row to its token, on every rank.
 #pragma once
 
 #include "../../_device/rank_exchange.cuh"
@@ -7,7 +7,7 @@
 
 using Exchange = RankExchange<Config::kRanks, Config::kWords>;
 
-// The tokens of a rank follow those of the ranks before it.
+// The tokens of a rank follow those of lower ranks.
 struct RankTokens : NoLogits {
   static constexpr bool kIsPart = true;
   int first;
@@ -24,7 +24,7 @@ constexpr int kFoldPairs = 3;
 
 __device__ __forceinline__ float2 pair_of(const Fold& fold, int i) {
   if (i == 0) return make_float2(fold.score, fold.logit);
-  if (i == 1) return make_float2(fold.most, fold.sum);
+  if (i == 1) return make_float2(fold.maximum, fold.sum);
   return make_float2(__int_as_float(fold.token), 0.0f);
 }
 
@@ -32,8 +32,8 @@ __device__ __forceinline__ Fold fold_of(const float2 (&pairs)[kFoldPairs]) {
   return {pairs[0].x, pairs[0].y, pairs[1].x, pairs[1].y, __float_as_int(pairs[2].x)};
 }
 
-// A CTA of kFoldThreads a row, all of them resident. Folds are merged in the order of the ranks:
-// their sums have the same bits on each.
+// Merge the folds of all ranks with a CTA of kFoldThreads per row; all CTAs are resident. The order
+// is that of the ranks, so that sums have the same bits on each.
 __device__ __forceinline__ void choose_among_ranks(const Exchange& peers, const Fold& own,
                                                    int* choice, float* logprob) {
   __shared__ float2 pairs[Config::kRanks][kFoldPairs];
@@ -47,7 +47,7 @@ __device__ __forceinline__ void choose_among_ranks(const Exchange& peers, const 
 #pragma unroll
     for (int k = 0; k < Exchange::kPeers; ++k) {
       pairs[(peers.rank + k + 1) % Config::kRanks][i] =
-          peers.wait(peers.look(number, k, place), number, k, place);
+          peers.wait(peers.load(number, k, place), number, k, place);
     }
   }
   __syncthreads();
@@ -55,12 +55,12 @@ __device__ __forceinline__ void choose_among_ranks(const Exchange& peers, const 
   Fold all = fold_of(pairs[0]);
 #pragma unroll
   for (int r = 1; r < Config::kRanks; ++r) all.merge(fold_of(pairs[r]));
-  // As fold_segments has it.
+  // See fold_segments().
   choice[row] = all.token < Config::kRanks * kVocab ? all.token : 0;
-  logprob[row] = all.logit - (all.most + logf(all.sum));
+  logprob[row] = all.logit - (all.maximum + logf(all.sum));
 }
 
-// Both files of this op launch it after their folds: one CTA a row.
+// Both kernel files of this op launch it last: one CTA per row.
 extern "C" __global__ void __launch_bounds__(kFoldThreads)
     choose_of_ranks(uint64_t* inbox, uint64_t* inbox_on_1, uint64_t* inbox_on_2,
                     uint64_t* inbox_on_3, uint64_t* inbox_on_4, uint64_t* inbox_on_5,

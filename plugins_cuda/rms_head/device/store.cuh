@@ -1,4 +1,4 @@
-// Where the logits of a tile of the vocabulary go.
+// The epilogue of RmsHead.
 #pragma once
 
 #include "../../_device/final_logit.cuh"

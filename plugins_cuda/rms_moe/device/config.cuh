@@ -1,5 +1,5 @@
-// What the kernels of RmsMoe are specialised by: the struct ``Config``, which the lowerings write
-// for each launch (CONFIG). A launch has those that its kernels read.
+// The constants of the kernels of RmsMoe: members of ``Config``, a struct that the lowering defines
+// for each launch (CONFIG). It has the members that the kernels of the launch use.
 //
 //   of the layer    kHidden, kInner, kExperts, kTopK, kBf16 (how experts are stored), kClamped (the
 //                   activation; kAlpha, kLimit), kNormRounding, kEps
@@ -13,7 +13,7 @@
 //                   rows in shared memory), kRowsResident (all have one), kStaticBytes,
 //                   kSharedBytes, kAddThreads, kAddColumns
 //   of prompts      kRouterRows (of a CTA); those of _device/prefill_gemm.cuh; kSteps (of a packed
-//                   tile, 16 mma rows × 32 columns each), kMostTiles (of tokens, whatever the
+//                   tile, 16 mma rows × 32 columns each), kMaxTiles (of tokens, whatever the
 //                   routing); those of prefill_few.cuh
 #pragma once
 

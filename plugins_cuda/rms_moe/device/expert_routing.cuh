@@ -39,9 +39,9 @@ struct RoutedRows {
   // Whether one item may cost more than another.
   static constexpr bool kUneven = C::kPassRows > 8 && C::kRows > 8;
   // A warp holds the logits of so many rows at once: up to 16 registers.
-  static constexpr int kMostHeld = kSets < 16 ? 16 / kSets : 1;
+  static constexpr int kMaxHeld = kSets < 16 ? 16 / kSets : 1;
   static constexpr int kHeld =
-      ceil_div(C::kRows, C::kWarps) < kMostHeld ? ceil_div(C::kRows, C::kWarps) : kMostHeld;
+      ceil_div(C::kRows, C::kWarps) < kMaxHeld ? ceil_div(C::kRows, C::kWarps) : kMaxHeld;
   // Rows that a warp lists one after the other, all of one word.
   static constexpr int kRun = C::kRows < 4 ? C::kRows : 4;
 

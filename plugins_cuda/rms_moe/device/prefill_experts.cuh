@@ -7,7 +7,7 @@
 // mostly; decoding takes a warp about 120 of the 1024 cycles that the tensor cores need. At 600
 // TFLOP/s: 450 and 225 µs.
 //
-// Config: those of prefill_gemm.cuh, kSteps, kMostTiles, kBf16.
+// Config: those of prefill_gemm.cuh, kSteps, kMaxTiles, kBf16.
 #pragma once
 
 #include "bf16_experts.cuh"
@@ -48,7 +48,7 @@ struct ExpertGemm {
     return rows_of_panels;
   }
   // A tile as the sort wrote it; beyond the last it is any, and not used.
-  struct Found {
+  struct Lookup {
     int id, count;
     uint4 tokens;
   };
@@ -58,15 +58,15 @@ struct ExpertGemm {
   __device__ __forceinline__ int next(const GemmTile&) const {
     return first();
   }
-  __device__ __forceinline__ Found found(int id) const {
-    const int place = min(id / kRowTiles, Config::kMostTiles - 1);
+  __device__ __forceinline__ Lookup lookup(int id) const {
+    const int place = min(id / kRowTiles, Config::kMaxTiles - 1);
     return {id, load_l2_int(tiles + kTokenTiles), load_l2_16(tiles + kTilesHeader + 4 * place)};
   }
-  __device__ __forceinline__ GemmTile tile(const Found& found) const {
-    if (found.id / kRowTiles >= found.count) return no_tile();
-    const int live = static_cast<int>(found.tokens.z);
-    return {found.id % kRowTiles * warps, static_cast<int>(found.tokens.x),
-            static_cast<int>(found.tokens.y), round_up(live, 16), live};
+  __device__ __forceinline__ GemmTile tile(const Lookup& entry) const {
+    if (entry.id / kRowTiles >= entry.count) return no_tile();
+    const int live = static_cast<int>(entry.tokens.z);
+    return {entry.id % kRowTiles * warps, static_cast<int>(entry.tokens.x),
+            static_cast<int>(entry.tokens.y), round_up(live, 16), live};
   }
   __device__ __forceinline__ Weights weights(const GemmTile& tile, int row_tile) const {
     return {packed, tile.expert, row_tile};

@@ -73,7 +73,7 @@ __device__ __forceinline__ void produce_tokens(const Gemm& gemm, FewRings& rings
     mbarrier_arrive(&rings.tiles.full[at.slot]);
     at.advance();
   };
-  GemmTile tile = gemm.tile(gemm.found(gemm.first()));
+  GemmTile tile = gemm.tile(gemm.lookup(gemm.first()));
   publish(tile);
   while (tile.row_tile >= 0) {
     const uint32_t bytes = static_cast<uint32_t>(tile.columns) * kPanelRowBytes;
@@ -90,9 +90,9 @@ __device__ __forceinline__ void produce_tokens(const Gemm& gemm, FewRings& rings
     };
     const int number = gemm.next(tile);
     copy(0, kPanels / 3);
-    const auto found = gemm.found(number);
+    const auto entry = gemm.lookup(number);
     copy(kPanels / 3, 2 * kPanels / 3);
-    const GemmTile next = gemm.tile(found);
+    const GemmTile next = gemm.tile(entry);
     publish(next);
     copy(2 * kPanels / 3, kPanels);
     tile = next;

@@ -157,7 +157,7 @@ struct ScoredChoice {
     int lowest = C::kExperts;
 #pragma unroll
     for (int i = kSets - 1; i >= 0; --i) lowest = row.keys[i] == key ? lane + 32 * i : lowest;
-    lowest = warp_least(lowest);
+    lowest = warp_min(lowest);
 #pragma unroll
     for (int i = 0; i < kSets; ++i) row.keys[i] = lane + 32 * i == lowest ? kTakenKey : row.keys[i];
     return lowest;
@@ -191,7 +191,7 @@ struct ScoredChoice {
 #pragma unroll
     for (int n = 0; n < C::kGroupsChosen; ++n) {
       const uint32_t best = warp_max(own);
-      const int group = warp_least(own == best ? lane : 32);
+      const int group = warp_min(own == best ? lane : 32);
       open |= 1u << group;
       own = lane == group ? 0u : own;
     }
@@ -217,7 +217,7 @@ struct ScoredChoice {
     }
     const uint32_t most = warp_max(best);
     if constexpr (C::kGroupBest == 1) return key_value(most);
-    const int owner = warp_least(best == most ? lane : 32);
+    const int owner = warp_min(best == most ? lane : 32);
     return key_value(most) + key_value(warp_max(lane == owner ? second : best));
   }
 };

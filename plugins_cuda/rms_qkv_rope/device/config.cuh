@@ -1,6 +1,6 @@
-// What the kernels of RmsQkvRope are specialised by: the struct ``Config``, which the lowering
-// writes for each launch (CONFIG). Headers of dense kernels say what they take of it
-// (_device/dense_few_pairs.cuh, dense_many.cuh, prefill_heads.cuh). The others:
+// The constants of the kernels of RmsQkvRope: members of ``Config``, a struct that the lowering
+// defines for each launch (CONFIG). The headers of dense kernels list those that they use
+// (_device/dense_few_pairs.cuh, dense_many.cuh, prefill_heads.cuh). The other members:
 //
 //   of the layer    kQHeads, kKvHeads, kHeadDim, kHasBias, kHasNorm, kHeadNorms (heads are normed),
 //                   kNormRounding, kHeadRounding (of the heads' norms), kEps, kWholeNorms (one of

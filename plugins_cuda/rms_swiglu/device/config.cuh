@@ -1,6 +1,6 @@
-// What the kernels of RmsSwiglu are specialised by: the struct ``Config``, which the lowering
-// writes for each launch (CONFIG). Headers of dense kernels say what they take of it
-// (_device/dense_few.cuh, dense_many.cuh, prefill_gemm.cuh). The others: kHasBias, kHasNorm,
+// The constants of the kernels of RmsSwiglu: members of ``Config``, a struct that the lowering
+// defines for each launch (CONFIG). The headers of dense kernels list those that they use
+// (_device/dense_few.cuh, dense_many.cuh, prefill_gemm.cuh). The other members: kHasBias, kHasNorm,
 // kNormRounding, kEps, kActivation (0: SiLU, 1: GELU by tanh).
 #pragma once
 

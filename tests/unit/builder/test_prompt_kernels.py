@@ -19,7 +19,7 @@ from specbuild.plugins_cuda.registry import op_named
 
 # Tokens of a tile, places of the ring that they leave, tiles of tokens there are at most, and the
 # shared memory of ring and outputs.
-OF_TOKENS = {"COLUMNS", "STAGES", "MOST_TILES", "SHARED_BYTES"}
+OF_TOKENS = {"COLUMNS", "STAGES", "MAX_TILES", "SHARED_BYTES"}
 # Weight rows of a tile of few tokens, and the ring that brings them.
 OF_FEW = {"WARPS", "CHUNK_STEPS", "CHUNKS", "WARP_TILES"}
 

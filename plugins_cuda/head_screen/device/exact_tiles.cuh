@@ -1,4 +1,4 @@
-// The tiles whose bounds reach the best, and the best token of theirs; see head_screen/kernel.cu.
+// Exact logits of the candidate tiles, and the best token; see head_screen/kernel.cu.
 #pragma once
 
 #include "../../_device/arrival.cuh"
@@ -10,14 +10,14 @@ using Units = Head::Units;
 using Shape = Head::Shape;
 using Fragments = Head::Fragments;
 
-// The tiles of a CTA that may hold a row's token, dealt out to its warps.
+// The candidate tiles of a CTA, distributed over its warps.
 struct Candidates {
   static constexpr bool kOnlyOne = false;
   const int* tiles;
-  int found;
+  int size;
 
   __device__ __forceinline__ int count() const {
-    return ceil_div(max(found - static_cast<int>(threadIdx.x) / 32, 0), Config::kWarps);
+    return ceil_div(max(size - static_cast<int>(threadIdx.x) / 32, 0), Config::kWarps);
   }
   __device__ __forceinline__ int first_tile(int chunk) const {
     return tiles[static_cast<int>(threadIdx.x) / 32 + chunk * Config::kWarps];
@@ -27,9 +27,10 @@ struct Candidates {
   }
 };
 
-// Lists the tiles of this CTA of which some row's upper bound reaches that row's best lower one.
+// List the tiles of this CTA in which the upper bound of some row reaches the best lower bound of
+// that row.
 __device__ __forceinline__ void list_candidates(const float* uppers, const uint32_t* best, int live,
-                                                int* tiles, int* found) {
+                                                int* tiles, int* num_candidates) {
   for (int i = threadIdx.x; i < Config::kCtaTiles; i += Config::kWarps * 32) {
     const int tile = i * static_cast<int>(gridDim.x) + static_cast<int>(blockIdx.x);
     if (tile >= Config::kTileCount) break;
@@ -38,21 +39,21 @@ __device__ __forceinline__ void list_candidates(const float* uppers, const uint3
     for (int row = 0; row < live; ++row) {
       const float upper =
           load_l2_float(uppers + static_cast<int64_t>(row) * Config::kTileCount + tile);
-      const uint32_t least =
+      const uint32_t lower_bound =
           static_cast<uint32_t>(load_l2_int(reinterpret_cast<const int*>(best) + row));
-      reaches |= upper > minus_infinity() && ordered_key(upper) >= least;
+      reaches |= upper > minus_infinity() && ordered_key(upper) >= lower_bound;
     }
-    if (reaches) tiles[atomicAdd(found, 1)] = tile;
+    if (reaches) tiles[atomicAdd(num_candidates, 1)] = tile;
   }
 }
 
-// The best token of each row among a tile's, if it is the best so far.
-struct Settling {
+// Updates the best token of each row with the tokens of a tile.
+struct ExactTiles {
   const Candidates& candidates;
   const Sampling* sampling;  // [rows]
   unsigned long long* keys;
   int live;
-  int first_token;  // of the weight, in the whole vocabulary
+  int first_token;  // of the weight, in the complete vocabulary
 
   __device__ __forceinline__ void operator()(int chunk,
                                              const float (&sums)[1][Config::kTokenTiles][4]) const {
@@ -74,56 +75,60 @@ struct Settling {
           const uint64_t high = key_of(how.score(high_logit, token + 8), token + 8);
           key = key < high ? high : key;
         }
-        key = most_of_tokens(key);
+        key = max_over_tokens(key);
         if (row < live && lane < 4) atomicMax(keys + row, static_cast<unsigned long long>(key));
       }
     }
   }
 
  private:
-  // NaN is never the best.
+  // NaN is never the best score.
   static __device__ __forceinline__ uint64_t key_of(float score, int token) {
     return score == score ? ranked_key(ordered_key(score), static_cast<uint32_t>(token)) : 0;
   }
 };
 
-// A row's token and what stands for its log-probability, by its key.
+// Write the token of a row; its log-probability is infinite, because it is not computed.
 __device__ __forceinline__ void write_choice(uint64_t key, int* choice, float* logprob) {
-  // A padding row may hold NaN, and any token will do for it.
+  // A padding row may hold NaN; its token is arbitrary.
   *choice = key == 0 ? 0 : static_cast<int>(ranked_index(key));
   *logprob = key == 0 ? __uint_as_float(0x7FC00000u) : -minus_infinity();
 }
 
-// All of the launch; ``first_token`` is the weight's first token. The last CTA of a group of rows
-// calls ``end(row, key)`` once a row, by one thread each, with the key of the weight's best token.
+// The body of the launch; ``first_token`` is the first token of the weight. The last CTA of a group
+// of rows calls ``end(row, key)`` once per row, from one thread, with the key of the weight's best
+// token.
 template <class End>
-__device__ __forceinline__ void settle_candidates(
+__device__ __forceinline__ void choose_candidate(
     const uint16_t* x, const int* logit_rows, const uint16_t* norm, const Units::Stored* weight,
     const float* temperature, const int* seed, const int* position, const float* workspace_uppers,
     uint32_t* workspace_best, unsigned long long* workspace_keys, int* workspace_arrived, int rows,
     int first_token, End&& end) {
   DYNAMIC_SHARED(unsigned char, shared);
-  __shared__ Sampling sampling[Shape::kMostTokens];
+  __shared__ Sampling sampling[Shape::kMaxTokens];
   __shared__ int tiles[Config::kCtaTiles];
-  __shared__ int found, last;
+  __shared__ int num_candidates, last;
   pdl_launch_dependents();
-  const int first_row = blockIdx.y * Shape::kMostTokens;
-  const int live = min(Shape::kMostTokens, rows - first_row);
-  if (threadIdx.x == 0) found = 0;
+  const int first_row = blockIdx.y * Shape::kMaxTokens;
+  const int live = min(Shape::kMaxTokens, rows - first_row);
+  if (threadIdx.x == 0) num_candidates = 0;
   __syncthreads();
   pdl_wait();
   list_candidates(workspace_uppers + static_cast<int64_t>(first_row) * Config::kTileCount,
-                  workspace_best + first_row, live, tiles, &found);
+                  workspace_best + first_row, live, tiles, &num_candidates);
   __syncthreads();
-  if (found > 0) {
-    const Candidates candidates{tiles, found};
-    const Settling settling{candidates, sampling, workspace_keys + first_row, live, first_token};
+  if (num_candidates > 0) {
+    const Candidates candidates{tiles, num_candidates};
+    const ExactTiles exact_tiles{candidates, sampling, workspace_keys + first_row, live,
+                                 first_token};
     stream_head<Shape, Fragments, Head::kRounding>(
         x, logit_rows, norm, weight, candidates, shared, first_row, live,
         static_cast<float>(Config::kEps),
         [&] { prepare_sampling(sampling, first_row, live, temperature, seed, position); },
         [](const Fragments&) {},
-        [&](int chunk, const float (&sums)[1][Config::kTokenTiles][4]) { settling(chunk, sums); });
+        [&](int chunk, const float (&sums)[1][Config::kTokenTiles][4]) {
+          exact_tiles(chunk, sums);
+        });
   }
   if (!is_last_of(workspace_arrived + blockIdx.y, gridDim.x, &last)) return;
   for (int i = threadIdx.x; i < live; i += Config::kWarps * 32) {
