@@ -37,12 +37,15 @@ def adjust(
     penalised: bool = True,
     row_counts: Sequence[int] = (),
 ) -> Case:
-    """A sequence for each of ``kinds``: ``-`` changes nothing, ``a`` adjusts, ``m`` is masked,
-    ``b`` both, ``f`` has ``forced`` forced rows and a masked one, ``g`` adjusts and forces. Each is
-    a tree of ``nodes`` slots. ``counts``: the tokens of paths are counted. With ``row_counts`` each
-    sequence has so many rows of its tree, and two rows of padding follow."""
-    held = row_counts or [nodes] * len(kinds)
-    slots = [(kind, slot) for kind, n in zip(kinds, held, strict=True) for slot in range(n)]
+    """One sequence per character of ``kinds``.
+
+    ``-`` changes nothing, ``a`` adjusts, ``m`` is masked, ``b`` both, ``f`` has ``forced`` forced
+    rows and a masked one, ``g`` adjusts and forces. Each is a tree of ``nodes`` slots. ``counts``:
+    the tokens of paths are counted. With ``row_counts`` each sequence has so many rows of its tree,
+    and two rows of padding follow.
+    """
+    row_counts = row_counts or [nodes] * len(kinds)
+    slots = [(kind, slot) for kind, n in zip(kinds, row_counts, strict=True) for slot in range(n)]
     padding = 2 if row_counts else 0
 
     def make(rng: np.random.Generator) -> Arrays:
@@ -56,12 +59,12 @@ def adjust(
         drawn = np.stack([rng.uniform(0.3, 3, sequences), *rng.uniform(-2, 2, (2, sequences))])
         penalties = drawn if penalised else without
         words = -(-vocab // 32)
-        # Few different tokens, so that a path has some of them more than once.
+        # Few different tokens, so that a path has some of them several times.
         row_tokens = rng.choice(rng.integers(0, vocab, 3), rows).astype(np.int32)
         return (
             (rng.standard_normal((rows, vocab)) * 3).astype(np.float32),
             row_tokens if counts else None,
-            _ancestors(rng, held, nodes, padding) if counts else None,
+            _ancestors(rng, row_counts, nodes, padding) if counts else None,
             rng.integers(0, 40, rows).astype(np.int32),
             np.array([_OF_KIND[kind] for kind in kinds], np.int32),
             np.full(sequences, forced, np.int32),
@@ -70,7 +73,7 @@ def adjust(
             bias.astype(np.float32),
             rng.integers(-(2**31), 2**31, (sequences, words)).astype(np.int32),
             marks.astype(np.int32),
-            np.cumsum([0, *held]).astype(np.int32) if row_counts else None,
+            np.cumsum([0, *row_counts]).astype(np.int32) if row_counts else None,
         )
 
     changed = [r for r, (kind, slot) in enumerate(slots) if _changes(kind, slot, forced)]
@@ -79,28 +82,28 @@ def adjust(
 
 
 def _changes(kind: str, slot: int, forced: int) -> bool:
-    """Whether the row of a slot is changed: without forced rows the mask is that of the root."""
+    """Return whether the row of a slot changes; without forced rows, the root is masked."""
     by_guide = {"m": slot == 0, "f": slot <= forced}
     return kind in "abg" or by_guide.get(kind, False)
 
 
 def _ancestors(
-    rng: np.random.Generator, held: Sequence[int], nodes: int, padding: int
+    rng: np.random.Generator, row_counts: Sequence[int], nodes: int, padding: int
 ) -> np.ndarray:
-    """The packed bits of random trees: each slot's own and those of its ancestors."""
-    bits = np.zeros((len(held), nodes, -(-nodes // 32)), np.uint32)
-    for b in range(len(held)):
+    """Return the packed bits of random trees: each slot and its ancestors."""
+    bits = np.zeros((len(row_counts), nodes, -(-nodes // 32)), np.uint32)
+    for b in range(len(row_counts)):
         parents = random_tree(rng, count=nodes, depth=nodes)
         for slot, parent in enumerate(parents):
             if slot:
                 bits[b, slot] |= bits[b, parent]
             bits[b, slot, slot // 32] |= np.uint32(1 << slot % 32)
-    found = [bits[b, :count] for b, count in enumerate(held)]
-    return np.concatenate([*found, bits[0, :1].repeat(padding, axis=0)]).view(np.int32)
+    sequence_bits = [bits[b, :count] for b, count in enumerate(row_counts)]
+    return np.concatenate([*sequence_bits, bits[0, :1].repeat(padding, axis=0)]).view(np.int32)
 
 
 CASES: tuple[Case, ...] = (
-    adjust("nothing is asked for", "--"),
+    adjust("no changes", "--"),
     adjust("adjusted rows", "aaaaaa"),
     adjust("adjusted, nothing to count", "aaaa", counts=False),
     adjust("without penalties", "ab", penalised=False),
@@ -113,8 +116,8 @@ CASES: tuple[Case, ...] = (
 )
 
 KERNEL_CASES: tuple[Case, ...] = (
-    adjust("rows of their own", "f-gmfab", nodes=5, forced=2, row_counts=[3, 1, 5, 2, 3, 0, 4]),
-    adjust("rows of their own, more sequences than lanes", "ab-m" * 9, nodes=2,
+    adjust("rows of a tree", "f-gmfab", nodes=5, forced=2, row_counts=[3, 1, 5, 2, 3, 0, 4]),
+    adjust("rows of a tree, more sequences than lanes", "ab-m" * 9, nodes=2,
            row_counts=[2, 1, 1, 2] * 9),
     adjust("more tokens than a block has", "-amb", vocab=4099),
     adjust("trees, more tokens than a block has", "a-mb", nodes=5, vocab=2051),

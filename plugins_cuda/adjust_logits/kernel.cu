@@ -1,14 +1,14 @@
-// AdjustLogits: a thread has some tokens of a row and does everything to them, so that no thread
-// reads what another one writes. CTAs of rows that do not change return at once.
+// AdjustLogits: a thread applies all steps to its tokens of a row, so that no thread reads what
+// another one writes. CTAs of unchanged rows return at once.
 //
-// Moves 20 bytes a token: 4 MB a row at 201088 logits.
+// It moves 20 bytes per token: 4 MB per row of 201088 logits.
 #include "../_device/ptx.cuh"
 #include "../_device/row_place.cuh"
 
-// As runtime/engine_dir/plan.py has them.
+// The values of runtime/engine_dir/plan.py.
 constexpr int kAdjusts = 1, kMaskedRow = 2, kForcedRows = 4;
 constexpr int kEndsOutput = 1 << 29, kInPrompt = 1 << 30;
-// No temperature makes them infinite (runtime/sampling.py, runtime/guides/grammar.py).
+// No temperature turns these into infinities (runtime/sampling.py, runtime/guides/grammar.py).
 constexpr float kMasked = -1e30f, kRefused = -3e30f;
 
 constexpr int kBlock = 256, kTokens = 4;
@@ -44,7 +44,7 @@ extern "C" __global__ void __launch_bounds__(kBlock)
                   const int* mask,           // [B, words]
                   const int* marks,          // [B, V]
                   const int* row_start,      // [B + 1] or null
-                  float* raw,                // out [R, V], the rows that change
+                  float* raw,                // out [R, V]: the rows that change
                   int vocab, int words, int nodes, int batch, int bit_words) {
   DYNAMIC_SHARED(int, path);  // [nodes]: the token of each slot on the row's path, else -1
   pdl_launch_dependents();
@@ -55,12 +55,12 @@ extern "C" __global__ void __launch_bounds__(kBlock)
   if (b == batch) return;
   const int change = load_l2_int(changes + b);
   const bool adjusts = (change & kAdjusts) != 0;
-  // A guide's mask is that of the root, or of the row behind those that the guide forces.
+  // The mask of a guide is for the root, or for the row after the forced ones.
   const int first_free = (change & kForcedRows) != 0 ? load_l2_int(forced + b) : 0;
   const bool is_masked = (change & kMaskedRow) != 0 && slot == first_free;
   const bool is_forced = slot < first_free && row_tokens != nullptr;
   if (!adjusts && !is_masked && !is_forced) return;
-  // The next slot is another row: that of a forced row always is one of the sequence.
+  // The next slot is the next row, because a forced row is never the last of its sequence.
   const int only = is_forced ? load_l2_int(row_tokens + r + 1) : 0;
   const bool counts = adjusts && row_tokens != nullptr && ancestor_bits != nullptr;
   for (int j = threadIdx.x; counts && j < place.rows; j += kBlock) {

@@ -27,11 +27,11 @@ _POINTERS = (
 
 
 def lower(request: LoweringRequest) -> Lowering:
-    """A thread for four tokens of a row."""
+    """Return a launch with a thread per four tokens of a row."""
     rows, vocab = request.tensors["logits"].shape
     sequences, words = request.tensors["mask"].shape
     bits = request.tensors.get("ancestor_bits")
-    # Of a ragged step each sequence may have most of the rows.
+    # In a ragged step, one sequence may have most of the rows.
     nodes = rows if "row_start" in request.tensors else rows // sequences
     launch = OpLaunch(
         kernel=Kernel("adjust_logits", "adjust_logits"),

@@ -1,4 +1,4 @@
-"""AdjustLogits: what requests change of their logits, in front of the choice of a token."""
+"""AdjustLogits: logit processors of requests, before a token is sampled."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 def row_places(
     sequences: int, rows: int, row_start: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The sequence [R] and the slot [R] of each row, and whether it is one of a sequence [R].
+    """Return the sequence [R] and the slot [R] of each row, and whether it belongs to one [R].
 
-    Without ``row_start`` [B+1] all sequences have R / B rows. Padding has those of sequence 0.
+    Without ``row_start`` [B+1] all sequences have R / B rows. Padding rows get those of sequence 0.
     """
     import torch
 
@@ -46,10 +46,10 @@ def counted(
     ancestor_bits: torch.Tensor | None,
     slots: torch.Tensor,
 ) -> torch.Tensor:
-    """The ``marks`` [R, V] of each row's sequence, and its own path.
+    """Return the ``marks`` [R, V] of each row's sequence, plus the tokens of the row's path.
 
-    The path are the row's own token and those of its ancestors among the rows of its sequence,
-    of which it has ``slots`` [R].
+    The path consists of the row's token and those of its ancestors. ``slots`` [R] are the slots of
+    the rows in their sequences.
     """
     marks = marks.clone()
     if row_tokens is None or ancestor_bits is None:
@@ -62,7 +62,7 @@ def counted(
 
 
 def allowed(mask: torch.Tensor, vocab: int) -> torch.Tensor:
-    """The bits of ``mask`` int32 [R, words] as bool [R, V]; bit v % 32 of word v // 32."""
+    """Return the bits of ``mask`` int32 [R, words] as bool [R, V]: bit v % 32 of word v // 32."""
     import torch
 
     bits = mask.unsqueeze(2) >> torch.arange(32, dtype=torch.int32)
@@ -72,7 +72,7 @@ def allowed(mask: torch.Tensor, vocab: int) -> torch.Tensor:
 def guided_rows(
     changes: torch.Tensor, forced: torch.Tensor, slots: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Which of R rows are forced to the token of the next slot, and which are masked: bool [R].
+    """Return the rows that are forced to the token of the next slot, and the masked ones: bool [R].
 
     ``changes`` and ``forced`` [R] are those of each row's sequence, ``slots`` [R] its slot there.
     """
@@ -96,27 +96,28 @@ def reference(
     marks: torch.Tensor,
     row_start: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Steps 1 to 4 of SamplingParams on ``logits`` fp32 [R, V], and a guide's mask, in place.
+    """Apply steps 1 to 4 of SamplingParams and a guide's mask to ``logits`` fp32 [R, V], in place.
 
     Rows ``row_start[b]`` to ``row_start[b+1]`` − 1 belong to sequence b: a tree whose slot 0 is the
     root. Rows after those of all sequences do not change. Without ``row_start`` int32 [B+1] each
     sequence has R / B rows.
-    Where ``changes`` int32 [B] has the bit ``ADJUSTS``, ``bias`` fp32 [B, V] is added; at
-    ``positions`` [R] below ``min_position`` int32 [B] the tokens marked as ends become MASKED; then
-    come the penalties fp32 [B] (``repetition`` 1, ``frequency`` and ``presence`` 0 change
-    nothing). Other rows are unchanged.
 
-    A guide comes last. Where ``changes`` has ``FORCED_ROWS``, all tokens become REFUSED but that of
-    the next slot in the first ``forced`` int32 [B] rows of a chain. Where it has ``MASKED_ROW``,
-    tokens whose bit in ``mask`` int32 [B, words] is 0 become REFUSED in the row behind these, which
-    is that of the root without them.
+    If ``changes`` int32 [B] has the bit ``ADJUSTS``, ``bias`` fp32 [B, V] is added. Then, at
+    ``positions`` [R] below ``min_position`` int32 [B], tokens marked as ends become MASKED. Then
+    the penalties fp32 [B] apply; ``repetition`` 1, ``frequency`` 0 and ``presence`` 0 have no
+    effect. Other rows are unchanged.
 
-    ``marks`` int32 [B, V] has, of each token, how often the output before the root has it, plus
-    ``IN_PROMPT`` and ``ENDS_OUTPUT``. The tokens on a row's path are counted too: bit j of
-    ``ancestor_bits`` int32 [R, W] stands for the token ``row_tokens`` [R] of slot j, and a row has
-    its own bit. Without these two, all of the output is in ``marks``.
+    The guide is last. If ``changes`` has ``FORCED_ROWS``, then in the first ``forced`` int32 [B]
+    rows of a chain all tokens become REFUSED except that of the next slot. If it has
+    ``MASKED_ROW``, one row is masked: tokens whose bit in ``mask`` int32 [B, words] is 0 become
+    REFUSED. This is the row after the forced ones, or the root.
 
-    Returns the logits, and ``raw`` fp32 [R, V]: the rows that changed as they were, others
+    ``marks`` int32 [B, V] is the number of occurrences of each token in the output before the root,
+    plus ``IN_PROMPT`` and ``ENDS_OUTPUT``. The tokens on a row's path count too: bit j of
+    ``ancestor_bits`` int32 [R, W] is the token ``row_tokens`` [R] of slot j, including the row's
+    own. Without these two, ``marks`` covers the complete output.
+
+    Returns the logits, and ``raw`` fp32 [R, V]: the original logits of changed rows; other rows are
     unspecified.
     """
     import torch

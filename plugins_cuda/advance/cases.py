@@ -12,7 +12,7 @@ from specbuild.plugins_cuda.tree_accept.op import reference as accept_reference
 from specbuild.runtime.engine_dir.plan import ADJUSTS
 
 RING = 4
-# Tokens are below 2000.
+# Tokens are below this.
 MARKED_VOCAB = 2000
 
 
@@ -37,13 +37,12 @@ def advance(
     marked: bool = True,
     ragged: bool = False,
 ) -> Case:
-    """``eos`` of the choices on the paths end a sequence, from node ``ends_from`` of them on; its
-    limit may come before.
+    """``eos`` choices on the paths end a sequence, from node ``ends_from`` of them on.
 
-    ``deepest`` is that of the engine: it sizes the ring and what is pending, of which ``waiting``
-    says otherwise. ``marked``: the tokens of every sequence but each third are counted. If
-    ``ragged``, a sequence has a row for each slot of its path and none if it is done, and there are
-    two rows of padding.
+    The limit may end a sequence earlier. ``deepest`` is the depth of the engine: it sizes the ring
+    and, unless ``waiting`` does, the pending rows. ``marked``: the tokens of two of three sequences
+    are counted. If ``ragged``, a sequence has a row for each slot of its path, or none if it is
+    done, and there are two rows of padding.
     """
 
     def make(rng: np.random.Generator) -> Arrays:
@@ -109,21 +108,21 @@ def advance(
 
 
 def _choices_of(choice: np.ndarray, path: np.ndarray | None, first: int) -> np.ndarray:
-    """The choices at the roots, or at the nodes of paths from node ``first`` of them on."""
+    """Return the choices at the roots, or at the nodes of paths from node ``first`` on."""
     return choice[:, 0] if path is None else choice[:, path.max(axis=0).clip(0)[first:]].ravel()
 
 
 def _in_rows(
     rng: np.random.Generator, choice: np.ndarray, counts: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The first ``counts[b]`` choices of each sequence, two of padding, and ``row_start``."""
+    """Return the first ``counts[b]`` choices of each sequence, two of padding, ``row_start``."""
     of_slots = choice[np.arange(choice.shape[1]) < counts[:, None]]
     padding = rng.integers(0, 1000, 2).astype(np.int32)
     return np.concatenate([of_slots, padding]), np.cumsum([0, *counts]).astype(np.int32)
 
 
 def _marks(rng: np.random.Generator, size: int) -> tuple[np.ndarray, np.ndarray]:
-    """``changes``, by which two of three sequences are counted, and ``marks``."""
+    """Return ``changes``, by which two of three sequences are counted, and ``marks``."""
     changes = np.array([ADJUSTS * (b % 3 < 2) for b in range(size)], np.int32)
     return changes, rng.integers(0, 1000, (size, MARKED_VOCAB)).astype(np.int32)
 
@@ -163,7 +162,7 @@ KERNEL_CASES: tuple[Case, ...] = (
             extended=False),
 )  # fmt: skip
 
-# The outputs of what is absent are absent.
+# Outputs of absent inputs are absent.
 PLAIN_CASES: tuple[Case, ...] = (
     advance("without a draft", "LLDL", draft=False, tree=False),
     advance("without a draft, an end of sequence", "LLLLP", draft=False, tree=False, eos=3),

@@ -1,20 +1,20 @@
-// Advance: a warp finds out what a sequence emits and writes the ring; another one moves the state,
-// once all CTAs that copy rows of the sequence have read it; the others copy. The last sequence of
-// all tells the host.
+// Advance: one warp determines the emitted tokens of a sequence and writes the ring. Another warp
+// updates the state, after all CTAs that copy rows of the sequence have read it. The other warps
+// copy. The last sequence signals the step to the host.
 //
-// Moves 2·C bytes per emitted token (17 KB at GPT-OSS's three taps) and a few bytes to the host.
-// Memory is waited for once, then for counts of CTAs, the host's memory and the rows, all three at
-// the same time.
+// It moves 2·C bytes per emitted token (17 KB for three aux layers of GPT-OSS) and a few bytes to
+// the host. Memory latencies: one of the inputs, then one of the arrival counts, host memory and
+// rows, which overlap.
 #include "../_device/arrival.cuh"
 #include "../_device/ptx_system.cuh"
 #include "../_device/staged_words.cuh"
 #include "../_device/step_rows.cuh"
 
 constexpr int kEosIds = 8;
-constexpr int kAdjusts = 1;     // as runtime/engine_dir/plan.py has it
-constexpr int kStateWarps = 2;  // where a CTA has one sequence: for the ring, and for its state
+constexpr int kAdjusts = 1;     // the value of runtime/engine_dir/plan.py
+constexpr int kStateWarps = 2;  // of a CTA with one sequence: one for the ring, one for the state
 
-// What a step says of a sequence, in shared memory.
+// The results of a step for a sequence, in shared memory.
 struct Verified {
   int* choices;     // [N1]
   float* logprobs;  // [N1]
@@ -26,7 +26,7 @@ struct Verified {
         path(shared + 2 * nodes) {}
 };
 
-// How a sequence stood before, and how many tokens it emits; whether it is done then.
+// A sequence's state before the step, the number of emitted tokens, and whether it ends.
 struct Emission {
   int length, pending, accepted, count, ends;
 };
@@ -34,15 +34,15 @@ struct Emission {
 struct Inputs {
   const int* choice;
   const float* logprob;
-  const int* path;           // null: the root alone
-  const int* accepted;       // null with it
-  const int* pending_count;  // null without captured features
+  const int* path;           // null: only the root
+  const int* accepted;       // null with ``path``
+  const int* pending_count;  // null without aux hidden states
   const int* length;
   const int* done;
   const int* limit;
   const int* ignore_eos;
   const int* eos_ids;
-  const int* row_start;  // null: ``nodes`` rows of each sequence
+  const int* row_start;  // null: each sequence has ``nodes`` rows
   int nodes, path_width;
 
   // The row of a sequence's slot 0.
@@ -54,12 +54,12 @@ struct Inputs {
     return row_start == nullptr ? nodes : load_l2_int(row_start + b + 1) - first_row(b);
   }
 
-  // By one warp.
+  // One warp calls it.
   __device__ Emission emission(int b, const Verified& verified) const {
     const int lane = threadIdx.x % 32;
     Emission e;
     e.length = load_l2_int(length + b);
-    const int most = load_l2_int(limit + b), is_done = load_l2_int(done + b);
+    const int max_length = load_l2_int(limit + b), is_done = load_l2_int(done + b);
     const int ignores = load_l2_int(ignore_eos + b);
     int ids[kEosIds];
 #pragma unroll
@@ -76,9 +76,9 @@ struct Inputs {
     }
     wait_for_staged();
 
-    const int room = is_done ? 0 : most - e.length - 1;
-    e.count = min(e.accepted + 1, max(room, 0));
-    e.ends = e.count >= room;
+    const int capacity = is_done ? 0 : max_length - e.length - 1;
+    e.count = min(e.accepted + 1, max(capacity, 0));
+    e.ends = e.count >= capacity;
 #pragma unroll 1
     for (int base = 0; base < e.count; base += 32) {
       const int i = base + lane;
@@ -88,23 +88,23 @@ struct Inputs {
 #pragma unroll
         for (int id = 0; id < kEosIds; ++id) end |= token >= 0 && ids[id] == token;
       }
-      const unsigned found = __ballot_sync(kAllLanes, end);
-      if (found) {
+      const unsigned end_lanes = __ballot_sync(kAllLanes, end);
+      if (end_lanes) {
         e.ends = true;
-        e.count = base + __ffs(static_cast<int>(found));
+        e.count = base + __ffs(static_cast<int>(end_lanes));
       }
     }
     return e;
   }
 };
 
-// The rows that wait for the draft after this step: what is kept of the old ones, then the new.
+// The draft's pending rows after this step: the remaining old ones, then the new ones.
 struct Pending {
-  int kept, dropped, count;  // the oldest ``dropped`` of kept + new rows go
+  int kept, dropped, count;  // the oldest ``dropped`` of kept + new rows are discarded
 
-  __device__ Pending(int old_rows, int new_rows, int room)
+  __device__ Pending(int old_rows, int new_rows, int capacity)
       : kept(old_rows),
-        dropped(max(old_rows + new_rows - room, 0)),
+        dropped(max(old_rows + new_rows - capacity, 0)),
         count(old_rows + new_rows - dropped) {}
 };
 
@@ -116,26 +116,26 @@ extern "C" __global__ void __launch_bounds__(512, 1)
                   const uint4* captured,  // [T, C] bf16, C = 8 · vectors, or null
                   int* length,            // in and out [B]
                   int* root,              // in and out [B]
-                  int* pending_count,     // in and out [B], null without captured, as the next two
-                  int* pending_tokens,    // in and out [B, DM1]
+                  int* pending_count,   // in and out [B], null without captured, like the next two
+                  int* pending_tokens,  // in and out [B, DM1]
                   uint4* pending_captured,  // in and out [B, DM1, C] bf16
                   int* done,                // in and out [B]
                   const int* limit,         // [B]
                   const int* ignore_eos,    // [B]
                   const int* eos_ids,       // [8]
                   int* step,                // in and out [1]
-                  int* ring_tokens,         // out [S, BM, R1], host memory, as all that follow
+                  int* ring_tokens,         // out [S, BM, R1], host memory, like all of the ring
                   float* ring_logprobs,     // out [S, BM, R1]
                   int* ring_accepted,       // out [S, BM]
                   int* ring_count,          // out [S, BM]
                   int* ring_step,           // out [S]
                   const int* changes,       // [B], null in steps that change no logits
-                  int* marks,               // in and out [B, V], null with it
+                  int* marks,               // in and out [B, V], null with ``changes``
                   const int* row_start,     // [B + 1] or null
                   int* workspace_arrived,   // [1 + B], zeros before and after
-                  int batch, int nodes, int path_width, int vectors, int room, int ring_slots,
+                  int batch, int nodes, int path_width, int vectors, int capacity, int ring_slots,
                   int ring_batch, int ring_width, int extended, int vocab) {
-  DYNAMIC_SHARED(int, staged);  // what a warp with a sequence has of it
+  DYNAMIC_SHARED(int, staged);  // the Verified of each warp with a sequence
   __shared__ Emission shared_emission;
   pdl_launch_dependents();
   pdl_wait();
@@ -145,7 +145,7 @@ extern "C" __global__ void __launch_bounds__(512, 1)
   const bool drafts = captured != nullptr && pending_captured != nullptr;
   const int now = load_l2_int(step);
 
-  // By one warp, as move_state is.
+  // One warp calls it, as move_state.
   const auto write_ring = [&](int b, const Emission& e, const Verified& verified) {
     const int entry = now % ring_slots * ring_batch + b;
 #pragma unroll 1
@@ -162,8 +162,8 @@ extern "C" __global__ void __launch_bounds__(512, 1)
   const auto move_state = [&](int b, const Emission& e, const Verified& verified) {
     if (e.count == 0) return;
     if (drafts) {
-      const Pending pending(extended ? 0 : e.pending, e.count, room);
-      int* tokens = pending_tokens + b * room;
+      const Pending pending(extended ? 0 : e.pending, e.count, capacity);
+      int* tokens = pending_tokens + b * capacity;
 #pragma unroll 1
       for (int first = 0; first < pending.count; first += 32) {
         const int i = first + lane, from = i + pending.dropped;
@@ -179,7 +179,7 @@ extern "C" __global__ void __launch_bounds__(512, 1)
     }
     if (lane == 0) {
       if (marks != nullptr && (load_l2_int(changes + b) & kAdjusts) != 0) {
-        // A token may come more than once, so one thread counts them in turn.
+        // A token may occur several times, so one thread counts them in sequence.
         int* counts = marks + static_cast<int64_t>(b) * vocab;
         int token = load_l2_int(root + b);
 #pragma unroll 1
@@ -194,7 +194,7 @@ extern "C" __global__ void __launch_bounds__(512, 1)
     }
   };
 
-  // One warp of a CTA has the CTA's sequence; without captured features each has sequences.
+  // One warp of a CTA has the CTA's sequence; without aux hidden states each warp has sequences.
   const int sequences = drafts ? 1 : batch, warps = drafts ? 1 : static_cast<int>(blockDim.x) / 32;
   const Verified verified(staged + (drafts ? 0 : warp * (2 * nodes + path_width)), nodes);
 #pragma unroll 1
@@ -213,13 +213,13 @@ extern "C" __global__ void __launch_bounds__(512, 1)
     if (warp == 1) {
       if (is_last_warp_of(workspace_arrived + 1 + b, gridDim.y)) move_state(b, e, verified);
     } else if (warp >= kStateWarps) {
-      const Pending pending(extended ? 0 : e.pending, e.count, room);
-      uint4* rows = pending_captured + static_cast<int64_t>(b) * room * vectors;
+      const Pending pending(extended ? 0 : e.pending, e.count, capacity);
+      uint4* rows = pending_captured + static_cast<int64_t>(b) * capacity * vectors;
       constexpr int kOthers = 32 * kStateWarps;
       const Threads copying{static_cast<int>(threadIdx.x) - kOthers,
                             static_cast<int>(blockDim.x) - kOthers};
-      // Where rows move within the buffer, one CTA has them all and goes from the oldest on; every
-      // thread then reads and writes columns of its own.
+      // If rows move within the buffer, one CTA moves all of them, oldest first. Every thread then
+      // reads and writes separate columns.
 #pragma unroll 1
       for (int i = e.count > 0 ? blockIdx.y : pending.count; i < pending.count; i += gridDim.y) {
         const int from = i + pending.dropped;
@@ -235,11 +235,11 @@ extern "C" __global__ void __launch_bounds__(512, 1)
     if (warp > 0 || blockIdx.y > 0) return;
   }
 
-  // Here are the warps that wrote the ring: what they wrote is fenced before they are counted.
+  // These warps wrote the ring; a fence makes their writes visible before they are counted.
   if (!drafts) __syncthreads();
   fence_system();
   if (warp == 0 && is_last_warp_of(workspace_arrived, gridDim.x) && lane == 0) {
-    // Others' words, which it has seen counted, come before the step for the host, too.
+    // Writes of other CTAs, which were counted, must become visible to the host before the step.
     if (gridDim.x > 1) fence_system();
     store_system(ring_step + now % ring_slots, now + 1);
     step[0] = now + 1;

@@ -44,10 +44,10 @@ _POINTERS = (
 
 
 def lower(request: LoweringRequest) -> Lowering:
-    """One CTA per row of aux hidden states that may be kept; one of a warp per sequence in all
-    without them.
+    """Return a launch: a CTA per row of aux hidden states that may become pending, or else one CTA.
 
-    Raises SpecbuildError where a path does not fit into the ring.
+    Without aux hidden states, a warp processes a sequence. Raises SpecbuildError if a path does not
+    fit in the ring.
     """
     shapes = {name: info.shape for name, info in request.tensors.items()}
     extended = int(request.attributes["extended"])
@@ -58,17 +58,17 @@ def lower(request: LoweringRequest) -> Lowering:
     capacity = shapes["pending_tokens"][1] if gathers else path_width
     if path_width > ring_width or batch > ring_batch:
         raise SpecbuildError(
-            f"Advance got paths of {path_width} slots in a batch of {batch}, but the ring holds "
+            f"Advance: got paths of {path_width} slots in a batch of {batch}, but the ring holds "
             f"{ring_width} tokens of {ring_batch} sequences; build it for the deepest tree and the "
             "largest batch"
         )
-    # Slots that an accepted path may have; of a tree they lie anywhere among its rows.
+    # The slots of an accepted path are anywhere among the rows of its tree.
     nodes = rows if "row_start" in shapes else rows // batch
     sizes = (batch, nodes, path_width)
     widths = (row_vectors(request, "captured") if gathers else 0, capacity)
-    # Rows that move within what is pending must be moved by one CTA.
+    # One CTA moves rows within the pending buffer.
     copies = min(path_width, capacity) if extended else 1
-    # Warps that have a sequence to themselves, and the words of it that they stage.
+    # Warps that process one sequence each, and the words that they stage.
     sequences, words = 1 if gathers else min(batch, _WARPS), 2 * nodes + path_width
     vocab = shapes["marks"][1] if "marks" in shapes else 0
     launch = OpLaunch(

@@ -1,4 +1,4 @@
-"""Advance: what the target sampled is emitted, and the sequences' state moves to the next step."""
+"""Advance: emit the target's samples, and update the state of the sequences for the next step."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ if TYPE_CHECKING:
 
 
 def emitted(choices: list[int], capacity: int, eos_ids: set[int]) -> tuple[list[int], bool]:
-    """The tokens that a sequence with ``capacity`` for more takes of these, and whether it then
-    ends.
+    """Return the emitted prefix of ``choices``, and whether the sequence ends.
 
-    It ends with the first token of ``eos_ids``, or when there is no more capacity.
+    It has capacity for ``capacity`` more tokens. It ends with the first token of ``eos_ids``, or
+    when no capacity is left.
     """
-    taken: list[int] = []
+    tokens: list[int] = []
     for token in choices[:capacity]:
-        taken.append(token)
+        tokens.append(token)
         if token in eos_ids:
-            return taken, True
-    return taken, len(taken) >= capacity
+            return tokens, True
+    return tokens, len(tokens) >= capacity
 
 
 def reference(
@@ -54,34 +54,33 @@ def reference(
     *,
     extended: int = 1,
 ) -> tuple[Any, ...]:
-    """Sequence b emits the choices at its path's slots, up to its limit and its first EOS.
+    """Emit the choices at the slots of each sequence's path, up to its limit and its first EOS.
 
-    ``choice``, ``logprob`` [T] and ``captured`` [T, C] are of VerifyInputs' rows: slot i is in row
-    ``row_start[b]`` + i, and without ``row_start`` [B+1] in row b·N1 + i, T = B·N1. ``path``
-    [B, D1] and ``accepted`` [B] are TreeAccept's outputs, absent without a tree (the root alone).
-    With m tokens emitted: length grows by m, root becomes the last of them, and the sequence is
-    ``done`` when that is one of ``eos_ids`` (-1 pads) and
-    ``ignore_eos`` is 0, or when length + 1 ≥ ``limit``. A done sequence emits nothing and does
-    not change. All state is [B].
+    ``choice``, ``logprob`` [T] and ``captured`` [T, C] belong to the rows of VerifyInputs. Slot i
+    is in row ``row_start[b]`` + i, or without ``row_start`` [B+1] in row b·N1 + i, T = B·N1.
+    ``path`` [B, D1] and ``accepted`` [B] are TreeAccept's outputs, absent without a tree (root
+    only). If m tokens are emitted, length grows by m, and root becomes the last of them. The
+    sequence is ``done`` if root is one of ``eos_ids`` (padded with -1) and ``ignore_eos`` is 0, or
+    if length + 1 ≥ ``limit``. A done sequence emits nothing and does not change. All state is [B].
 
-    The draft takes up the m rows at the path's first m slots next time: their aux hidden states
-    and the emitted tokens go to ``pending_captured`` [B, DM1, C] and ``pending_tokens`` [B, DM1],
-    with ``pending_count`` [B]. They replace what was pending if this step ran the draft over it
-    (``extended`` = 1), else they follow it, and where there is no capacity for all, the oldest rows
-    go. Entries past the count are unspecified. All three, and ``captured``, are absent in an
-    engine without a draft.
+    The draft ingests the m rows at the path's first m slots in its next run. Their aux hidden
+    states and the emitted tokens are appended to ``pending_captured`` [B, DM1, C] and
+    ``pending_tokens`` [B, DM1], with ``pending_count`` [B]. If this step ran the draft
+    (``extended`` = 1), they replace the pending rows. If there is no capacity for all rows, the
+    oldest ones are discarded. Entries past the count are unspecified. All three, and ``captured``,
+    are absent without a draft.
 
-    The ring (host memory): entry s = step % S takes in, for sequence b at [s, b], the count m
-    ``ring_count`` [S, BM], how many of these are accepted drafts ``ring_accepted`` [S, BM],
-    tokens ``ring_tokens`` [S, BM, R1] and their log-probabilities ``ring_logprobs`` [S, BM, R1]
-    (the first m; the rest is left as it was, as are sequences past B). Then, after a fence that
-    the host sees, ``ring_step`` [S] at s becomes step + 1, and ``step`` [1] grows by 1.
+    The ring is in host memory. Entry s = step % S receives, for sequence b at [s, b], the count m
+    ``ring_count`` [S, BM], the number of accepted draft tokens ``ring_accepted`` [S, BM], the
+    tokens ``ring_tokens`` [S, BM, R1] and their log-probabilities ``ring_logprobs`` [S, BM, R1].
+    Entries past m, and sequences past B, are not written. Then, after a system-wide fence,
+    ``ring_step`` [S] at s becomes step + 1, and ``step`` [1] grows by 1.
 
-    Where ``changes`` int32 [B] has the bit ``ADJUSTS``, ``marks`` int32 [B, V] count the tokens of
-    the output up to the new root, which the next step counts: the old root, and the m tokens but
-    the last. Both are absent in steps that change no logits.
+    If ``changes`` int32 [B] has the bit ``ADJUSTS``, ``marks`` int32 [B, V] count the tokens of the
+    output before the new root: the old root, and the m tokens except the last. Both are absent in
+    steps that change no logits.
 
-    Returns all of these states and rings, in place; None for those that are absent.
+    Returns all of these states and rings, in place; None for absent ones.
     """
     import torch
 

@@ -9,7 +9,7 @@ from specbuild.plugins_cuda.linear.cases import draw
 
 
 def capture(tokens: int, width: int, column: int, *, columns: int = 3, prefix: str = "") -> Case:
-    """``tokens`` rows into one of ``columns`` columns."""
+    """``tokens`` rows, written to one of ``columns`` columns."""
 
     def make(rng: np.random.Generator) -> Arrays:
         return draw(rng, tokens, width), draw(rng, tokens, columns * width)

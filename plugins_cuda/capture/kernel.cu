@@ -1,4 +1,4 @@
-// Capture: x into the columns COLUMN·H and on of captured, H = 8·VECTORS.
+// Capture: copies x to the columns from COLUMN·H on of captured, H = 8·VECTORS.
 //
 //   x         [rows, 8·VECTORS] bf16, in
 //   captured  [rows, 8·CAPTURED_VECTORS] bf16, out in these columns

@@ -1,4 +1,4 @@
-"""Capture on a GPU: 16 bytes a thread."""
+"""Capture on a GPU: 16 bytes per thread."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from specbuild.plugins_cuda.launches import Kernel, Lowering, LoweringRequest, O
 
 
 def lower(request: LoweringRequest) -> Lowering:
-    """One launch, for any number of rows."""
+    """Return one launch, for any number of rows."""
     rows, width = request.tensors["x"].shape
     vectors = vectors_of("Capture", width)
     constants = (

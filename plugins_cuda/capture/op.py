@@ -1,4 +1,4 @@
-"""Capture: a layer's output into its columns of what the draft reads."""
+"""Capture: copy a layer's output to its columns of the aux hidden states."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def reference(x: torch.Tensor, captured: torch.Tensor, *, column: int) -> torch.Tensor:
-    """``captured`` [T, C] with ``x`` [T, H] in columns column·H … column·H + H − 1."""
+    """Return ``captured`` [T, C] with ``x`` [T, H] in columns column·H … column·H + H − 1."""
     width = x.shape[1]
     out = captured.clone()
     out[:, column * width : (column + 1) * width] = x

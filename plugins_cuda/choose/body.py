@@ -1,4 +1,4 @@
-"""Choose in standard ops: noise if a row is sampled, a sort if one cuts the tail."""
+"""Choose in standard ops: noise if a row is sampled, a sort if a row has top-k or top-p."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FLOAT, INT64, UINT64 = ir.DataType.FLOAT, ir.DataType.INT64, ir.DataType.UINT64
 
 
 def philox(b: BodyBuilder, counter: Sequence[ir.Value], key: Sequence[ir.Value]) -> list[ir.Value]:
-    """Philox4x32-10: four uint64 words of 32 bits in, four out; all broadcast."""
+    """Compute Philox4x32-10: four uint64 words of 32 bits in, four out; all broadcast."""
     c, k = list(counter), list(key)
     mask, half = b.scalar(0xFFFFFFFF, np.uint64), b.scalar(32, np.uint64)
     multipliers = [b.scalar(m, np.uint64) for m in PHILOX_MULTIPLIERS]
@@ -38,7 +38,7 @@ def philox(b: BodyBuilder, counter: Sequence[ir.Value], key: Sequence[ir.Value])
 
 
 def noise_bits(b: BodyBuilder, seed: ir.Value, position: ir.Value, vocab: ir.Value) -> ir.Value:
-    """Random words uint64 [R, V] of ``vocab`` [1] tokens.
+    """Return random words uint64 [R, V] for ``vocab`` [1] tokens.
 
     Token v has word v % 4 of counter (position, v // 4, 0, 0) and key (seed, 0).
     """
@@ -58,7 +58,7 @@ def noise_bits(b: BodyBuilder, seed: ir.Value, position: ir.Value, vocab: ir.Val
 
 
 def gumbel(b: BodyBuilder, bits: ir.Value) -> ir.Value:
-    """The noise of random words: −log(−log u) with u = ((x >> 9) + ½)·2⁻²³."""
+    """Return the noise of random words: −log(−log u) with u = ((x >> 9) + ½)·2⁻²³."""
     mantissa = b.cast(b.BitShift(bits, b.scalar(9, np.uint64), direction="RIGHT"), FLOAT)
     u = b.Mul(b.Add(mantissa, b.scalar(0.5)), b.scalar(2.0**-23))
     return b.Neg(b.Log(b.Neg(b.Log(u))))
@@ -72,15 +72,14 @@ def without_tail(
     top_k: ir.Value,
     top_p: ir.Value,
 ) -> ir.Value:
-    """``noisy`` [R, V] with −inf at the tokens that top-k, then top-p, drop.
+    """Return ``noisy`` [R, V] with −inf at the tokens that top-k, then top-p, remove.
 
-    Only as much is sorted as the widest row that is ``sampled`` asks for; a greedy row may lose
-    its tail.
+    The sort is as wide as the largest top-k of a ``sampled`` row; a greedy row may lose its tail.
     """
     vocab = b.size(scaled, 1)
     zero, one = b.scalar(0, np.int64), b.scalar(1, np.int64)
-    asked = b.cast(top_k, INT64)
-    width = b.Min(b.Where(b.Greater(asked, zero), asked, vocab), vocab)
+    requested = b.cast(top_k, INT64)
+    width = b.Min(b.Where(b.Greater(requested, zero), requested, vocab), vocab)
     widest = b.ReduceMax(b.Where(sampled, width, one), b.i64(0), keepdims=1)
     ordered, order = b.topk(scaled, widest)
     rank = b.Range(zero, b.Squeeze(widest, b.i64(0)), one)
@@ -89,34 +88,34 @@ def without_tail(
     p = b.Softmax(b.Where(in_top_k, ordered, low), axis=1)
     before = b.CumSum(p, one, exclusive=1)
     limit = b.reshape(top_p, -1, 1)
-    whole = b.GreaterOrEqual(limit, b.scalar(1.0))
-    in_top_p = b.Or(b.Or(b.Less(before, limit), whole), b.Equal(rank, zero))
+    no_top_p = b.GreaterOrEqual(limit, b.scalar(1.0))
+    in_top_p = b.Or(b.Or(b.Less(before, limit), no_top_p), b.Equal(rank, zero))
     kept = b.Where(b.And(in_top_k, in_top_p), b.GatherElements(noisy, order, axis=1), low)
     return b.ScatterElements(b.Expand(low, b.Shape(noisy)), order, kept, axis=1)
 
 
 def below_floor(b: BodyBuilder, logits: ir.Value, floor: ir.Value) -> ir.Value:
-    """Where ``logits`` [R, V] are less than the largest + ``floor`` [R], if that is below 0."""
+    """Return where ``logits`` [R, V] are below the largest + ``floor`` [R], if floor is below 0."""
     depth = b.Where(b.Less(floor, b.scalar(0.0)), floor, b.scalar(-np.inf))
-    least = b.Add(b.ReduceMax(logits, b.i64(1), keepdims=1), b.reshape(depth, -1, 1))
-    return b.Less(logits, least)
+    threshold = b.Add(b.ReduceMax(logits, b.i64(1), keepdims=1), b.reshape(depth, -1, 1))
+    return b.Less(logits, threshold)
 
 
 def argmax(b: BodyBuilder, score: ir.Value) -> ir.Value:
-    """The lowest index of the largest value: int64 [R, 1]."""
+    """Return the lowest index of the largest value: int64 [R, 1]."""
     return b.ArgMax(score, axis=1, keepdims=1, select_last_index=0)
 
 
 def any_of(b: BodyBuilder, flags: ir.Value) -> ir.Value:
-    """Whether any of the bools [R] is set, as a bool scalar."""
-    most = b.ReduceMax(b.cast(flags, ir.DataType.INT32), b.i64(0), keepdims=0)
-    return b.cast(most, ir.DataType.BOOL)
+    """Return whether any of the bools [R] is set, as a bool scalar."""
+    maximum = b.ReduceMax(b.cast(flags, ir.DataType.INT32), b.i64(0), keepdims=0)
+    return b.cast(maximum, ir.DataType.BOOL)
 
 
 def body(
     b: BodyBuilder, inputs: Sequence[ir.Value | None], _attributes: Mapping[str, Any]
 ) -> Sequence[ir.Value]:
-    """The standard-ONNX form. A launch of greedy rows computes an argmax and a log-softmax."""
+    """Return the body's outputs. A launch of greedy rows computes an argmax and a log-softmax."""
     logits, temperature, top_k, top_p, seed, position, floor = (*inputs, None)[:7]
     assert logits is not None and temperature is not None and top_k is not None
     assert top_p is not None and seed is not None and position is not None

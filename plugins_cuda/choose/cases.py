@@ -23,9 +23,9 @@ def choose(
     vocab: int = 37,
     digits: int | None = None,
 ) -> Case:
-    """``rows`` rows at rising positions; ``digits`` rounds the logits, which makes ties.
+    """``rows`` rows at rising positions; ``digits`` rounds the logits, which causes ties.
 
-    ``min_p`` None leaves the floor out.
+    ``min_p`` None omits the floor.
     """
 
     def per_row(value: Numbers, dtype: type[np.generic]) -> np.ndarray:
@@ -115,7 +115,8 @@ CASES: tuple[Case, ...] = (
 )
 
 KERNEL_CASES: tuple[Case, ...] = (
-    choose("a vocabulary of no whole vectors", 1.0, vocab=4099, top_k=[0, 3, 9, 0, 5, 40],
+    choose("a vocabulary that is no multiple of vectors", 1.0, vocab=4099, top_k=[0, 3, 9, 0, 5,
+    40],
            top_p=[1, 1, 1, 0.4, 0.7, 0.9]),
     choose("hot: one bucket holds more than the list", 1e3, rows=4, vocab=9000,
            top_k=[0, 3000, 2500, 8999], top_p=[0.5, 1, 0.3, 1]),

@@ -1,21 +1,23 @@
-// Choose: three launches of CTAs that each have a part of a row, 8192 logits.
+// Choose: three launches; each CTA has a part of a row, 8192 logits.
 //
 //   workspace_best     [R, parts] ranked key: the largest logit of a part, lowest token on ties
 //   workspace_sums     [R, parts] fp32: Σ exp(logit − largest) of a part
 //   workspace_counts   [R, parts, 256] uint32, workspace_masses [R, parts, 256] uint64: tokens of a
 //                      part by their distance to the row's largest logit, and their mass
-//   workspace_kept     [R, 2] int32: what top-k and top-p leave
+//   workspace_kept     [R, 2] int32: the result of top-k and top-p
 //   workspace_noisy    [R, parts] ranked key: the best noisy logit of a part
 //   workspace_arrived  [2, R] uint32, zeros before and after
 //
-// summarise_parts reads the row (804 KB at 201088 logits) for the maximum and the sum of
-// exponentials; cut_tails, where top-k or top-p cut, for the histogram, after which the last CTA of
-// a row reads it alone for the values of the one or two buckets in which a cut falls; choose for
-// the best noisy logit. An instruction per logit costs one multiprocessor 0.9 µs, so that whatever
-// an estimate can rule out is looked at no further. A row's parts follow from the vocabulary alone.
+// summarise_parts reads the row (804 KB for 201088 logits) for the maximum and the sum of
+// exponentials. cut_tails does nothing in rows without top-k and top-p. Otherwise it reads the row
+// for the histogram; the last CTA of the row then reads it again for the values of the one or two
+// buckets with a cut. choose reads the row for the best noisy logit.
+//
+// An instruction per logit takes one multiprocessor 0.9 µs, so estimates rule out maximum logits
+// first. The parts of a row depend on the vocabulary only.
 #include "device/choosing.cuh"
 
-// Grid (parts, R), as in all three.
+// Grid (parts, R), for all three.
 extern "C" __global__ void __launch_bounds__(kThreads)
     summarise_parts(const float* logits,       // [R, V]
                     uint64_t* workspace_best,  // out

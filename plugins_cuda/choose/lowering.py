@@ -22,13 +22,13 @@ _ARRIVED = "workspace_arrived"
 
 
 def mass_bits(vocab: int) -> int:
-    """Bits of a token's mass, such that those that one lane may add stay within 32 bits."""
+    """Return the bits of a token's mass, such that the sums of one lane fit in 32 bits."""
     tokens_of_a_lane = vocab // _WARP + 4
     return min(23, 32 - tokens_of_a_lane.bit_length())
 
 
 def lower(request: LoweringRequest) -> Lowering:
-    """Three launches of one CTA for 8192 logits; nothing of another row enters."""
+    """Return three launches with a CTA per 8192 logits; rows are independent."""
     rows, vocab = request.tensors["logits"].shape
     parts = -(-vocab // _LOGITS_OF_A_PART)
 

@@ -1,4 +1,4 @@
-"""Choose: the target's token at each row, by argmax or by Gumbel noise of (seed, position)."""
+"""Choose: the target's token at each row, by argmax or with Gumbel noise of (seed, position)."""
 
 from __future__ import annotations
 
@@ -21,10 +21,12 @@ _WORD = 0xFFFFFFFF
 
 
 def philox(counter: list[torch.Tensor], key: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Philox4x32-10 (Salmon et al., SC 2011): four int64 words of 32 bits in, four out."""
+    """Compute Philox4x32-10 (Salmon et al., SC 2011) of int64 words with 32 bits: four in, four
+    out.
+    """
     c, k = list(counter), list(key)
     for _ in range(PHILOX_ROUNDS):
-        # A product of two 32-bit words overflows int64, so the multiplier goes in halves.
+        # The product of two 32-bit words overflows int64, so the multiplier is split.
         high, low = [], []
         for word, multiplier in zip((c[0], c[2]), PHILOX_MULTIPLIERS, strict=True):
             upper, lower = word * (multiplier >> 16), word * (multiplier & 0xFFFF)
@@ -36,9 +38,9 @@ def philox(counter: list[torch.Tensor], key: list[torch.Tensor]) -> list[torch.T
 
 
 def gumbel_noise(seed: torch.Tensor, position: torch.Tensor, vocab: int) -> torch.Tensor:
-    """Noise [R, vocab]: key (seed, 0), counter (position, v // 4, 0, 0), word v % 4.
+    """Return noise [R, vocab]: key (seed, 0), counter (position, v // 4, 0, 0), word v % 4.
 
-    u = ((x >> 9) + ½)·2⁻²³ and the noise is −log(−log u), in fp32.
+    With u = ((x >> 9) + ½)·2⁻²³ the noise is −log(−log u), in fp32.
     """
     import torch
 
@@ -52,11 +54,11 @@ def gumbel_noise(seed: torch.Tensor, position: torch.Tensor, vocab: int) -> torc
 
 
 def kept_tokens(scaled: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
-    """Which tokens top-k and then top-p leave: bool [R, V].
+    """Return the tokens that remain after top-k and then top-p: bool [R, V].
 
-    ``scaled`` are the logits after temperature; ties go to the lower id. top-k 0 keeps all;
-    top-p keeps the smallest head of the (renormalised) distribution that reaches p, and at
-    least one token.
+    ``scaled`` are the logits after temperature; ties go to the lower id. top-k 0 keeps all. top-p
+    keeps the smallest prefix of the renormalized, sorted distribution that reaches p, and at least
+    one token.
     """
     import torch
 
@@ -80,15 +82,15 @@ def reference(
     position: torch.Tensor,
     floor: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The chosen token [R] of ``logits`` [R, V], and its log-probability under the raw logits.
+    """Return the token [R] of ``logits`` [R, V], and its log-probability under the raw logits.
 
-    Temperature 0: the argmax, lowest id on ties. Otherwise the Gumbel-max sample
-    ``argmax_v (logit_v / temperature + gumbel(seed, position, v))`` over the kept tokens.
-    ``temperature``, ``top_p`` fp32 [R]; ``top_k``, ``seed`` (>= 0), ``position`` int32 [R].
+    At temperature 0 it is the argmax, with the lowest id on ties. Otherwise it is the Gumbel-max
+    sample ``argmax_v (logit_v / temperature + gumbel(seed, position, v))`` over the remaining
+    tokens. ``temperature``, ``top_p`` fp32 [R]; ``top_k``, ``seed`` (>= 0), ``position`` int32 [R].
 
-    min_p: where a row's ``floor`` fp32 [R] is below 0, its tokens whose logit is less than the
-    largest + floor are dropped in front of top-k; with floor = temperature · log(min_p) these are
-    the ones whose probability is less than min_p times the largest. 0, or no floor, drops none.
+    min_p: if ``floor`` fp32 [R] of a row is below 0, tokens with logits below the largest + floor
+    are removed before top-k. With floor = temperature · log(min_p) these are the tokens whose
+    probability is below min_p times the largest. 0, or no floor, removes none.
     """
     import torch
 
@@ -96,8 +98,8 @@ def reference(
     greedy = temperature == 0
     kept = raw
     if floor is not None:
-        least = (raw.max(dim=1).values + floor).where(floor < 0, -torch.inf)
-        kept = raw.masked_fill(raw < least.unsqueeze(1), -torch.inf)
+        threshold = (raw.max(dim=1).values + floor).where(floor < 0, -torch.inf)
+        kept = raw.masked_fill(raw < threshold.unsqueeze(1), -torch.inf)
     scaled = kept / torch.where(greedy, 1.0, temperature).unsqueeze(1)
     noisy = scaled + gumbel_noise(seed, position, raw.shape[1])
     noisy = noisy.masked_fill(~kept_tokens(scaled, top_k, top_p), -torch.inf)

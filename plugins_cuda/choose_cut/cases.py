@@ -1,4 +1,4 @@
-"""Named cases of ChooseCut: Choose's, with rows that are not cut between them."""
+"""Named cases of ChooseCut: those of Choose, mixed with unrestricted rows."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from specbuild.plugins_cuda.choose.cases import choose
 
 
 def among_others(case: Case) -> Case:
-    """Some rows of a case of Choose are greedy, or draw from all tokens: nothing reads these."""
+    """Make some rows of a case of Choose greedy or unrestricted: the op must not read them."""
 
     def make(rng: np.random.Generator) -> Arrays:
         logits, temperature, top_k, top_p, seed, position, floor = case.make(rng)

@@ -1,9 +1,9 @@
-// ChooseCut: the launches of Choose (choose/kernel.cu) that read rows which are not cut, without
-// them. Its cut_tails reads no such row.
+// ChooseCut: the launches of Choose (choose/kernel.cu) that also read unrestricted rows, without
+// these. cut_tails is that of Choose, because it does not read such rows.
 #include "../_device/row_cut.cuh"
 #include "../choose/device/choosing.cuh"
 
-// Grid (parts, R), as in both.
+// Grid (parts, R), for both.
 extern "C" __global__ void __launch_bounds__(kThreads)
     summarise_cut_parts(const float* logits,       // [R, V]
                         const float* temperature,  // [R]

@@ -1,4 +1,4 @@
-"""The launches of ChooseCut: Choose's, which end at once where a row is not cut."""
+"""The launches of ChooseCut: those of Choose, which return early for unrestricted rows."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _CUTS = ("temperature", "top_k", "top_p", "floor")
 
 
 def lower(request: LoweringRequest) -> Lowering:
-    """Three launches of one CTA for 8192 logits; nothing of another row enters."""
+    """Return three launches with a CTA per 8192 logits; rows are independent."""
     lowering = lower_choose(request)
     summarise, cut_tails, choose = lowering.launches
     logits, *rest = summarise.arguments

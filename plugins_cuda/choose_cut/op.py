@@ -1,4 +1,4 @@
-"""ChooseCut: Choose at the rows that top-k, top-p or min-p cut; the others have their tokens."""
+"""ChooseCut: Choose for rows with top-k, top-p or min-p; the other rows already have a token."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def cut_rows(
     top_p: torch.Tensor,
     floor: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Which rows may draw only some of the tokens: bool [R]."""
+    """Return the rows that sample from a subset of the tokens: bool [R]."""
     cut = (top_k > 0) | (top_p < 1)
     if floor is not None:
         cut |= floor < 0
@@ -37,9 +37,9 @@ def reference(
     uncut_choice: torch.Tensor,
     uncut_logprob: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """``Choose`` of the rows that are cut, whose logits alone are read.
+    """Apply ``Choose`` to the restricted rows, and read only their logits.
 
-    The choice [R] and log-probability [R] of the others are those given.
+    The choice [R] and log-probability [R] of other rows are ``uncut_choice`` and ``uncut_logprob``.
     """
     choice, logprob = uncut_choice.clone(), uncut_logprob.clone()
     rows = cut_rows(temperature, top_k, top_p, floor)

@@ -21,7 +21,7 @@ def inputs(
     factor: bool = False,
     prefix: str = "",
 ) -> Case:
-    """``tokens`` rows of states ``width`` wide, so many side by side."""
+    """``tokens`` rows of states with ``segments`` parts of ``width`` values."""
 
     def make(rng: np.random.Generator) -> Arrays:
         ids, table = chosen_table(rng, tokens, 64, width, packed=packed)

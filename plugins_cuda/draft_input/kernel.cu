@@ -1,5 +1,5 @@
-// DraftInput: u = [rms(table[token_ids]); rms(hidden)], or without HAS_TABLE rms(hidden) alone, in
-// SEGMENTS of which each is normed for itself, or factor · (residual + rms(hidden)).
+// DraftInput: u = [rms(table[token_ids]); rms(hidden)]. Without HAS_TABLE it is rms(hidden) alone,
+// in SEGMENTS with a separate norm each, or factor · (residual + rms(hidden)).
 //
 //   token_ids    [rows] int32, in
 //   table        [V, WIDTH] bf16, in, constant, or, PACKED, [V/16, WIDTH/32, 512]; null without
@@ -11,7 +11,7 @@
 //   factor       [1] bf16, in, constant; null without HAS_FACTOR
 //   u            [rows, SEGMENTS·WIDTH or, with HAS_TABLE, 2·WIDTH] bf16, out
 //
-// One CTA norms one part of a row: grid (rows, parts), the embedding first.
+// One CTA normalizes one part of a row. Grid (rows, parts), the embedding first.
 #include "../_device/normed_rows.cuh"
 #include "../_device/ptx_load.cuh"
 #include "../_device/table_row.cuh"

@@ -1,4 +1,4 @@
-"""DraftInput on a GPU: one CTA for each normed part of a row."""
+"""DraftInput on a GPU: one CTA per normalized part of a row."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _PIECE = 256
 
 
 def lower(request: LoweringRequest) -> Lowering:
-    """One launch, for any number of rows; SpecbuildError where a part does not fit a CTA."""
+    """Return one launch, for any number of rows; SpecbuildError if a part is too wide for a CTA."""
     rows, all_segments = request.tensors["hidden"].shape
     segments = int(request.attributes["segments"])
     width = all_segments // segments
@@ -22,8 +22,8 @@ def lower(request: LoweringRequest) -> Lowering:
     added = ("residual" in request.tensors, "factor" in request.tensors)
     if embeds and any(added):
         raise SpecbuildError(
-            "DraftInput: a residual or a factor beside an embedding, its kernel takes them without "
-            "one; build for the cpu backend"
+            "DraftInput: got a residual or a factor together with an embedding, which its kernel "
+            "does not support; build for the cpu backend"
         )
     warps = min(_MAX_WARPS, -(-width // _PIECE))
     shared = normed_bytes(width, 1)

@@ -1,7 +1,7 @@
-"""DraftInput: what the draft's attention reads: the normed embedding and hidden state.
+"""DraftInput: the input of the draft's attention: the normalized embedding and hidden state.
 
-Without an embedding it is a norm of rows, which may be added to others: those of models that norm
-what attention and feed-forward give.
+Without an embedding it is a norm of rows, optionally with a residual, for models that normalize
+the outputs of attention and feed-forward layers.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ def reference(
     segments: int,
     rounding: str = "llama",
 ) -> torch.Tensor:
-    """``[rms(table[token_ids]); rms(hidden)]`` [T, 2H], or ``rms(hidden)`` [T, H] without a table.
+    """Return ``[rms(table[token_ids]); rms(hidden)]`` [T, 2H], or ``rms(hidden)`` [T, H].
 
-    ``hidden`` [T, H]; the norms have this ``rounding``. Each of ``segments`` equal parts of a
-    hidden state is normed for itself, by its part of ``hidden_norm``; beside a table there is one.
-    ``table``, in order or packed as Embed's, and ``embed_norm`` come together, and with
-    ``token_ids``, which nothing reads without them. Without a table a ``residual`` [T, H] may be
-    added, and the rounded sum multiplied by ``factor`` [1].
+    ``hidden`` is [T, H]; ``rounding`` is that of the norms. Each of ``segments`` equal parts of a
+    hidden state has a separate norm, with its part of ``hidden_norm``. With a table there is one
+    segment. ``table`` (in row order, or packed as Embed's) and ``embed_norm`` come together and
+    need ``token_ids``. Without a table, ``residual`` [T, H] can be added, and the rounded sum can
+    be multiplied by ``factor`` [1].
     """
     import torch
 

@@ -1,4 +1,4 @@
-"""Named cases of ExtendInputs, and the batches of which the cases of all step ops are made."""
+"""Named cases of ExtendInputs, and the batches of the cases of all step ops."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ def draw_batch(
     ahead: int,
     budget: int = 12,
 ) -> Batch:
-    """One sequence per letter: L lives, D is done and still has its pages, P is padding.
+    """Return one sequence per letter: L is live, D is done and still has its pages, P is padding.
 
-    ``ahead`` slots past the length lie within the page table; each may still emit up to ``budget``
-    tokens.
+    ``ahead`` slots past the length are within the page table. Each sequence may emit up to
+    ``budget`` more tokens.
     """
     batch = len(kinds)
     length = rng.integers(ahead, pages * page_size - ahead, batch).astype(np.int32)
@@ -54,7 +54,7 @@ def extend(
     page_size: int = 4,
     masks: int = 0,
 ) -> Case:
-    """Sequences with ``counts`` pending rows in capacity for ``capacity``; the rest is poisoned."""
+    """Sequences with ``counts`` of ``capacity`` pending rows; other rows are poisoned."""
 
     def make(rng: np.random.Generator) -> Arrays:
         ahead = max(capacity, masks)

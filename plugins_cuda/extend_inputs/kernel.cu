@@ -1,11 +1,11 @@
-// ExtendInputs: one CTA a row of the draft's extension.
+// ExtendInputs: one CTA per row that the draft ingests.
 //
-// Moves C·2 bytes a row, 17 KB at GPT-OSS's three taps. Memory is waited for twice: for the counts,
-// which every warp adds up itself, and for all that follows from them.
+// A row moves C·2 bytes, 17 KB for three aux layers of GPT-OSS. There are two memory latencies: of
+// the counts, which every warp adds itself, and of all data that depends on them.
 #include "../_device/ptx_routing.cuh"
 #include "../_device/step_rows.cuh"
 
-// Sequences that a lane looks at together.
+// Sequences that a lane reads together.
 constexpr int kAtOnce = 2;
 
 extern "C" __global__ void __launch_bounds__(256, 1)
@@ -26,14 +26,14 @@ extern "C" __global__ void __launch_bounds__(256, 1)
                   int* ancestor_bits,             // out [T, 1]
                   int* logit_rows,                // out [B, 1 + masks]
                   float* score,                   // out [B, 1 + masks]
-                  int batch, int room, int vectors, int pages, int page_size, int masks,
+                  int batch, int capacity, int vectors, int pages, int page_size, int masks,
                   int mask_token) {
   pdl_launch_dependents();
   pdl_wait();
   const int row = blockIdx.x, lane = threadIdx.x % 32;
-  // This row's sequence, or -1, its place there, how many in front wait, and where it stands.
+  // This row's sequence (or -1), its index there, the pending rows before it, and its position.
   int b = -1, place = 0, waiting = 0, position = 0;
-  int rows = 0;  // of the sequences before
+  int rows = 0;  // of earlier sequences
 #pragma unroll 1
   for (int first = 0; first < batch; first += 32 * kAtOnce) {
     int lengths[kAtOnce], counts[kAtOnce], are_done[kAtOnce];
@@ -48,7 +48,7 @@ extern "C" __global__ void __launch_bounds__(256, 1)
     for (int n = 0; n < kAtOnce; ++n) {
       const bool lives = first + 32 * n + lane < batch && are_done[n] == 0;
       lengths[n] = lives ? lengths[n] + masks : 0;
-      counts[n] = lives ? min(counts[n], room) + masks : 0;
+      counts[n] = lives ? min(counts[n], capacity) + masks : 0;
     }
 #pragma unroll
     for (int n = 0; n < kAtOnce; ++n) {
@@ -76,8 +76,8 @@ extern "C" __global__ void __launch_bounds__(256, 1)
     }
   }
   const bool live = b >= 0, masked = live && place >= waiting;
-  const int64_t source = live && !masked ? static_cast<int64_t>(b) * room + place : 0;
-  // By all threads, so that no warp waits for them before it copies.
+  const int64_t source = live && !masked ? static_cast<int64_t>(b) * capacity + place : 0;
+  // All threads load them, so that no warp waits for another one before it copies.
   const int token = masked ? mask_token : live ? pending_tokens[source] : 0;
   const uint4* captured = masked ? mask_captured : pending_captured + source * vectors;
   const PoolSlot slot(page_table, pages, page_size, b, position, row, live);

@@ -34,22 +34,25 @@ _POINTERS = (
 
 
 def row_vectors(request: LoweringRequest, name: str) -> int:
-    """16-byte vectors in a row (the last axis) of an activation.
+    """Return the number of 16-byte vectors in a row (the last axis) of an activation.
 
-    Raises SpecbuildError where rows are not made of whole vectors.
+    Raises SpecbuildError if the width of a row is no multiple of a vector.
     """
     info = request.tensors[name]
     nbytes = info.shape[-1] * ITEM_BYTES[info.dtype]
     if nbytes % _VECTOR_BYTES:
         raise SpecbuildError(
-            f"{name} has rows of {nbytes} bytes, but its kernel copies {_VECTOR_BYTES} at a time; "
-            f"make its width a multiple of 8"
+            f"{name} has rows of {nbytes} bytes, expected a multiple of {_VECTOR_BYTES}; make its "
+            "width a multiple of 8"
         )
     return nbytes // _VECTOR_BYTES
 
 
 def lower(request: LoweringRequest) -> Lowering:
-    """One CTA per row of the bucket; sizes are arguments, so that all buckets share a kernel."""
+    """Return a launch of one CTA per row of the bucket.
+
+    Sizes are arguments, so that all buckets share a kernel.
+    """
     batch, capacity, _ = request.tensors["pending_captured"].shape
     pages = request.tensors["page_table"].shape[1]
     masks, token = (int(request.attributes.get(name, 0)) for name in ("masks", "mask_token"))

@@ -1,4 +1,4 @@
-"""ExtendInputs: the rows with which the draft takes up what the target has just committed."""
+"""ExtendInputs: the rows with which the draft ingests tokens that the target has committed."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
 
 def pool_slot(page_table: torch.Tensor, slot: int, page_size: int, *, row: int, live: bool) -> int:
-    """Where view slot ``slot`` of a sequence with this page table [P] lies in the pool.
+    """Return the pool slot of view slot ``slot`` of a sequence with this page table [P].
 
-    A row that is not ``live``, or lies past the table, goes to page 0, which nobody reads; its
-    place there follows from the row.
+    A row that is not ``live``, or is past the table, gets a slot of page 0 that depends on the row.
+    Nothing reads page 0.
     """
     page = slot // page_size
     if not live or page >= page_table.shape[0]:
@@ -37,20 +37,21 @@ def reference(
     masks: int = 0,
     mask_token: int = 0,
 ) -> tuple[torch.Tensor, ...]:
-    """One row of aux hidden states per row that the draft's cache does not hold yet.
+    """Return one row of aux hidden states per token that the draft has not ingested yet.
 
-    ``length`` [B] tokens are committed in the target; of the sequence's last ``pending_count``
-    [B] rows t the draft wants aux hidden state h_t, ``pending_captured`` [B, DM1, C], and x_{t+1},
-    ``pending_tokens`` [B, DM1]; both are oldest first. ``page_table`` [B, P] is that of the draft.
-    A sequence that is ``done`` [B] (padding included) has no rows. Behind a sequence's rows stand
-    ``masks`` more, M, of ``mask_token`` and ``mask_captured`` [C], at the next positions (P-EAGLE).
+    ``length`` [B] tokens are committed in the target. Of the sequence's last ``pending_count`` [B]
+    tokens t, the draft ingests the aux hidden state h_t, ``pending_captured`` [B, DM1, C], and
+    x_{t+1}, ``pending_tokens`` [B, DM1]; both are oldest first. ``page_table`` [B, P] is that of
+    the draft. A sequence that is ``done`` [B] (including padding) has no rows. M = ``masks`` rows
+    follow those of a sequence at the next positions, with ``mask_token`` and ``mask_captured`` [C]
+    (P-EAGLE).
 
-    Returns, for T = B·(DM1 + M) rows of which the first row_start[B] are live, sequence by
-    sequence: token_ids [T], captured_rows [T, C], positions [T] (row t stands at position t),
-    row_start [B+1], row_slot [T], write_slot [T], tree_start [B] = length + M, ancestor_bits
-    [T, 1] (zeros), logit_rows [B·(1 + M)] (each sequence's last pending row, and its mask rows;
-    some rows where it has none) and score [B, 1 + M] (zeros: the root's). Rows that are not live
-    have zeros and a write_slot in page 0.
+    There are T = B·(DM1 + M) rows; the first row_start[B] are live, by sequence. Returns token_ids
+    [T], captured_rows [T, C], positions [T] (row t is at position t), row_start [B+1], row_slot
+    [T], write_slot [T], tree_start [B] = length + M, ancestor_bits [T, 1] (zeros), logit_rows [B·(1
+    + M)] and score [B, 1 + M] (zeros: the root's). logit_rows are each sequence's last pending row
+    and its mask rows, or arbitrary rows if it has none. Rows that are not live have zeros and a
+    write_slot in page 0.
     """
     import torch
 

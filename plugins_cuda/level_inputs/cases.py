@@ -33,7 +33,7 @@ def level_case(
     page_size: int = 4,
     pages: int = 12,
 ) -> Case:
-    """What TreeExpand gives at this level, with a parent row anywhere in the extension."""
+    """TreeExpand's outputs at this level, with a parent row anywhere in the extension."""
 
     def make(rng: np.random.Generator) -> Arrays:
         ahead = min(top_k * depth, 12)

@@ -1,8 +1,9 @@
-// LevelInputs: one CTA a node of the next frontier, and one behind them for row_start.
+// LevelInputs: one CTA per node of the next frontier, and one more for row_start.
 //
-// CTA (b, j) writes row b·K + j and appends the candidates of the old frontier's node j: nobody
-// else reads the entry of frontier_pool that it replaces. Its first warp has all but the hidden
-// row, which the others copy. Both wait for memory twice: for the pick, and for what it names.
+// CTA (b, j) writes row b·K + j, and appends the candidates of node j of the old frontier. Only
+// this CTA reads the entry of frontier_pool that it overwrites. Its first warp computes everything
+// but the hidden row, which the others copy. Both wait for memory twice: for the selected index,
+// and for the data at that index.
 #include "../_device/step_rows.cuh"
 
 extern "C" __global__ void __launch_bounds__(256, 1)
@@ -53,7 +54,7 @@ extern "C" __global__ void __launch_bounds__(256, 1)
     return;
   }
 
-  const int committed = load_l2_int(length + b), most = load_l2_int(limit + b);
+  const int committed = load_l2_int(length + b), max_length = load_l2_int(limit + b);
   const int parent = level == 1 ? -1 : load_l2_int(frontier_pool + row);
 #pragma unroll 1
   for (int i = lane; i < siblings; i += 32) {
@@ -83,7 +84,7 @@ extern "C" __global__ void __launch_bounds__(256, 1)
   }
   if (lane == 0) {
     token_ids[row] = live ? token : 0;
-    positions[row] = live ? min(committed + level - 1, most - 1) : 0;
+    positions[row] = live ? min(committed + level - 1, max_length - 1) : 0;
     row_slot[row] = start + own;
     write_slot[row] = slot.place();
     logit_rows[row] = row;

@@ -35,11 +35,12 @@ _POINTERS = (
 
 
 def lower(request: LoweringRequest) -> Lowering:
-    """One CTA per frontier node, one for where rows start unless the level is the last.
+    """Return a launch of one CTA per frontier node, and one for row_start unless the level is the
+    last.
 
     Sizes are arguments, so that buckets and levels share a kernel.
 
-    Raises SpecbuildError where the level's candidates do not fit into the pool.
+    Raises SpecbuildError if the candidates of the level do not fit in the pool.
     """
     shapes = {name: info.shape for name, info in request.tensors.items()}
     level, depth, page_size, last = (
@@ -50,8 +51,8 @@ def lower(request: LoweringRequest) -> Lowering:
     held = k + (level - 1) * k * k
     if candidates != (k if level == 1 else k * k) or held > pool:
         raise SpecbuildError(
-            f"LevelInputs got {candidates} candidates of level {level} for a pool of {pool}, but "
-            f"K = {k} wants {k} at level 1, {k * k} after, and a pool of {held} at least"
+            f"LevelInputs: got {candidates} candidates at level {level} and a pool of {pool}, "
+            f"expected {k} at level 1, {k * k} after it, and a pool of at least {held} (K = {k})"
         )
     words = max(1, -(-k * (depth - 1) // 32))
     sizes = (batch, k, candidates, pool, words, row_vectors(request, "hidden"))

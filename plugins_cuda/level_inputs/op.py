@@ -1,4 +1,4 @@
-"""LevelInputs: a level's frontier becomes the draft's next rows; its candidates join the pool."""
+"""LevelInputs: the frontier of a level becomes the draft's next rows; candidates join the pool."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def live_sequences(done: torch.Tensor) -> int:
-    """One past the last sequence that is not done: the ones after it have no rows."""
+    """Return one past the last sequence that is not done: later ones have no rows."""
     live = [b for b, flag in enumerate(done.tolist()) if not flag]
     return live[-1] + 1 if live else 0
 
@@ -40,33 +40,32 @@ def reference(
     page_size: int,
     last: int = 0,
 ) -> tuple[torch.Tensor, ...]:
-    """What stands between the TreeExpand of ``level`` (1 … D) and the draft's run on it.
+    """Compute the draft's inputs between the TreeExpand of ``level`` (1 … D) and its next run.
 
-    ``tokens``, ``scores`` [B, FK] and ``frontier`` [B, K] are that TreeExpand's outputs (FK is K
-    at level 1 and K² after), ``depth`` is D. The candidates are written into the pool ``pool_…``
-    [B, M], M ≥ K + (D − 1)·K²: at entries 0 … K−1 with parent −1 at level 1, else the K² from
-    K + (level − 2)·K² on, those of node f with parent ``frontier_pool[b, f]`` [B, K].
-    frontier_pool then names the pool entries of the new frontier. At level 1 it holds nothing,
-    nor does the pool.
+    ``tokens``, ``scores`` [B, FK] and ``frontier`` [B, K] are the outputs of that TreeExpand (FK is
+    K at level 1 and K² after), ``depth`` is D. The candidates are appended to the pool ``pool_…``
+    [B, M], M ≥ K + (D − 1)·K². At level 1 they are entries 0 … K − 1 with parent −1. Later they are
+    K² entries from K + (level − 2)·K² on, those of node f with parent ``frontier_pool[b, f]`` [B,
+    K]. Then frontier_pool receives the pool entries of the new frontier. Before level 1
+    frontier_pool and the pool have no defined content.
 
-    The rows: node j of sequence b is row b·K + j (T = B·K), at tree slot (level − 1)·K + j, i.e.
-    view slot length + that, and at position length + level − 1 (held below ``limit``, the first
-    position that may not be reached). ``hidden`` [T0, H] are the draft's output features of its
-    last run: at level 1 the parent's row is ``parent_rows[b]`` [B] (ExtendInputs' logit_rows),
-    later it is b·K + frontier // K. ``parent_bits`` [B·K, W] are the last run's ancestor_bits,
-    absent at level 1.
+    Node j of sequence b is row b·K + j (T = B·K), at tree slot (level − 1)·K + j. Its view slot is
+    that plus length, its position is length + level − 1, limited to the last position below
+    ``limit``. ``hidden`` [T0, H] are the output features of the draft's last run. The parent's row
+    is ``parent_rows[b]`` [B] at level 1 (ExtendInputs' logit_rows), and b·K + frontier // K later.
+    ``parent_bits`` [B·K, W] are the last run's ancestor_bits, absent at level 1.
 
-    Returns token_ids [T], hidden_rows [T, H], positions [T], row_start [B+1] (0, K, 2K, … up to
-    the last sequence that is not ``done``), row_slot [T], write_slot [T], tree_start [B],
-    ancestor_bits [T, W] with W = max(1, ceil(K·(D − 1) / 32)), logit_rows [T] = 0, 1, …, score
-    [B, K] (of the frontier), and in place pool_tokens, pool_scores, pool_parents, frontier_pool.
-    A ``done`` sequence's rows have token 0, position 0, features 0, their own bit, tree_start 0
-    and a write_slot in page 0. With ``last`` = 1 (level D) only the pool is written; the other
-    outputs are unspecified and may be absent.
+    Returns token_ids [T], hidden_rows [T, H], positions [T], row_start [B+1], row_slot [T],
+    write_slot [T], tree_start [B], ancestor_bits [T, W] with W = max(1, ceil(K·(D − 1) / 32)),
+    logit_rows [T] = 0, 1, …, score [B, K] of the frontier, and in place pool_tokens, pool_scores,
+    pool_parents, frontier_pool. row_start is 0, K, 2K, … up to the last sequence that is not
+    ``done``. Rows of a ``done`` sequence have token 0, position 0, features 0, their own bit,
+    tree_start 0 and a write_slot in page 0. With ``last`` = 1 (level D) only the pool is written;
+    the other outputs are unspecified and may be absent.
     """
     import torch
 
-    del last  # with it most of what follows is nobody's business, and right all the same
+    del last  # the outputs that it leaves unspecified are computed here too
     batch, k = frontier.shape
     rows = batch * k
     offset = 0 if level == 1 else k + (level - 2) * k * k

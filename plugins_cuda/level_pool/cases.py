@@ -8,9 +8,9 @@ from specbuild.plugins_cuda.cases import Arrays, Case
 
 
 def levels(name: str, *, top_k: int, depth: int, batch: int = 2, step: float = 0.0) -> Case:
-    """Levels of falling log-probabilities, multiples of ``step`` (ties abound) where it is given.
+    """Levels of falling log-probabilities; with ``step``, multiples of it, which have many ties.
 
-    The last level's last token has none at all.
+    The last token of the last level has the log-probability −∞.
     """
 
     def make(rng: np.random.Generator) -> Arrays:

@@ -1,24 +1,24 @@
-// LevelPool: one CTA a sequence, a thread a candidate of a level.
+// LevelPool: one CTA per sequence, one thread per candidate of a level.
 //
-// Memory is waited for once: all levels' tokens and scores are in shared memory before the first
-// level is made. A level is then a barrier for its scores, and one for who is among its best: a
-// candidate counts those that stand in front of it.
+// There is one memory latency: the tokens and scores of all levels are in shared memory before the
+// first level is computed. A level has one barrier for its scores and one for its frontier. A
+// candidate computes its rank by counting the candidates before it.
 #include "../_device/ptx.cuh"
 
-constexpr int kMost = 16;  // tokens of a level, and levels
-constexpr int kMostCandidates = kMost * kMost;
+constexpr int kMaxTopK = 16;  // tokens of a level, and levels
+constexpr int kMaxCandidates = kMaxTopK * kMaxTopK;
 
 struct Levels {
-  int tokens[kMostCandidates];
-  float scores[kMostCandidates];
+  int tokens[kMaxCandidates];
+  float scores[kMaxCandidates];
 };
 
 struct Frontier {
-  float scores[kMost];
-  int places[kMost];  // in the pool
+  float scores[kMaxTopK];
+  int places[kMaxTopK];  // in the pool
 };
 
-extern "C" __global__ void __launch_bounds__(kMostCandidates, 1)
+extern "C" __global__ void __launch_bounds__(kMaxCandidates, 1)
     level_pool(const int* tokens,    // [B, D·K]
                const float* scores,  // [B, D·K]
                int* pool_tokens,     // out [B, M], M = K + (D - 1)·K²
@@ -27,7 +27,7 @@ extern "C" __global__ void __launch_bounds__(kMostCandidates, 1)
                int depth, int k) {
   __shared__ Levels levels;
   __shared__ Frontier frontier;
-  __shared__ float level_scores[kMostCandidates];
+  __shared__ float level_scores[kMaxCandidates];
   const int thread = threadIdx.x, entries = depth * k;
   const int64_t sequence = blockIdx.x;
   const int64_t pool = sequence * (k + (depth - 1) * k * k);

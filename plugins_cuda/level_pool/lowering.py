@@ -11,19 +11,17 @@ _POINTERS = ("tokens", "scores", "pool_tokens", "pool_scores", "pool_parents")
 
 
 def lower(request: LoweringRequest) -> Lowering:
-    """One CTA per sequence, a thread per candidate of a level.
+    """Return a launch of one CTA per sequence, with a thread per candidate of a level.
 
-    Raises SpecbuildError where a level has more than ``MAX_TOP_K`` tokens, or there are more
-    levels.
+    Raises SpecbuildError for more than ``MAX_TOP_K`` tokens per level, or more levels than that.
     """
     batch, entries = request.tensors["tokens"].shape
     depth = int(request.attributes["depth"])
     k = entries // depth
     if max(k, depth) > MAX_TOP_K:
         raise SpecbuildError(
-            f"a draft of one pass has {depth} levels of {k} tokens, the CUDA kernels make trees of "
-            f"at most {MAX_TOP_K} of {MAX_TOP_K}; build with a smaller --draft-top-k or "
-            "--draft-depth"
+            f"a one-pass draft has {depth} levels of {k} tokens, the CUDA kernels support at most "
+            f"{MAX_TOP_K} of {MAX_TOP_K}; build with a smaller --draft-top-k or --draft-depth"
         )
     launch = OpLaunch(
         kernel=Kernel("level_pool", "level_pool"),

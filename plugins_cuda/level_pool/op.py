@@ -1,4 +1,4 @@
-"""LevelPool: what one pass drafted of every level becomes the pool of a tree's candidates."""
+"""LevelPool: the tokens of a one-pass draft, by level, become the candidates of a tree."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ if TYPE_CHECKING:
 def reference(
     tokens: torch.Tensor, scores: torch.Tensor, *, depth: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The candidates of a tree in which what follows a node depends on its level alone.
+    """Return the candidates of a tree in which the children of a node depend only on its level.
 
-    ``tokens``, ``scores`` [B, D·K], D = ``depth``, are TreeExpand's of D nodes that stand for the
-    levels: K tokens each, by falling log-probability. Level 1 is those of the first. The K best
-    nodes of a level, the lower index first among equals, have the K tokens of the next level as
-    children, and a node's score is the sum along its path.
+    ``tokens``, ``scores`` [B, D·K], D = ``depth``, are the outputs of TreeExpand for D nodes, one
+    per level: K tokens each, by falling log-probability. Level 1 has the tokens of the first node.
+    The K best nodes of a level (lower index on ties) have the K tokens of the next level as
+    children. The score of a node is the sum along its path.
 
-    Returns pool_tokens, pool_scores and pool_parents [B, M], M = K + (D − 1)·K²: level by level, a
-    parent by its index in the pool, −1 for the root. They are TreeSelect's inputs.
+    Returns pool_tokens, pool_scores and pool_parents [B, M], M = K + (D − 1)·K², level by level. A
+    parent is an index in the pool, or −1 for the root. They are the inputs of TreeSelect.
     """
     import torch
 
@@ -33,17 +33,17 @@ def reference(
     pools: list[list[torch.Tensor]] = []
     for ids, log_p in zip(*of_levels, strict=True):
         level, first = log_p[0], 0
-        found = [ids[0]], [level], [torch.full((k,), -1)]
+        pool = [ids[0]], [level], [torch.full((k,), -1)]
         for below in range(1, depth):
             best, places = stable_topk(level, k)
-            found[0].append(ids[below].repeat(k))
-            found[2].append((places + first).repeat_interleave(k))
+            pool[0].append(ids[below].repeat(k))
+            pool[2].append((places + first).repeat_interleave(k))
             first += len(level)
             level = (best[:, None] + log_p[below]).flatten()
-            found[1].append(level)
-        pools.append([torch.cat(part) for part in found])
-    made = [torch.stack(part) for part in zip(*pools, strict=True)]
-    return made[0].int(), made[1], made[2].int()
+            pool[1].append(level)
+        pools.append([torch.cat(part) for part in pool])
+    outputs = [torch.stack(part) for part in zip(*pools, strict=True)]
+    return outputs[0].int(), outputs[1], outputs[2].int()
 
 
 OP = OpSpec(

@@ -22,7 +22,7 @@ def commit(
     tree_slots: int = 12,
     fp8: bool = False,
 ) -> Case:
-    """(length, path) per sequence; shorter paths are padded with -1.
+    """Commit (length, path) per sequence; shorter paths are padded with -1.
 
     Every sequence owns the pages of ``length + tree_slots`` slots, scattered over the pool.
     """

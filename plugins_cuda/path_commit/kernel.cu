@@ -1,12 +1,13 @@
-// PathCommit: in every part (one layer's keys or values) slot length + path[i] goes to length + i.
+// PathCommit: in every part (a layer's keys or values), slot length + path[i] is copied to slot
+// length + i.
 //
 //   pools       bf16 [parts, PAGES, KV_HEADS, PAGE_SIZE, WIDTH], in and out
 //   path        i32  [B, DEPTH], -1 padded
 //   length      i32  [B]
 //   page_table  i32  [B, TABLE]
 //
-// Grid (parts, B). Sources may be targets of other entries of the path: a CTA reads all of them
-// into shared memory before it writes any. Sequences share no page. No workspace.
+// Grid (parts, B). A source slot may be the target of another entry of the path, so a CTA reads all
+// of them into shared memory before it writes. Sequences share no page.
 #include "../_device/ptx.cuh"
 
 CONFIG
@@ -16,9 +17,9 @@ namespace {
 constexpr int kVectors = Config::kHeadBytes / 16;    // of 16 bytes, in one head of a slot
 constexpr int kEntry = Config::kKvHeads * kVectors;  // vectors of a slot
 constexpr int kTotal = Config::kDepth * kEntry;
-static_assert(16 * kTotal == Config::kSharedBytes, "a path is staged whole");
+static_assert(16 * kTotal == Config::kSharedBytes, "a path is staged completely");
 
-// The vector of a slot in this part's pool.
+// The index of a vector of a slot in this part's pool.
 __device__ __forceinline__ int64_t vector_of(const int* table, int slot, int vector) {
   const int64_t page = table[slot / Config::kPageSize];
   const int head = vector / kVectors;

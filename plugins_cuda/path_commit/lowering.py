@@ -1,4 +1,4 @@
-"""PathCommit on a GPU: one CTA per layer's K or V and sequence, staged through shared memory."""
+"""PathCommit on a GPU: one CTA per sequence and layer's K or V, staged through shared memory."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ THREADS = 256
 
 
 def lower(request: LoweringRequest) -> Lowering:
-    """One launch; SpecbuildError where a path's entries do not fit a CTA's shared memory."""
+    """Return one launch; SpecbuildError if a path's entries do not fit in shared memory."""
     pools = request.tensors["pools"]
     parts, pages, kv_heads, page_size, _ = pools.shape
     batch, depth = request.tensors["path"].shape

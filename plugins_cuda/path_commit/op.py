@@ -1,4 +1,4 @@
-"""PathCommit: the accepted path's cache entries move to the committed positions, all layers."""
+"""PathCommit: the cache entries of the accepted path move to the committed slots, all layers."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ POOLS_AXES = ("parts", "pages", "kv_heads", "page_size", "width")
 def reference(
     pools: torch.Tensor, path: torch.Tensor, length: torch.Tensor, page_table: torch.Tensor
 ) -> torch.Tensor:
-    """``pools`` with slot ``length[b] + path[b, i]`` copied to slot ``length[b] + i``.
+    """Return ``pools`` with slot ``length[b] + path[b, i]`` copied to slot ``length[b] + i``.
 
     ``pools`` [parts, pages, kv_heads, page_size, width] holds the keys and the values of every
-    layer of a cache group, which share the table. All reads come before all writes. An entry
-    with ``path[b, i]`` negative (padding) or equal to ``i`` does nothing. ``page_table`` [B, P]
-    gives the page of each logical page of a sequence.
+    layer of a cache group, which share the table. All reads come before all writes. An entry with
+    ``path[b, i]`` negative (padding) or equal to ``i`` has no effect. ``page_table`` [B, P] is the
+    page of each logical page of a sequence.
     """
     import torch
 

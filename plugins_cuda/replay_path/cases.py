@@ -12,7 +12,7 @@ KEPT = 7
 def replay(
     name: str, starts: list[int], *, rows: int = 5, path: int = 4, stores: bool = False
 ) -> Case:
-    """Sequences whose first rows are at these positions, −1: without rows."""
+    """Sequences whose first rows are at the positions ``starts``; −1 means no rows."""
     batch = len(starts)
 
     def make(rng: np.random.Generator) -> Arrays:

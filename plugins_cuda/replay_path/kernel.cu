@@ -1,4 +1,4 @@
-// ReplayPath: the accepted slots of a step become those that the next launch applies.
+// ReplayPath: the accepted slots of a step become those that the next launch applies to states.
 //
 //   path          i32 [B, PATH], in, or null: the root alone
 //   accepted      i32 [B], in, null with it
@@ -7,7 +7,7 @@
 //   replay_path   i32 [B, KEPT], in and out
 //   replay_count  i32 [B], in and out
 //
-// Grid: one warp a sequence; a few bytes each.
+// Grid: one warp per sequence; it reads and writes a few bytes.
 #include "../_device/ptx.cuh"
 
 CONFIG
@@ -25,8 +25,8 @@ extern "C" __global__ void __launch_bounds__(32)
     return;
   }
   if (load_l2_int(positions + first) == 0) return;  // padding
-  const int most = accepted == nullptr ? 0 : load_l2_int(accepted + b);
-  const int count = min(most + 1, Config::kPath);
+  const int last_accepted = accepted == nullptr ? 0 : load_l2_int(accepted + b);
+  const int count = min(last_accepted + 1, Config::kPath);
   for (int i = lane; i < count; i += 32)
     replay_path[b * Config::kKept + i] =
         path == nullptr ? 0 : load_l2_int(path + b * Config::kPath + i);

@@ -1,4 +1,4 @@
-"""ReplayPath on a GPU: a warp a sequence."""
+"""ReplayPath on a GPU: a warp per sequence."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from specbuild.runtime.errors import SpecbuildError
 
 
 def lower(request: LoweringRequest) -> Lowering:
-    """One launch; SpecbuildError where a path does not fit into the port."""
+    """Return one launch; SpecbuildError if a path does not fit in the port."""
     shapes = {name: info.shape for name, info in request.tensors.items()}
     batch, kept = shapes["replay_path"]
     path = shapes["path"][1] if "path" in shapes else 1
     if path > kept:
         raise SpecbuildError(
-            f"ReplayPath: paths of {path} rows, but {kept} are kept; build it for the deepest draft"
+            f"ReplayPath: got paths of {path} rows, expected at most {kept}; build it for the "
+            "deepest draft"
         )
     constants = (("PATH", path), ("KEPT", kept), ("STORES", int(request.attributes["stores"])))
     launch = OpLaunch(

@@ -1,4 +1,4 @@
-"""ReplayPath: which rows of a launch the next one applies to the recurrent states."""
+"""ReplayPath: the rows of a launch that the next one applies to the recurrent states."""
 
 from __future__ import annotations
 
@@ -22,11 +22,12 @@ def reference(
     *,
     stores: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """``replay_path`` [B, M] and ``replay_count`` [B] after a launch, in place.
+    """Return ``replay_path`` [B, M] and ``replay_count`` [B] after a launch, in place.
 
-    Of a step they are the slots of ``path`` [B, D1] up to ``accepted`` [B] (TreeAccept's; absent
-    without a tree: the root alone). After a launch that stores its states (``stores``) the count is
-    0. Sequences without rows do not change, nor does padding of a step: its rows are at position 0.
+    After a step they are the slots of ``path`` [B, D1] up to ``accepted`` [B], the outputs of
+    TreeAccept; without a tree these are absent, and only the root is applied. After a launch that
+    stores its states (``stores``) the count is 0. Sequences without rows do not change. Padding of
+    a step does not change them either: its rows are at position 0.
     """
     replay_path, replay_count = replay_path.clone(), replay_count.clone()
     for b in range(len(replay_count)):

@@ -20,9 +20,11 @@ def top(
     most: int = 20,
     row_counts: Sequence[int] = (),
 ) -> Case:
-    """A sequence of ``nodes`` rows for each of ``counts``; ``digits`` rounds the logits, which
-    makes ties. One row is forced where some are. With ``row_counts`` each sequence has so many rows
-    instead, and two rows of padding follow."""
+    """A sequence of ``nodes`` rows for each of ``counts``.
+
+    ``digits`` rounds the logits, which causes ties. One row is forced, if any are. With
+    ``row_counts`` each sequence has so many rows instead, and two rows of padding follow.
+    """
     held = row_counts or [nodes] * len(counts)
     slots = np.array([slot for n in held for slot in range(n)])
 
@@ -55,13 +57,13 @@ CASES: tuple[Case, ...] = (
     top("several counts, none too", [0, 1, 5, 19, 20]),
     top("none", [0, 0]),
     top("ties", [3, 20, 7], digits=0),
-    top("fewer tokens than are asked for", [20, 4], vocab=7),
+    top("fewer tokens than requested", [20, 4], vocab=7),
     top("a vocabulary of one", [1, 0, 2], vocab=1),
     top("trees", [5, 0, 20, 0], nodes=4),
 )
 
 KERNEL_CASES: tuple[Case, ...] = (
-    top("rows of their own", [5, 0, 20, 1, 3], nodes=4, row_counts=[4, 1, 2, 0, 3]),
+    top("rows of a tree", [5, 0, 20, 1, 3], nodes=4, row_counts=[4, 1, 2, 0, 3]),
     top("more parts than one", [20, 0, 3], vocab=20_011),
     top("ties across parts", [20, 11], vocab=17_000, digits=0),
     top("trees, more parts than one", [4, 0], nodes=3, vocab=9_001),

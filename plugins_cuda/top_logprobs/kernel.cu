@@ -1,12 +1,12 @@
-// TopLogprobs: CTAs list the largest logits of a part of 8192 each; one a row takes the largest of
-// these.
+// TopLogprobs: CTAs list the largest logits of parts of 8192 each; one CTA per row then lists the
+// largest of these.
 //
-//   workspace_best  [R, parts, most] ranked keys: a part's largest logits, falling; the first of
-//                   them always, the others where they are asked for
+//   workspace_best  [R, parts, most] ranked keys: a part's largest logits, falling; the first is
+//                   always written, the others on request
 //   workspace_sums  [R, parts] fp32: Σ exp(logit − largest) of a part
 //
-// All ranked keys of a row differ, since they hold the token. So the next largest is the largest of
-// those below the last one: nothing has to be taken out of a list.
+// All ranked keys of a row are different, because they include the token. The next largest key is
+// therefore the largest one below the last; no entry has to be removed from a list.
 #include "../_device/block_max.cuh"
 #include "../_device/infinity.cuh"
 #include "../_device/l2_word.cuh"
@@ -17,31 +17,31 @@ constexpr int kThreads = 512, kWarps = kThreads / 32;
 constexpr int kTokens = 16;  // of a thread
 constexpr int kPartLogits = kThreads * kTokens;
 constexpr float kLog2E = 1.44269504f;
-// As runtime/engine_dir/plan.py has them.
+// The values of runtime/engine_dir/plan.py.
 constexpr int kAdjusts = 1, kMaskedRow = 2, kForcedRows = 4;
 
-// What a row's sequence asks for. A row that does not change has its raw logits in ``logits``.
+// The requests of a row's sequence. ``logits`` has the raw logits of a row that does not change.
 struct RowKind {
   bool changes;
-  int wanted;  // likeliest tokens
+  int num_top;  // number of top tokens
 
-  // Padding is plain.
+  // Padding requests nothing.
   __device__ RowKind(const int* of_changes, const int* forced, const int* top_count,
                      const RowPlace& place, int batch, int most)
-      : changes(false), wanted(0) {
+      : changes(false), num_top(0) {
     if (place.sequence == batch) return;
     const int change = load_l2_int(of_changes + place.sequence);
     const int first_free = (change & kForcedRows) != 0 ? load_l2_int(forced + place.sequence) : 0;
     const bool is_masked = (change & kMaskedRow) != 0 && place.slot == first_free;
     changes = (change & kAdjusts) != 0 || is_masked || place.slot < first_free;
-    wanted = min(load_l2_int(top_count + place.sequence), most);
+    num_top = min(load_l2_int(top_count + place.sequence), most);
   }
   __device__ bool is_plain() const {
-    return !changes && wanted <= 0;
+    return !changes && num_top <= 0;
   }
 };
 
-// The sum of all threads' values for thread 0, added up in one order.
+// Return the sum of all threads' values, in a fixed order, to thread 0.
 __device__ __forceinline__ float block_sum(float value) {
   __shared__ float of_warps[kWarps];
   for (int distance = 16; distance > 0; distance /= 2) {
@@ -90,12 +90,12 @@ extern "C" __global__ void __launch_bounds__(kThreads)
     }
     return block_max(best, of_warps);
   };
-  const int wanted = max(1, kind.wanted);
+  const int num_top = max(1, kind.num_top);
   uint64_t* list = workspace_best + static_cast<int64_t>(part) * max(most, 1);
   const uint64_t first = largest_below(~uint64_t{0});
   if (threadIdx.x == 0) list[0] = first;
   uint64_t last = first;
-  for (int n = 1; n < wanted; ++n) {
+  for (int n = 1; n < num_top; ++n) {
     last = largest_below(last);
     if (threadIdx.x == 0) list[n] = last;
   }
@@ -138,7 +138,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
     }
     return;
   }
-  const int wanted = kind.wanted, listed = max(1, wanted);
+  const int num_top = kind.num_top, listed = max(1, num_top);
   const uint64_t* lists = workspace_best + static_cast<int64_t>(r) * parts * stride;
   const auto largest_below = [&](uint64_t bound) {
     uint64_t best = 0;
@@ -166,7 +166,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   if (threadIdx.x == 0) logprob[r] = own;
 #pragma unroll 1
   for (int n = 0; n < most; ++n) {
-    const bool is_there = n < wanted && best != 0;
+    const bool is_there = n < num_top && best != 0;
     if (threadIdx.x == 0) {
       top_ids[r * most + n] = is_there ? static_cast<int>(ranked_index(best)) : -1;
       top_logprobs[r * most + n] = is_there ? ranked_value(best) - chosen + own : minus_infinity();

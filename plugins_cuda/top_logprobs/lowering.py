@@ -16,9 +16,9 @@ _BEST, _SUMS = "workspace_best", "workspace_sums"
 
 
 def lower(request: LoweringRequest) -> Lowering:
-    """One CTA for 8192 logits of a row, then one for what these have found of it.
+    """Return two launches: a CTA per 8192 logits of a row, then a CTA per row.
 
-    CTAs of sequences that change nothing and list nothing return at once.
+    CTAs of sequences that change nothing and request no top tokens return at once.
     """
     rows, vocab = request.tensors["logits"].shape
     (batch,) = request.tensors["changes"].shape
@@ -46,7 +46,7 @@ def lower(request: LoweringRequest) -> Lowering:
             nodes, batch,
         ),
     )  # fmt: skip
-    # Of every part the largest logit even where none is asked for: sums are relative to it.
+    # Each part has its largest logit even if no top token is requested: sums are relative to it.
     workspaces = (
         Workspace(_BEST, rows * parts * max(most, 1) * 8),
         Workspace(_SUMS, rows * parts * 4),

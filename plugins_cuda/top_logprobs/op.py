@@ -1,4 +1,4 @@
-"""TopLogprobs: the likeliest tokens of rows of logits, and the log-probability of a chosen one."""
+"""TopLogprobs: the log-probability of a chosen token, and the top tokens of rows of logits."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ def reference(
     *,
     most: int,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The natural log-probability ``logprob`` fp32 [R] of ``choice`` int32 [R] by its raw logits.
+    """Return the log-probability ``logprob`` fp32 [R] of ``choice`` int32 [R] by its raw logits.
 
-    Sequences have rows as in AdjustLogits. In rows that AdjustLogits does not
-    change, the raw logits are ``logits`` fp32 [R, V], and the log-probability is ``chosen_logprob``
-    fp32 [R], bit for bit: the choice was made from these. Else they are ``raw`` fp32 [R, V]. By
-    ``changes`` and ``forced`` int32 [B] these are the rows with the bit ``ADJUSTS``, those that a
-    guide forces, and the one that it masks.
+    Sequences have rows as in AdjustLogits. In rows that AdjustLogits does not change, ``logits``
+    fp32 [R, V] are the raw logits, and the result is ``chosen_logprob`` fp32 [R], bit for bit. In
+    the others ``raw`` fp32 [R, V] are. By ``changes`` and ``forced`` int32 [B] these are the rows
+    with the bit ``ADJUSTS``, those that a guide forces, and the one that it masks.
 
-    With it the ``top_count`` int32 [B] likeliest tokens of each row, the likeliest first and of
-    equal ones the lower ids: ``top_ids`` int32 [R, most] and their ``top_logprobs``, relative to
-    the chosen one's. Entries past the count, and past the vocabulary, are −1 and −∞.
+    Also returns the top tokens of each row, ``top_count`` int32 [B] of them, by falling probability
+    and then by id: ``top_ids`` int32 [R, most] and their ``top_logprobs``. Both kinds of
+    log-probabilities have the same normalization. Entries past the count, and past the vocabulary,
+    are −1 and −∞.
     """
     import torch
 
@@ -51,7 +51,7 @@ def reference(
     rows, vocab = logits.shape
     ids = torch.full((rows, most), -1, dtype=torch.int32)
     values = torch.full((rows, most), -torch.inf)
-    # Equal ones are told apart by the logits: log-probabilities may be rounded to the same.
+    # Ties are decided by logits, because log-probabilities may be rounded to equal values.
     order = torch.sort(logits.float() + 0.0, dim=1, descending=True, stable=True).indices
     for r in range(rows):
         best = order[r, : min(int(top_count[r]), most, vocab)]

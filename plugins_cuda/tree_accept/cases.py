@@ -10,7 +10,7 @@ from specbuild.plugins_cuda.cases import Arrays, Case
 
 
 def random_tree(rng: np.random.Generator, *, count: int, depth: int) -> list[int]:
-    """Parents of ``count`` nodes, root first, none deeper than ``depth``."""
+    """Return parents of ``count`` nodes, root first, at most ``depth`` levels deep."""
     parents, depths = [-1], [0]
     for _ in range(1, count):
         inner = [node for node, d in enumerate(depths) if d < depth]
@@ -29,11 +29,11 @@ def accept(
     chain: bool = False,
     ragged: bool = False,
 ) -> Case:
-    """Trees of ``counts`` slots, root included, in capacity for ``nodes`` + 1.
+    """Trees of ``counts`` slots, including the root, in buffers for ``nodes`` + 1.
 
-    At each step of a walk the target agrees with a child with probability ``follow``. Slots past
-    the count are poisoned: they stand below the root and match. If ``ragged``, there are only rows
-    for slots in use, none for every third sequence with a root alone, and two of padding.
+    At each step of a walk the target's token equals that of a child with probability ``follow``.
+    Unused slots are poisoned: they are below the root and match. If ``ragged``, there are rows for
+    used slots only, none for every third sequence with a root alone, and two rows of padding.
     """
     used = counts if counts is not None else [nodes + 1, nodes + 1]
 
@@ -64,13 +64,13 @@ def accept(
             parents[row, count:] = 0
             tokens[row, count:] = choice[row, 0]
             ancestors[row, count:, 0] |= np.uint32(1)
-        given = (tokens, parents, ancestors.view(np.int32), np.array(used, np.int32))
+        inputs = (tokens, parents, ancestors.view(np.int32), np.array(used, np.int32))
         if not ragged:
-            return *given, choice, None
+            return *inputs, choice, None
         rows = [0 if count == 1 and b % 3 == 2 else count for b, count in enumerate(used)]
         of_slots = [choice[b, :count] for b, count in enumerate(rows)]
         choices = np.concatenate([*of_slots, rng.integers(0, 1000, 2).astype(np.int32)])
-        return *given, choices[None], np.cumsum([0, *rows]).astype(np.int32)
+        return *inputs, choices[None], np.cumsum([0, *rows]).astype(np.int32)
 
     return Case(name, make, {"depth": depth})
 

@@ -1,6 +1,6 @@
-// TreeAccept: one warp a sequence walks from the root; a step looks at all slots at once.
+// TreeAccept: one warp per sequence walks from the root; a step compares all slots at once.
 //
-// Memory is waited for once: what the walk needs of a tree is in shared memory before it begins.
+// There is one memory latency: the required data of a tree is in shared memory before the walk.
 #include "../_device/staged_words.cuh"
 
 extern "C" __global__ void __launch_bounds__(32)
@@ -14,8 +14,8 @@ extern "C" __global__ void __launch_bounds__(32)
                 int* accepted,             // out [B]
                 int* next_token,           // out [B]
                 int nodes, int depth) {
-  DYNAMIC_SHARED(int, chosen);       // [N + 1]: the target's choice behind a slot
-  int* const from = chosen + nodes;  // [N + 1]: the slot that leads to this one, −1: none does
+  DYNAMIC_SHARED(int, chosen);       // [N + 1]: the target's choice at a slot
+  int* const from = chosen + nodes;  // [N + 1]: the matching parent of a slot, or −1
   int* const token = from + nodes;   // [N + 1]
   pdl_launch_dependents();
   pdl_wait();
@@ -34,7 +34,7 @@ extern "C" __global__ void __launch_bounds__(32)
 #pragma unroll 1
   for (int slot = lane; slot < nodes; slot += 32) {
     const int parent = from[slot];
-    // A child stands after its parent.
+    // A child has a higher slot than its parent.
     const bool child = slot < used && parent >= 0 && parent < slot;
     if (!child || chosen[parent] != token[slot]) from[slot] = -1;
   }
@@ -47,8 +47,8 @@ extern "C" __global__ void __launch_bounds__(32)
 #pragma unroll 1
     for (int base = node / 32 * 32; base < nodes && child == 0; base += 32) {
       const int slot = base + lane;
-      const unsigned found = __ballot_sync(kAllLanes, slot < nodes && from[slot] == node);
-      if (found) child = base + __ffs(static_cast<int>(found)) - 1;
+      const unsigned matches = __ballot_sync(kAllLanes, slot < nodes && from[slot] == node);
+      if (matches) child = base + __ffs(static_cast<int>(matches)) - 1;
     }
     if (child == 0) break;
     node = child;

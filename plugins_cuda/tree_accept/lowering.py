@@ -19,7 +19,7 @@ _POINTERS = (
 
 
 def lower(request: LoweringRequest) -> Lowering:
-    """One warp per sequence."""
+    """Return a launch of one warp per sequence."""
     batch, nodes = request.tensors["tokens"].shape
     launch = OpLaunch(
         kernel=Kernel("tree_accept", "tree_accept"),

@@ -24,25 +24,26 @@ def reference(
     *,
     depth: int,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Walks from the root: node i matches when ``choice[parent_i] == token_i``.
+    """Walk from the root: node i matches if ``choice[parent_i] == token_i``.
 
-    ``tokens``, ``parents`` [B, N+1], ``ancestor_bits`` [B, N+1, W], ``count`` [B] as TreeSelect
-    gives them, ``choice`` [B, N+1]. With ``row_start`` [B+1], ``choice`` is [1, T]: that of slot i
-    is in row ``row_start[b]`` + i, and a sequence without rows chooses 0 at its root. A node is
-    accepted when it and all its ancestors match; siblings differ, so the deepest one is unique.
-    Returns path [B, depth+1] (the root's slot 0,
-    then the accepted slots, -1 padded), accepted [B] (drafts on the path) and next_token [B],
-    the target's choice at the path's end.
+    ``tokens``, ``parents`` [B, N+1], ``ancestor_bits`` [B, N+1, W], ``count`` [B] are the outputs
+    of TreeSelect, ``choice`` is [B, N+1]. With ``row_start`` [B+1], ``choice`` is [1, T]: that of
+    slot i is in row ``row_start[b]`` + i, and a sequence without rows has choice 0 at its root.
+
+    A node is accepted if it and all its ancestors match. Siblings have different tokens, so the
+    deepest accepted node is unique. Returns path [B, depth+1] (the root's slot 0, then the accepted
+    slots, padded with -1), accepted [B] (accepted draft tokens) and next_token [B], the target's
+    choice at the end of the path.
     """
     import torch
 
-    del ancestor_bits  # the body's closed form reads them; the walk follows the parents
+    del ancestor_bits  # used by the closed form of the body; this walk uses the parents
     batch, nodes = tokens.shape
     if row_start is not None:
-        given, choice = choice.flatten(), torch.zeros(batch, nodes, dtype=torch.int32)
+        row_choices, choice = choice.flatten(), torch.zeros(batch, nodes, dtype=torch.int32)
         for b, (first, last) in enumerate(pairwise(row_start.tolist())):
             held = min(last - first, nodes)
-            choice[b, :held] = given[first : first + held]
+            choice[b, :held] = row_choices[first : first + held]
     path = torch.full((batch, depth + 1), -1, dtype=torch.int32)
     accepted = torch.zeros(batch, dtype=torch.int32)
     next_token = torch.zeros(batch, dtype=torch.int32)

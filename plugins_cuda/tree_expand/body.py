@@ -11,7 +11,7 @@ import onnx_ir as ir
 from specbuild.plugins_cuda.body import BodyBuilder
 from specbuild.plugins_cuda.choose.body import gumbel, noise_bits
 
-# The temperature of a draft over that of its request: drafts are flatter than their targets.
+# The ratio of the draft's temperature to the request's: drafts are flatter than their targets.
 TEMPERATURE_RATIO = 0.7
 
 INT32, INT64 = ir.DataType.INT32, ir.DataType.INT64
@@ -25,7 +25,7 @@ def perturbed(
     sampling: Sequence[ir.Value],
     attributes: Mapping[str, Any],
 ) -> ir.Value:
-    """The logits with noise, where the temperature is above 0."""
+    """Return the logits with noise in rows with temperature above 0."""
     temperature, seed, first = (
         b.reshape(b.Expand(b.reshape(x, -1, 1), b.Shape(score)), -1) for x in sampling
     )
@@ -50,15 +50,15 @@ def perturbed(
 def body(
     b: BodyBuilder, inputs: Sequence[ir.Value | None], attributes: Mapping[str, Any]
 ) -> Sequence[ir.Value]:
-    """The standard-ONNX form."""
+    """Return the standard-ONNX body's outputs."""
     logits, score, d2t, top_k, *sampling = inputs
     assert logits is not None and score is not None and d2t is not None and top_k is not None
-    given = [value for value in sampling if value is not None]
-    if given:
-        logits = perturbed(b, logits, score, d2t, given, attributes)
+    sampling_inputs = [value for value in sampling if value is not None]
+    if sampling_inputs:
+        logits = perturbed(b, logits, score, d2t, sampling_inputs, attributes)
     k = b.reshape(b.cast(top_k, INT64), 1)
     _, draft_ids = b.topk(logits, k)
-    # Chosen by logit: rounding in the log-softmax could make two of them tie.
+    # Selected by logit, because the rounded log-softmax could have ties that the logits have not.
     log_p = b.GatherElements(b.LogSoftmax(logits, axis=1), draft_ids, axis=1)
     log_p = b.Min(log_p, b.scalar(0.0))
     per_sequence = b.Concat(b.size(score, 0), b.i64(-1), axis=0)

@@ -22,10 +22,10 @@ def expand(
     offset: int = 0,
     per_node: int = 0,
 ) -> Case:
-    """One level; ``certain`` gives every row a token of probability 1 within rounding.
+    """One level; ``certain`` gives every row a token with probability 1 up to rounding.
 
-    With ``levels`` the logits take so many values only. With ``temperatures``, one for each
-    sequence, the logits are perturbed. ``identity``: the draft has the target's vocabulary.
+    With ``levels`` the logits have only so many distinct values. With ``temperatures``, one per
+    sequence, the logits have noise. ``identity``: the draft has the target's vocabulary.
     """
 
     def make(rng: np.random.Generator) -> Arrays:

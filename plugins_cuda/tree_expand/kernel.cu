@@ -1,12 +1,12 @@
-// TreeExpand: CTAs rank parts of a row; the last one of a sequence joins them and ranks its nodes.
+// TreeExpand: CTAs rank parts of a row; the last CTA of a sequence merges them and ranks its nodes.
 //
-// Reads 4·Vd bytes a row from L2, 2048 logits a CTA and 8 a thread: a draft vocabulary of 32000 is
-// 16 parts, so that one row takes the time of a few barriers and no more. The k-th best of the
-// maxima of 16 groups of lanes bounds the k-th best logit of a part from below, so that few logits
-// have to be ranked. A row's parts and the order in which they are joined follow from Vd alone.
+// A row reads 4·Vd bytes from L2, 2048 logits per CTA and 8 per thread. A draft vocabulary of 32000
+// has 16 parts, so that a row takes the time of a few barriers. The k-th largest of the maxima of
+// 16 groups of lanes is a lower bound of the k-th largest logit of a part, so that few logits must
+// be ranked. The parts of a row, and the order in which they are merged, depend on Vd only.
 //
-// What takes time is how often memory is waited for: for the logits, for the count of CTAs that
-// arrived, for what the parts came to, all of it at once, and for the tokens of its candidates.
+// Memory latencies determine the time: of the logits, the arrival count, the results of all parts
+// at once, and the target tokens of the candidates.
 #include "../_device/arrival.cuh"
 #include "../_device/l2_word.cuh"
 #include "device/log_sum_exp.cuh"
@@ -17,14 +17,14 @@ constexpr int kThreads = 256, kWarps = kThreads / 32;
 constexpr int kVectors = 2;  // of four logits, a thread
 constexpr int kPart = kThreads * kVectors * 4;
 constexpr int kGroupLanes = 16, kGroups = kThreads / kGroupLanes;
-constexpr int kMostChildren = 16, kMostNodes = 16;
-// The temperature of a draft over that of its request: drafts are flatter than their targets.
+constexpr int kMaxChildren = 16, kMaxNodes = 16;
+// The ratio of the draft's temperature to the request's: drafts are flatter than their targets.
 constexpr float kTemperatureRatio = 0.7f;
-// Candidates of a node that a lane keeps in registers while it joins parts.
+// Candidates of a node in registers of a lane while it merges parts.
 constexpr int kHeld = 8;
-static_assert(kMostChildren <= kGroups, "each child needs a group whose maximum bounds it");
+static_assert(kMaxChildren <= kGroups, "each child needs a group whose maximum bounds it");
 
-// Keys of a thread's logits, 0 past the vocabulary.
+// Keys of a thread's logits; 0 past the vocabulary.
 struct Logits {
   uint32_t keys[4 * kVectors];
   int first;
@@ -33,7 +33,7 @@ struct Logits {
     return first + (at / 4 * kThreads + static_cast<int>(threadIdx.x)) * 4 + at % 4;
   }
 
-  // Every load is under way before the first key is made.
+  // All loads are issued before the first key is computed.
   __device__ __forceinline__ void load(const float* row, int vocab) {
     uint32_t bits[4 * kVectors];
     const bool aligned = vocab % 4 == 0;
@@ -59,9 +59,9 @@ struct Logits {
     }
   }
 
-  // logit / (ratio · temperature) + noise in place of each logit. The noise is that of the token in
-  // the target's vocabulary. A thread keeps its noise in its entries of ``scratch`` [kPart]: the
-  // loop then stays a loop, and its code short.
+  // Replace each logit by logit / (ratio · temperature) + noise. The noise depends on the token in
+  // the target's vocabulary. A thread stores its noise in its entries of ``scratch`` [kPart], so
+  // that the loop is not unrolled and its code is short.
   __device__ __forceinline__ void perturb(float temperature, int seed, int position, const int* d2t,
                                           int vocab, float* scratch) {
     const float divisor = kTemperatureRatio * temperature;
@@ -97,16 +97,16 @@ struct Logits {
   }
 
   __device__ __forceinline__ uint32_t largest() const {
-    uint32_t most = 0;
+    uint32_t largest_key = 0;
 #pragma unroll
-    for (int i = 0; i < 4 * kVectors; ++i) most = max(most, keys[i]);
-    return most;
+    for (int i = 0; i < 4 * kVectors; ++i) largest_key = max(largest_key, keys[i]);
+    return largest_key;
   }
 
-  // Σ exp(logit − maximum) over the lanes of a warp.
+  // Return Σ exp(logit − maximum) over the lanes of a warp.
   __device__ __forceinline__ float sum_of_warp(float maximum) const {
-    // Logits of −∞, and what is past the vocabulary, add exp(−∞): without a branch, so that the
-    // exponentials do not wait for each other.
+    // Logits of −∞, and entries past the vocabulary, add exp(−∞). There is no branch, so that the
+    // exponentials are independent.
     const float top = maximum == minus_infinity() ? 0.0f : maximum;
     float sum = 0.0f;
 #pragma unroll
@@ -121,16 +121,16 @@ struct Logits {
   }
 };
 
-// The largest key of this lane's group, for every lane of it.
-__device__ __forceinline__ uint32_t largest_of_group(uint32_t most) {
+// Return the largest key of this lane's group, to every lane of it.
+__device__ __forceinline__ uint32_t largest_of_group(uint32_t largest_key) {
 #pragma unroll
   for (int distance = kGroupLanes / 2; distance > 0; distance /= 2) {
-    most = max(most, __shfl_xor_sync(kAllLanes, most, distance));
+    largest_key = max(largest_key, __shfl_xor_sync(kAllLanes, largest_key, distance));
   }
-  return most;
+  return largest_key;
 }
 
-// The largest and the k-th largest of the groups' ``keys``, k <= kGroups, for every lane.
+// Return the largest and the k-th largest of the groups' ``keys``, k <= kGroups, to every lane.
 __device__ __forceinline__ uint2 first_and_kth(const uint32_t* keys, int k) {
   const int lane = threadIdx.x % 32;
   const uint32_t own = keys[lane % kGroups];
@@ -146,14 +146,14 @@ __device__ __forceinline__ uint2 first_and_kth(const uint32_t* keys, int k) {
                     __shfl_sync(kAllLanes, own, __ffs(static_cast<int>(kth)) - 1));
 }
 
-// A candidate of a node, and how far its token in the target's vocabulary is from its own.
+// A candidate of a node, and the offset of its token in the target's vocabulary.
 struct Candidate {
   uint64_t ranked;
   int offset;
 };
 
-// The best candidates of all parts of a row, in one warp: the first kHeld of a lane stay in
-// registers, all loaded at once.
+// The best candidates of all parts of a row, in one warp. The first kHeld of a lane are in
+// registers; their loads are issued together.
 struct PartsBest {
   const uint64_t* ranked;
   const int* d2t;
@@ -173,13 +173,14 @@ struct PartsBest {
     return candidate == 0 ? 0 : d2t[ranked_index(candidate)];
   }
 
-  // Sends for the tokens; whoever uses one waits.
+  // Start to load the offsets of the tokens.
   __device__ __forceinline__ void load_offsets() {
 #pragma unroll
     for (int i = 0; i < kHeld; ++i) held[i].offset = offset(held[i].ranked);
   }
 
-  // The k best, falling: visit(rank, candidate) by the lane that has it.
+  // Call visit(rank, candidate) for the k best, in falling order, in the lane that has the
+  // candidate.
   template <class Visit>
   __device__ __forceinline__ void best(int k, const Visit& visit) const {
     const int lane = threadIdx.x % 32;
@@ -213,25 +214,25 @@ extern "C" __global__ void __launch_bounds__(kThreads)
     tree_expand(const float* logits,       // [B·F, Vd]
                 const float* score,        // [B, F]
                 const int* d2t,            // [Vd]
-                const int* top_k,          // []; not read, k is known when building
+                const int* top_k,          // []; not read, because k is known at build time
                 const float* temperature,  // [B], or null: no noise
                 const int* seed,           // [B]
                 const int* position,       // [B]
                 int* tokens,               // out [B, F·K]
                 float* scores,             // out [B, F·K]
                 int* frontier,             // out [B, K]
-                uint64_t* workspace_best,  // [B·F, parts, K]: ranked keys, 0 where there is none
+                uint64_t* workspace_best,  // [B·F, parts, K]: ranked keys, or 0
                 float2* workspace_sums,    // [B·F, parts]: maximum, Σ exp below it
                 int* workspace_arrived,    // [B], zeros before and after
                 int vocab, int k, int nodes, int offset, int per_node) {
-  __shared__ uint64_t found[kPart], candidates[kMostChildren * kMostNodes];
+  __shared__ uint64_t shortlist[kPart], candidates[kMaxChildren * kMaxNodes];
   __shared__ uint32_t of_groups[kGroups];
   __shared__ float of_warps[kWarps];
   __shared__ int count, is_last;
   pdl_launch_dependents();
   const int part = blockIdx.x, parts = gridDim.x, row = blockIdx.y, b = row / nodes;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  // A weight, which a step has driven out of L2 since it was last used.
+  // A prefetch: since its last use, a step has evicted this weight from L2.
   if (row == 0) {
     const int token = part * kPart + static_cast<int>(threadIdx.x) * 32;
     if (threadIdx.x < kPart / 32 && token < vocab) warm_l2(d2t + token);
@@ -239,13 +240,14 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   pdl_wait();
   if (threadIdx.x == 0) count = 0;
 
-  const float heat = temperature == nullptr ? 0.0f : load_l2_float(temperature + b);
+  const float row_temperature = temperature == nullptr ? 0.0f : load_l2_float(temperature + b);
   Logits own;
   own.first = part * kPart;
   own.load(logits + static_cast<int64_t>(row) * vocab, vocab);
-  if (heat > 0.0f) {
+  if (row_temperature > 0.0f) {
     const int at = load_l2_int(position + b) + offset + per_node * (row % nodes);
-    own.perturb(heat, load_l2_int(seed + b), at, d2t, vocab, reinterpret_cast<float*>(found));
+    own.perturb(row_temperature, load_l2_int(seed + b), at, d2t, vocab,
+                reinterpret_cast<float*>(shortlist));
   }
   const uint32_t largest = own.largest(), of_group = largest_of_group(largest);
   if (lane % kGroupLanes == 0) of_groups[threadIdx.x / kGroupLanes] = of_group;
@@ -258,9 +260,9 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   if (largest >= bound) {
 #pragma unroll
     for (int i = 0; i < 4 * kVectors; ++i) {
-      // Whatever the order in which threads come, each entry gets its rank below.
+      // The order in which threads arrive does not matter: each entry is ranked below.
       if (own.keys[i] >= bound) {
-        found[atomicAdd(&count, 1)] = ranked_key(own.keys[i], own.index(i));
+        shortlist[atomicAdd(&count, 1)] = ranked_key(own.keys[i], own.index(i));
       }
     }
   }
@@ -272,9 +274,9 @@ extern "C" __global__ void __launch_bounds__(kThreads)
     if (i < count) {
       rank = 0;
 #pragma unroll 4
-      for (int other = 0; other < count; ++other) rank += found[other] > found[i];
+      for (int other = 0; other < count; ++other) rank += shortlist[other] > shortlist[i];
     }
-    if (rank < k) workspace_best[place * k + rank] = i < count ? found[i] : 0;
+    if (rank < k) workspace_best[place * k + rank] = i < count ? shortlist[i] : 0;
   }
   if (threadIdx.x == 0) {
     float sum = 0.0f;
@@ -298,13 +300,13 @@ extern "C" __global__ void __launch_bounds__(kThreads)
       const float2 further = load_l2_float2(sums + i);
       total.join(further.x, further.y);
     }
-    // Behind the loop, so that what goes before is sent for before the first key is waited for.
+    // After the loop, so that the loads before are issued before the first key is used.
     best_of_parts.load_offsets();
     const float log_total = warp_join(total).value();
     best_of_parts.best(k, [&](int rank, const Candidate& candidate) {
       const int draft_id = static_cast<int>(ranked_index(candidate.ranked));
       const float log_p = key_value(static_cast<uint32_t>(candidate.ranked >> 32)) - log_total;
-      // Written so that a NaN stays one.
+      // Written so that a NaN remains NaN.
       const float child = parent + (log_p > 0.0f ? 0.0f : log_p);
       const int place = node * k + rank;
       tokens[b * nodes * k + place] = draft_id + candidate.offset;

@@ -22,17 +22,18 @@ _POINTERS = (*_TENSORS, _BEST, _SUMS, _ARRIVED)
 
 
 def lower(request: LoweringRequest) -> Lowering:
-    """One CTA per 2048 logits of a frontier node. K follows from the outputs: no ``top_k`` is read.
+    """Return a launch of one CTA per 2048 logits of a frontier node.
 
-    Raises SpecbuildError where K, or the nodes of a sequence, are more than ``MAX_TOP_K``.
+    K follows from the outputs, so ``top_k`` is not read. Raises SpecbuildError if K, or the nodes
+    of a sequence, exceed ``MAX_TOP_K``.
     """
     rows, vocab = request.tensors["logits"].shape
     batch, k = request.tensors["frontier"].shape
     nodes = rows // batch
     if max(k, nodes) > MAX_TOP_K:
         raise SpecbuildError(
-            f"draft_top_k is {max(k, nodes)}, but the CUDA kernels expand at most {MAX_TOP_K} "
-            f"nodes to as many children; build with --draft-top-k {MAX_TOP_K} or less"
+            f"draft_top_k is {max(k, nodes)}, but the CUDA kernels support at most {MAX_TOP_K} "
+            f"nodes and children; build with --draft-top-k {MAX_TOP_K} or less"
         )
     parts = -(-vocab // _LOGITS_OF_A_PART)
     launch = OpLaunch(

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def stable_topk(values: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The k largest along the last axis, falling; ties go to the lower index."""
+    """Return the k largest along the last axis, falling; ties go to the lower index."""
     import torch
 
     ordered = torch.sort(values, dim=-1, descending=True, stable=True)
@@ -29,9 +29,9 @@ def perturbed(
     seed: torch.Tensor,
     position: torch.Tensor,
 ) -> torch.Tensor:
-    """``logits`` [R, Vd] / (0.7 · temperature) + noise, unchanged in rows of temperature 0.
+    """Return ``logits`` [R, Vd] / (0.7 · temperature) + noise, unchanged in rows of temperature 0.
 
-    ``temperature``, ``seed`` and ``position`` [R]; the noise is Choose's, of the target's ids.
+    ``temperature``, ``seed`` and ``position`` are [R]. The noise is Choose's, for target ids.
     """
     import torch
 
@@ -56,16 +56,16 @@ def reference(
     offset: int = 0,
     per_node: int = 0,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The K = ``top_k`` best children of every frontier node, and the next frontier.
+    """Return the K = ``top_k`` best children of every frontier node, and the next frontier.
 
-    ``logits`` [B·F, Vd], ``score`` [B, F] (the parents' cumulative log-probabilities; 0 for the
-    root), ``d2t`` [Vd] offsets (target id = draft id + d2t[draft id]), ``top_k`` []. Returns
-    tokens [B, F·K] (target ids), scores [B, F·K] = parent + min(0, logit − logsumexp), and
-    frontier [B, K], the indices of the K best of those F·K. The minimum with 0 keeps a child of
-    probability 1 from outranking its parent by rounding.
+    ``logits`` [B·F, Vd]; ``score`` [B, F], the cumulative log-probabilities of the parents (0 for
+    the root); ``d2t`` [Vd] offsets (target id = draft id + d2t[draft id]); ``top_k`` []. Returns
+    tokens [B, F·K] (target ids), scores [B, F·K] = parent + min(0, logit − logsumexp), and frontier
+    [B, K], the indices of the K best of those F·K. The minimum with 0 ensures that rounding never
+    ranks a child of probability 1 above its parent.
 
     With ``temperature`` fp32, ``seed`` and ``position`` int32 [B], the logits of a sequence of
-    temperature T > 0 are first replaced by logit / (0.7 · T) + noise. The noise is the one that
+    temperature T > 0 are first replaced by logit / (0.7 · T) + noise. The noise is that which
     Choose adds to the target's logits at the node's position: node f of sequence b is at
     ``position[b] + offset + per_node · f``.
     """

@@ -12,15 +12,15 @@ from specbuild.plugins_cuda.body import BodyBuilder
 
 FLOAT, INT32, INT64 = ir.DataType.FLOAT, ir.DataType.INT32, ir.DataType.INT64
 
-# Walk counts of a closure over up to this many levels stay far inside fp32.
+# With up to this many levels, the counts of walks in a closure are exact enough in fp32.
 UNCLIPPED_LEVELS = 64
 
 
 def ancestor_matrix(b: BodyBuilder, parent: ir.Value, slots: ir.Value, depth: int) -> ir.Value:
-    """Reflexive ancestors as bools [B, n, n] from parent slots [B, n] (-1: none).
+    """Return reflexive ancestors as bools [B, n, n], from parent slots [B, n] (-1: none).
 
-    (I + P)^L is positive exactly where a walk of at most L parent steps leads; L doubles with
-    every squaring until it covers ``depth``.
+    (I + P)^L is positive exactly at the ends of walks of at most L parent steps. L doubles with
+    every squaring until it reaches ``depth``.
     """
     column = b.Unsqueeze(slots, b.i64(1))
     step = b.Or(b.Equal(b.Unsqueeze(parent, b.i64(2)), slots), b.Equal(column, slots))
@@ -35,40 +35,40 @@ def ancestor_matrix(b: BodyBuilder, parent: ir.Value, slots: ir.Value, depth: in
 
 
 def packed(b: BodyBuilder, bits: ir.Value, nodes: ir.Value) -> ir.Value:
-    """int32 0/1 [B, n, n] as int32 words [B, n, ceil(n / 32)]; ``nodes`` is n as int64 [1]."""
+    """Pack int32 0/1 [B, n, n] to int32 words [B, n, ceil(n / 32)]; ``nodes`` is n as int64 [1]."""
     missing = b.Mod(b.Neg(nodes), b.i64(32))
     pads = b.Concat(b.i64(0, 0, 0, 0, 0), missing, axis=0)
-    whole = b.reshape(b.Pad(bits, pads), 0, 0, -1, 32)
+    padded = b.reshape(b.Pad(bits, pads), 0, 0, -1, 32)
     # Bit 31 is the sign of an int32 word.
     values = b.constant([2**bit for bit in range(31)] + [-(2**31)], np.int32)
-    return b.ReduceSum(b.Mul(whole, values), b.i64(3), keepdims=0)
+    return b.ReduceSum(b.Mul(padded, values), b.i64(3), keepdims=0)
 
 
 def body(
     b: BodyBuilder, inputs: Sequence[ir.Value | None], attributes: Mapping[str, Any]
 ) -> Sequence[ir.Value]:
-    """The standard-ONNX form."""
+    """Return the standard-ONNX body's outputs."""
     tokens, scores, parents, draft_tokens = inputs
     assert tokens is not None and scores is not None
     assert parents is not None and draft_tokens is not None
     minus_one = b.scalar(-1, np.int32)
     one, zero = b.scalar(1, np.int64), b.scalar(0, np.int64)
-    wanted = b.reshape(b.cast(draft_tokens, INT64), 1)
-    nodes = b.Add(wanted, b.i64(1))
+    num_selected = b.reshape(b.cast(draft_tokens, INT64), 1)
+    nodes = b.Add(num_selected, b.i64(1))
     slots = b.Range(zero, b.Squeeze(nodes, b.i64(0)), one)
 
     pool = b.size(scores, 1)
-    best, ids = b.topk(scores, wanted)
-    # Absent candidates become the index past the pool and so sort behind all others.
+    best, ids = b.topk(scores, num_selected)
+    # Absent candidates get the index past the pool, so that they are sorted last.
     ids = b.Where(b.Greater(best, b.scalar(-np.inf)), ids, pool)
-    kept, _ = b.topk(ids, wanted, largest=False)
+    kept, _ = b.topk(ids, num_selected, largest=False)
     valid = b.Less(kept, pool)
     index = b.Min(kept, b.Sub(pool, b.i64(1)))
     root = b.i64(0, 1, 0, 0)
 
     kept_tokens = b.Where(valid, b.GatherElements(tokens, index, axis=1), minus_one)
     tree_tokens = b.Pad(kept_tokens, root, minus_one)
-    # A candidate's slot is the number of kept ones up to it; that of the root (-1) is 0.
+    # A candidate's slot is the number of selected ones up to it; the slot of the root (-1) is 0.
     parent = b.cast(b.GatherElements(parents, index, axis=1), INT64)
     up_to = b.LessOrEqual(b.Unsqueeze(kept, b.i64(1)), b.Unsqueeze(parent, b.i64(2)))
     parent_slot = b.ReduceSum(b.cast(up_to, INT32), b.i64(2), keepdims=0)

@@ -1,4 +1,4 @@
-"""Named cases of TreeSelect, on pools as a dynamic draft tree makes them."""
+"""Named cases of TreeSelect, with the pools of a dynamic draft tree."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from specbuild.plugins_cuda.cases import Arrays, Case
 def candidate_pool(
     rng: np.random.Generator, *, top_k: int, depth: int, step: float
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Tokens, scores and parents [M], M = K + (D − 1)·K²: level by level, K children a node.
+    """Return tokens, scores and parents [M], M = K + (D − 1)·K², by level, K children per node.
 
-    Scores fall by multiples of ``step`` (ties abound) or, at 0, by arbitrary amounts.
+    Scores fall by multiples of ``step``, which have many ties, or by arbitrary amounts if it is 0.
     """
 
     def losses(count: int) -> np.ndarray:
@@ -49,7 +49,7 @@ def select(
     step: float = 0.0,
     absent: float = 0.0,
 ) -> Case:
-    """A pool per sequence, of which a share of ``absent`` leaves is missing (score −inf)."""
+    """A pool per sequence, in which a share ``absent`` of the leaves is missing (score −inf)."""
 
     def make(rng: np.random.Generator) -> Arrays:
         pools = [candidate_pool(rng, top_k=top_k, depth=depth, step=step) for _ in range(batch)]

@@ -27,15 +27,16 @@ _POINTERS = (
 
 
 def lower(request: LoweringRequest) -> Lowering:
-    """One CTA per sequence. N follows from the outputs, so ``draft_tokens`` is not read.
+    """Return a launch of one CTA per sequence.
 
-    Raises SpecbuildError where the pool has more than ``MAX_CANDIDATES``.
+    N follows from the outputs, so ``draft_tokens`` is not read. Raises SpecbuildError for a pool of
+    more than ``MAX_CANDIDATES``.
     """
     batch, pool = request.tensors["tokens"].shape
     _, nodes, words = request.tensors["ancestor_bits"].shape
     if pool > MAX_CANDIDATES:
         raise SpecbuildError(
-            f"the draft tree has {pool} candidates, but the CUDA kernels choose among at most "
+            f"the draft tree has {pool} candidates, but the CUDA kernels support at most "
             f"{MAX_CANDIDATES}; build with a smaller --draft-top-k or --draft-depth"
         )
     launch = OpLaunch(

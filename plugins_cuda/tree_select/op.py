@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 
 
 def pack_bits(bits: torch.Tensor) -> torch.Tensor:
-    """Bools [..., n] to int32 words [..., ceil(n / 32)]: bit ``j % 32`` of word j // 32."""
+    """Pack bools [..., n] to int32 words [..., ceil(n / 32)]: bit j % 32 of word j // 32."""
     import torch
 
     padded = torch.nn.functional.pad(bits, (0, -bits.shape[-1] % 32))
-    whole = padded.reshape(*bits.shape[:-1], -1, 32)
-    words = (whole.long() << torch.arange(32, device=bits.device)).sum(-1)
+    groups = padded.reshape(*bits.shape[:-1], -1, 32)
+    words = (groups.long() << torch.arange(32, device=bits.device)).sum(-1)
     return words.where(words < 2**31, words - 2**32).int()
 
 
@@ -32,20 +32,20 @@ def reference(
     *,
     depth: int,
 ) -> tuple[torch.Tensor, ...]:
-    """The N = ``draft_tokens`` best candidates as a tree below a root at slot 0.
+    """Return the N = ``draft_tokens`` best candidates as a tree below a root at slot 0.
 
-    ``tokens``, ``scores``, ``parents`` [B, M]; a parent is an index into the pool, -1 the root;
-    parents precede children, score no worse than them, and no candidate lies deeper than
-    ``depth``. Candidates of score −inf are absent. Order of choice: score falling, then index;
-    the kept ones stand by index at slots 1, 2, …
+    ``tokens``, ``scores``, ``parents`` are [B, M]. A parent is an index in the pool, or -1 for the
+    root. Parents precede children and have no lower score; no candidate is deeper than ``depth``.
+    Candidates of score −inf are absent. The best ones are those of the highest score, then of the
+    lowest index. They are stored in slots 1, 2, … in the order of indices.
 
-    Returns tokens [B, N+1] (-1 at the root and at unused slots), parents [B, N+1] (slots; -1 at
-    the root and at unused slots), depths [B, N+1] (0 at both), ancestor_bits [B, N+1, W]
-    (ancestors and self) and count [B], the slots in use, root included.
+    Returns tokens [B, N+1] (-1 at the root and at unused slots), parents [B, N+1] (slots; -1 at the
+    root and at unused slots), depths [B, N+1] (0 at both), ancestor_bits [B, N+1, W] (ancestors and
+    self) and count [B], the number of used slots including the root.
     """
     import torch
 
-    del depth  # the closed form of the body needs a bound; the walk below does not
+    del depth  # the closed form of the body needs a bound; this walk does not
     batch, nodes = tokens.shape[0], int(draft_tokens) + 1
     out_tokens = torch.full((batch, nodes), -1, dtype=torch.int32)
     out_parents = torch.full((batch, nodes), -1, dtype=torch.int32)

@@ -1,4 +1,4 @@
-"""Named cases of VerifyInputs, on trees that TreeSelect makes."""
+"""Named cases of VerifyInputs, with trees of TreeSelect."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from specbuild.plugins_cuda.tree_select.op import reference as select_reference
 def draw_trees(
     rng: np.random.Generator, *, top_k: int, depth: int, nodes: int, batch: int, absent: float = 0.0
 ) -> tuple[np.ndarray, ...]:
-    """Tokens, parents, depths, ancestor bits and counts, of trees of ``nodes`` + 1 slots."""
+    """Return tokens, parents, depths, ancestor bits and counts of trees of ``nodes`` + 1 slots."""
     drawn = select(
         "", top_k=top_k, depth=depth, draft_tokens=nodes, batch=batch, step=0.5, absent=absent
     ).make(rng)
@@ -22,9 +22,9 @@ def draw_trees(
     return tuple(tensor.numpy() for tensor in select_reference(*tensors, depth=depth))
 
 
-def draw_row_counts(rng: np.random.Generator, size: int, most: int, rows: int) -> np.ndarray:
-    """``size`` counts from 1 to ``most``, together at most ``rows``."""
-    counts = rng.integers(1, most + 1, size).astype(np.int32)
+def draw_row_counts(rng: np.random.Generator, size: int, max_count: int, rows: int) -> np.ndarray:
+    """Return ``size`` counts from 1 to ``max_count``, at most ``rows`` in total."""
+    counts = rng.integers(1, max_count + 1, size).astype(np.int32)
     while counts.sum() > rows:
         counts[counts.argmax()] -= 1
     return counts
@@ -48,9 +48,9 @@ def verify(
     pages: int = 12,
     rows: int = 0,
 ) -> Case:
-    """Limits fall anywhere within the trees; a sliding group's table repeats its ring.
+    """Limits are anywhere within the trees; a sliding group's table repeats its ring.
 
-    With ``rows`` each sequence has a count of rows of its own, at most so many in all.
+    With ``rows`` each sequence has a different number of rows, at most ``rows`` in total.
     """
 
     def make(rng: np.random.Generator) -> Arrays:

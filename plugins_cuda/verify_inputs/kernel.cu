@@ -1,16 +1,16 @@
-// VerifyInputs: one thread a row, and a CTA behind those for what is said of sequences. Slots stand
-// in order of depth, so those in use are a prefix.
+// VerifyInputs: one thread per row, and one more CTA for data of sequences. Slots are in order of
+// depth, so the used slots of a tree are a prefix.
 //
-// Memory is waited for twice: for the state and the tree, and for the pages that follow from it;
-// where sequences have different numbers of rows, first for these numbers.
+// There are two memory latencies: of the state and the tree, and of the pages that depend on them.
+// If sequences have different numbers of rows, the latency of these numbers comes first.
 #include "../_device/step_rows.cuh"
 
-constexpr int kMostSequences = 256;  // as lowering.py has it
+constexpr int kMaxSequences = 256;  // the value of lowering.py
 
 namespace {
 
-// starts [batch + 1] of rows, where each sequence that is not done has row_count of them, of
-// ``rows`` in all. By one warp.
+// One warp writes starts [batch + 1] of rows: each sequence that is not done has row_count rows, of
+// ``rows`` in total.
 __device__ inline void sum_row_counts(int* starts, const int* row_count, const int* done, int batch,
                                       int rows) {
   const int lane = threadIdx.x % 32;
@@ -31,7 +31,7 @@ __device__ inline void sum_row_counts(int* starts, const int* row_count, const i
   }
 }
 
-// The sequence of a row; ``batch`` behind the last one's.
+// Return the sequence of a row; ``batch`` after the last sequence.
 __device__ inline int sequence_of(int row, const int* starts, int batch) {
   int low = 0, high = batch;
 #pragma unroll 1
@@ -49,21 +49,21 @@ __device__ inline int sequence_of(int row, const int* starts, int batch) {
 }  // namespace
 
 extern "C" __global__ void __launch_bounds__(128, 1)
-    verify_inputs(const int* tree_tokens,         // [B, N1], null without a tree, as the next three
-                  const int* depths,              // [B, N1]
-                  const int* tree_bits,           // [B, N1, W]
-                  const int* count,               // [B]
-                  const int* length,              // [B]
-                  const int* root,                // [B]
-                  const int* done,                // [B]
-                  const int* limit,               // [B]
-                  const float* temperature,       // [B]
-                  const int* top_k,               // [B]
-                  const float* top_p,             // [B]
-                  const int* seed,                // [B]
-                  const int* page_table_full,     // [B, P_full] or null
-                  const int* page_table_sliding,  // [B, P_sliding] or null
-                  const int* page_table_latent,   // [B, P_latent] or null
+    verify_inputs(const int* tree_tokens,      // [B, N1], null without a tree, like the next three
+                  const int* depths,           // [B, N1]
+                  const int* tree_bits,        // [B, N1, W]
+                  const int* count,            // [B]
+                  const int* length,           // [B]
+                  const int* root,             // [B]
+                  const int* done,             // [B]
+                  const int* limit,            // [B]
+                  const float* temperature,    // [B]
+                  const int* top_k,            // [B]
+                  const float* top_p,          // [B]
+                  const int* seed,             // [B]
+                  const int* page_table_full,  // [B, P_full] or null
+                  const int* page_table_sliding,         // [B, P_sliding] or null
+                  const int* page_table_latent,          // [B, P_latent] or null
                   const int* page_table_latent_sliding,  // [B, P_latent_sliding] or null
                   const int* page_table_indexer,         // [B, P_indexer] or null
                   const float* floor,                    // [B] or null
@@ -88,7 +88,7 @@ extern "C" __global__ void __launch_bounds__(128, 1)
                   float* row_floor,                      // out [T]
                   int batch, int rows, int nodes, int words, int pages_full, int pages_sliding,
                   int pages_latent, int pages_latent_sliding, int pages_indexer, int page_size) {
-  __shared__ int starts[kMostSequences + 1];
+  __shared__ int starts[kMaxSequences + 1];
   pdl_launch_dependents();
   const int row = blockIdx.x * blockDim.x + threadIdx.x;
   const bool ragged = row_count != nullptr;
@@ -117,11 +117,11 @@ extern "C" __global__ void __launch_bounds__(128, 1)
     slot = of_row < batch ? row - starts[of_row] : 0;
     own_rows = of_row < batch ? starts[of_row + 1] - starts[of_row] : 0;
   }
-  // Padding behind the last sequence's rows is of none.
+  // Padding after the rows of the last sequence belongs to no sequence.
   const bool of_none = of_row == batch;
   const int b = of_none ? 0 : of_row, place = b * nodes + slot;
   const bool live = load_l2_int(done + b) == 0 && !of_none;
-  const int committed = load_l2_int(length + b), most = load_l2_int(limit + b);
+  const int committed = load_l2_int(length + b), max_length = load_l2_int(limit + b);
   const int root_token = load_l2_int(root + b);
   const float of_temperature = load_l2_float(temperature + b), of_top_p = load_l2_float(top_p + b);
   const int of_top_k = load_l2_int(top_k + b), of_seed = load_l2_int(seed + b);
@@ -136,7 +136,7 @@ extern "C" __global__ void __launch_bounds__(128, 1)
   }
 
   const int start = live ? committed : 0;
-  const int deepest = most - committed - 2;
+  const int deepest = max_length - committed - 2;
   const auto used = [&](int i, int depth_of_i) {
     return live && (i == 0 || (i < min(own_rows, slots) && depth_of_i <= deepest));
   };

@@ -6,7 +6,7 @@ from specbuild.plugins_cuda.launches import Kernel, Lowering, LoweringRequest, O
 from specbuild.runtime.errors import SpecbuildError
 
 _BLOCK = 128
-# Whose first rows a CTA holds.
+# The sequences whose first rows fit in shared memory.
 MAX_SEQUENCES = 256
 _POINTERS = (
     "tree_tokens",
@@ -50,7 +50,7 @@ _POINTERS = (
 
 
 def lower(request: LoweringRequest) -> Lowering:
-    """One thread per row, and a CTA for where rows start.
+    """Return a launch with one thread per row, and one more CTA for row_start.
 
     Sizes are arguments, so that buckets and trees share a kernel.
     """
@@ -60,7 +60,7 @@ def lower(request: LoweringRequest) -> Lowering:
     nodes = shapes["tree_tokens"][1] if "tree_tokens" in shapes else 1
     if batch > MAX_SEQUENCES:
         raise SpecbuildError(
-            f"VerifyInputs got {batch} sequences, CUDA kernels take {MAX_SEQUENCES}; build the "
+            f"VerifyInputs: got {batch} sequences, expected at most {MAX_SEQUENCES}; build the "
             "engine for fewer"
         )
     pages = [

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 
 def _slots_within(depths: torch.Tensor, count: torch.Tensor, deepest: torch.Tensor) -> torch.Tensor:
-    """How many of the first ``count`` [B] slots stand no deeper than ``deepest`` [B]; 1 at least.
+    """Return how many of the first ``count`` [B] slots are within ``deepest`` [B]; at least 1.
 
-    Slots stand in order of depth.
+    Slots are in order of depth.
     """
     import torch
 
@@ -29,7 +29,7 @@ def _slots_within(depths: torch.Tensor, count: torch.Tensor, deepest: torch.Tens
 def _placed_rows(
     done: torch.Tensor, nodes: int, row_count: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """``row_start`` [B+1], and of each row that is no padding its slot among all B·N1."""
+    """Return ``row_start`` [B+1], and the slot of each row, without padding, among all B·N1."""
     import torch
 
     batch = done.shape[0]
@@ -66,27 +66,27 @@ def reference(
     page_size: int,
     rows: int = 0,
 ) -> tuple[torch.Tensor, ...]:
-    """Slot i of sequence b is row ``row_start[b]`` + i; without a tree N1 = 1, the root alone.
+    """Lay out slot i of sequence b as row ``row_start[b]`` + i; without a tree N1 = 1 (root only).
 
     Without ``row_count`` [B] all slots have rows: ``row_start[b]`` = b·N1, T = B·N1. With it, only
-    the first ``row_count[b]`` slots of a sequence do, none of one that is ``done``, and
-    ``row_start`` has their prefix sums. T is the attribute ``rows`` then, at least their sum; the
-    rows after them are padding at position 0, which choose greedily. Slots without rows are unused.
+    the first ``row_count[b]`` slots of a sequence have rows, and a ``done`` sequence has none;
+    ``row_start`` has their prefix sums. T is then the attribute ``rows``, at least their sum.
+    Further rows are padding at position 0 with greedy sampling. Slots without rows are unused.
 
     ``tree_tokens``, ``depths`` [B, N1], ``tree_bits`` [B, N1, W] and ``count`` [B] are TreeSelect's
-    outputs; the token of slot 0 is ``root`` [B] instead. The row stands at position ``length`` +
-    depth and at view slot ``length`` + i. Slots whose token could not be emitted any more, i.e.
-    of a depth above limit − length − 2, are unused, as are those from ``count`` on; so every
-    position lies below ``limit``. ``page_table_full`` and so on [B, P] are those of the target's
-    cache groups, absent where it has none.
+    outputs, but the token of slot 0 is ``root`` [B]. A row is at position ``length`` + depth and at
+    view slot ``length`` + i. Slots whose token could not be emitted, because their depth exceeds
+    limit − length − 2, are unused, and so are those from ``count`` on. All positions are therefore
+    below ``limit``. ``page_table_full`` etc. [B, P] are those of the target's cache groups; absent
+    groups have none.
 
     Returns token_ids [T], positions [T], row_start [B+1] (without ``row_count`` it rises up to the
     last sequence that is not ``done``), row_slot [T], tree_start [B] = length, ancestor_bits [T, W]
-    (W = 1 without a tree), write_slot_full [T] and so on (unspecified without the table),
-    logit_rows [T] = 0, 1, …, row_temperature, row_top_k, row_top_p, row_seed [T] (the sequence's),
-    tree_count [B]: the slots in use, for TreeAccept, and row_floor [T] of ``floor`` [B], 0 without.
-    An unused slot has token 0, depth 0 and a write_slot in page 0. All slots of a ``done`` sequence
-    are such, at length 0, with their own bit, and its tree_count is 1.
+    (W = 1 without a tree), write_slot_full [T] etc. (unspecified without the table), logit_rows [T]
+    = 0, 1, …, row_temperature, row_top_k, row_top_p, row_seed [T] (those of the sequence),
+    tree_count [B] (the used slots, for TreeAccept), and row_floor [T] from ``floor`` [B], 0 without
+    it. An unused slot has token 0, depth 0 and a write_slot in page 0. All slots of a ``done``
+    sequence are unused, at length 0, with their own bit, and its tree_count is 1.
     """
     import torch
 
@@ -109,9 +109,9 @@ def reference(
     row_slot = (start.unsqueeze(1) + slot).int()
 
     def laid_out(values: torch.Tensor, padding: float = 0) -> torch.Tensor:
-        """Those [B, N1, …] of the slots that have rows, then ``padding``."""
-        found = values.flatten(0, 1)[of_rows]
-        return torch.cat([found, found.new_full((total - len(found), *found.shape[1:]), padding)])
+        """Return the values [B, N1, …] of slots with rows, then ``padding``."""
+        used = values.flatten(0, 1)[of_rows]
+        return torch.cat([used, used.new_full((total - len(used), *used.shape[1:]), padding)])
 
     def write_slots(table: torch.Tensor | None) -> torch.Tensor:
         slots = (torch.arange(total) % page_size).int()

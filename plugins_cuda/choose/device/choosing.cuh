@@ -1,4 +1,4 @@
-// The parts of Choose's launches: what is known of a row's logits, and the best noisy one of them.
+// The bodies of Choose's launches: a summary of a row's logits, and its best noisy logit.
 #pragma once
 
 #include "../../_device/block_max.cuh"
@@ -6,10 +6,10 @@
 #include "tail_cut.cuh"
 
 constexpr int kThreads = kEdgeThreads, kWarps = kEdgeWarps;
-// No noise is larger than −log(−log(1 − 2⁻²⁴)) = 16.64.
-constexpr float kMostNoise = 16.7f;
+// The upper bound of the noise is −log(−log(1 − 2⁻²⁴)) = 16.64.
+constexpr float kMaxNoise = 16.7f;
 
-// The largest logit, lowest token on ties, and log Σ exp of all; every warp has it.
+// The largest logit (lowest token on ties) and log Σ exp of all; every warp computes it.
 struct Summary {
   uint64_t best = 0;
   float log_total;
@@ -23,9 +23,9 @@ struct Summary {
     best = warp_max(best);
     float total = 0.0f;
     for (int part = lane; part < parts; part += 32) {
-      const float most = ranked_value(load_l2_word(part_best + part));
-      if (most == minus_infinity()) continue;
-      total += load_l2_float(part_sums + part) * exp2_fast((most - ranked_value(best)) * kLog2E);
+      const float maximum = ranked_value(load_l2_word(part_best + part));
+      if (maximum == minus_infinity()) continue;
+      total += load_l2_float(part_sums + part) * exp2_fast((maximum - ranked_value(best)) * kLog2E);
     }
     for (int distance = 16; distance > 0; distance /= 2) {
       total += __shfl_xor_sync(kAllLanes, total, distance);
@@ -34,7 +34,7 @@ struct Summary {
   }
 };
 
-// Whether this CTA is the last of a row's parts: what the others have written is there then.
+// Whether this CTA is the last of a row's parts; the results of the others are then visible.
 __device__ __forceinline__ bool is_last_part(unsigned* arrived) {
   __shared__ bool is_last;
   __syncthreads();
@@ -48,28 +48,28 @@ __device__ __forceinline__ bool is_last_part(unsigned* arrived) {
   return is_last;
 }
 
-// A CTA a part of a row, grid (parts, R): the part's largest logit and its sum of exponentials.
+// One CTA per part, grid (parts, R): the part's largest logit and its sum of exponentials.
 __device__ __forceinline__ void summarise_part(const float* logits, uint64_t* workspace_best,
                                                float* workspace_sums, int vocab) {
   __shared__ float of_warps[kWarps];
   __shared__ uint64_t bests[kWarps];
   const Row row = Row(logits + static_cast<int64_t>(blockIdx.y) * vocab, vocab).part(blockIdx.x);
-  float most = minus_infinity(), sum = 0.0f;
+  float maximum = minus_infinity(), sum = 0.0f;
   int token = 4 * row.begin;
   row.each_group([&](int group, const float (&x)[4]) {
     const float highest = fmaxf(fmaxf(x[0], x[1]), fmaxf(x[2], x[3]));
-    if (highest > most) {
-      sum *= exp2_fast((most - highest) * kLog2E);
-      most = highest;
-      token = 4 * group + (x[0] == most ? 0 : x[1] == most ? 1 : x[2] == most ? 2 : 3);
+    if (highest > maximum) {
+      sum *= exp2_fast((maximum - highest) * kLog2E);
+      maximum = highest;
+      token = 4 * group + (x[0] == maximum ? 0 : x[1] == maximum ? 1 : x[2] == maximum ? 2 : 3);
     }
-    if (most == minus_infinity()) return;
-    const float shift = most * kLog2E;
+    if (maximum == minus_infinity()) return;
+    const float shift = maximum * kLog2E;
 #pragma unroll
     for (int c = 0; c < 4; ++c) sum += exp2_fast(__fmaf_rn(x[c], kLog2E, -shift));
   });
-  const uint64_t best = block_max(ranked_key(ordered_key(most), token), bests);
-  if (most != minus_infinity()) sum *= exp2_fast((most - ranked_value(best)) * kLog2E);
+  const uint64_t best = block_max(ranked_key(ordered_key(maximum), token), bests);
+  if (maximum != minus_infinity()) sum *= exp2_fast((maximum - ranked_value(best)) * kLog2E);
   for (int distance = 16; distance > 0; distance /= 2) {
     sum += __shfl_xor_sync(kAllLanes, sum, distance);
   }
@@ -82,7 +82,7 @@ __device__ __forceinline__ void summarise_part(const float* logits, uint64_t* wo
   workspace_sums[blockIdx.y * gridDim.x + blockIdx.x] = total;
 }
 
-// The same grid: the best noisy logit of a part, and behind a row's last part its token. The
+// With the same grid: the best noisy logit of a part; the last part of a row writes its token. The
 // arguments are those of ``choose``.
 __device__ __forceinline__ void choose_of_part(
     const float* logits, const float* temperature, const int* top_k, const float* top_p,
@@ -106,8 +106,9 @@ __device__ __forceinline__ void choose_of_part(
       kept.key = static_cast<uint32_t>(load_l2_int(workspace_kept + 2 * r));
       kept.last_token = load_l2_int(workspace_kept + 2 * r + 1);
     }
-    // The largest logit is always kept; what is further below it than noise can lift loses to it.
-    const float reach = kMostNoise - positional_gumbel(seed[r], position[r], greedy);
+    // The largest logit is always a candidate; logits that are lower by more than the noise range
+    // lose to it.
+    const float reach = kMaxNoise - positional_gumbel(seed[r], position[r], greedy);
     best = 0;
     row.part(blockIdx.x).each_group([&](int group, const float (&x)[4]) {
       float estimate[4];
@@ -140,7 +141,7 @@ __device__ __forceinline__ void choose_of_part(
     best = warp_max(best);
   }
   if (threadIdx.x == 0) {
-    // A row of which no logit is a number gets some token.
+    // A row whose logits are all NaN gets an arbitrary token.
     const uint32_t last = vocab - 1;
     const int token = static_cast<int>(min(ranked_index(best), last));
     choice[r] = token;

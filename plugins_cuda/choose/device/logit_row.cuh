@@ -1,34 +1,34 @@
-// A row of logits as CTAs of kEdgeThreads read it, and what they are after temperature.
+// A row of logits, as CTAs of kEdgeThreads read it, and its values after temperature.
 #pragma once
 
 #include "../../_device/infinity.cuh"
 #include "../../_device/ptx.cuh"
 #include "value_edge.cuh"
 
-constexpr int kBatch = 4;  // 16-byte loads under way, a thread
+constexpr int kBatch = 4;  // 16-byte loads of a thread in flight
 constexpr int kPartLogits = kBatch * kEdgeThreads * 4;
 constexpr float kLog2E = 1.44269504f;
-// Distances to the maximum in eighths of a nat; what lies 32 nats or more below it shares a bucket,
-// which has no mass: less than 2⁻²⁴ of the whole in any vocabulary.
+// Distances to the maximum in eighths of a nat. Logits that are 32 nats or more below it share a
+// bucket without mass: they have less than 2⁻²⁴ of the total in any vocabulary.
 constexpr float kBucketsPerNat = 8.0f, kFarNats = 32.0f;
 constexpr int kFarBucket = kEdgeDigits - 1;
 
-// A row of logits, or the groups [begin, end) of it: four consecutive tokens each; past the
-// vocabulary −∞, and so is what is less than ``least``.
+// A row of logits, or its groups [begin, end) of four consecutive tokens. Entries past the
+// vocabulary and those below ``threshold`` are −∞.
 struct Row {
   const float* logits;
   int vocab, begin, end;
-  float least = minus_infinity();
+  float threshold = minus_infinity();
 
   __device__ __forceinline__ Row(const float* logits, int vocab)
       : logits(logits), vocab(vocab), begin(0), end(ceil_div(vocab, 4)) {}
 
-  // Drops what lies below the largest logit by more than a negative ``floor``.
-  __device__ __forceinline__ void drop(float most, float floor) {
-    if (floor < 0.0f) least = most + floor;
+  // Drop logits that are below the largest by more than −``floor``, if ``floor`` is negative.
+  __device__ __forceinline__ void drop(float maximum, float floor) {
+    if (floor < 0.0f) threshold = maximum + floor;
   }
 
-  // A part of kPartLogits tokens.
+  // Return a part of kPartLogits tokens.
   __device__ __forceinline__ Row part(int index) const {
     Row some = *this;
     some.begin = index * (kPartLogits / 4);
@@ -69,28 +69,28 @@ struct Row {
       }
     }
 #pragma unroll
-    for (int c = 0; c < 4; ++c) x[c] = x[c] < least ? minus_infinity() : x[c];
+    for (int c = 0; c < 4; ++c) x[c] = x[c] < threshold ? minus_infinity() : x[c];
   }
 };
 
-// Logits after temperature, and how far below the largest they are.
+// Logits after temperature, and their distance to the largest.
 struct Scaled {
-  float temperature, inverse, most_raw, most, slack;
+  float temperature, inverse, maximum_raw, maximum, slack;
 
-  __device__ Scaled(float temperature, float most_raw)
+  __device__ Scaled(float temperature, float maximum_raw)
       : temperature(temperature),
         inverse(1.0f / temperature),
-        most_raw(most_raw),
-        most(most_raw / temperature),
-        slack(1e-5f * fabsf(most)) {}
+        maximum_raw(maximum_raw),
+        maximum(maximum_raw / temperature),
+        slack(1e-5f * fabsf(maximum)) {}
 
   __device__ __forceinline__ float of(float raw) const {
     return raw / temperature;
   }
 
-  // Bounds of the distance, for what is cheap to rule out; cover the rounding of ``of``.
+  // Cheap bounds of the distance, which cover the rounding of ``of``.
   __device__ __forceinline__ float estimate(float raw) const {
-    return (most_raw - raw) * inverse;
+    return (maximum_raw - raw) * inverse;
   }
   __device__ __forceinline__ bool beyond(float estimate, float nats) const {
     return estimate * 0.99998f > nats + slack;
@@ -100,13 +100,13 @@ struct Scaled {
   }
 
   __device__ __forceinline__ int bucket(float scaled) const {
-    return static_cast<int>(fminf((most - scaled) * kBucketsPerNat, kFarBucket));
+    return static_cast<int>(fminf((maximum - scaled) * kBucketsPerNat, kFarBucket));
   }
 
-  // exp(scaled − top of its bucket) as a whole number below 2 · ``unit``.
+  // exp(scaled − top of its bucket) as an integer below 2 · ``unit``.
   __device__ __forceinline__ uint32_t mass(float scaled, int bucket, float unit) const {
     if (bucket == kFarBucket) return 0;
-    const float below = bucket / kBucketsPerNat - (most - scaled);
+    const float below = bucket / kBucketsPerNat - (maximum - scaled);
     return static_cast<uint32_t>(exp2_fast(below * kLog2E) * unit + 0.5f);
   }
 };

@@ -1,8 +1,8 @@
-// Which tokens of a row top-k and then top-p leave, without a sort.
+// Top-k and top-p of a row without a sort.
 //
-// A histogram of distances to the maximum, taken in parts, says in which bucket a cut falls; radix
-// passes over that bucket's values, listed in shared memory where they fit, say at which value, and
-// which of several tokens with that value stay.
+// A histogram of distances to the maximum, computed by parts, gives the bucket of a cut. Radix
+// passes over the values of this bucket, listed in shared memory if they fit, give the value of the
+// cut, and how many tokens with that value remain.
 #pragma once
 
 #include "../../_device/l2_word.cuh"
@@ -12,15 +12,15 @@
 
 constexpr int kList = 6144;
 
-// In static shared memory; the histogram's cells and the list lie elsewhere.
+// Static shared memory; the cells of the histogram and the list are elsewhere.
 struct TailScratch {
   EdgeHistogram histogram;
-  double weight_at[kEdgeDigits];  // mass of every bucket, in units of the first
+  double weight_at[kEdgeDigits];  // mass of every bucket, relative to the unit of the first
   double total_weight;
   int listed;
 };
 
-// What top-k and top-p leave: larger keys, and of those with this key the tokens up to one.
+// The tokens that top-k and top-p keep: those with larger keys, and with this key up to a token.
 struct Kept {
   uint32_t key = 0;
   int last_token = 0x7FFFFFFF;
@@ -31,14 +31,14 @@ struct Kept {
   }
 };
 
-// The tail that is cut from one row.
+// The removal of the tail of one row.
 class TailCut {
  public:
   __device__ TailCut(const Row& row, const Scaled& scaled, TailScratch& shared, float2* list,
                      float unit)
       : row_(row), scaled_(scaled), shared_(shared), list_(list), unit_(unit) {}
 
-  // Counts and masses [kEdgeDigits] of the buckets of a part of the row. Bucket b is digit
+  // Write counts and masses [kEdgeDigits] of the buckets of a part of the row. Bucket b is digit
   // kFarBucket − b, so that digits fall with the distance.
   __device__ void add_up(const Row& part, uint32_t* counts, uint64_t* masses) {
     EdgeHistogram& histogram = shared_.histogram;
@@ -65,33 +65,33 @@ class TailCut {
     }
   }
 
-  // The cut of a row whose ``parts`` are added up. ``top_k`` 0 and ``top_p`` 1 cut nothing, but one
-  // of them does.
+  // Return the cut of a row whose ``parts`` have been added. ``top_k`` 0 and ``top_p`` 1 have no
+  // effect; at least one of them has one.
   __device__ Kept find(const uint32_t* counts, const uint64_t* masses, int parts, int top_k,
                        float top_p) {
     join(counts, masses, parts);
     Kept kept;
-    uint64_t wanted = 0, ties = 0;
-    uint32_t least_key = 0;
+    uint64_t target = 0, ties = 0;
+    uint32_t min_key = 0;
     if (top_k > 0) {
       const Edge edge = by_count(top_k);
-      kept.key = least_key = edge.key;
-      wanted = edge.left;
+      kept.key = min_key = edge.key;
+      target = edge.left;
       ties = edge.ties;
     }
     if (top_p < 1.0f) {
-      const Edge edge = by_mass(top_p, least_key);
+      const Edge edge = by_mass(top_p, min_key);
       const uint64_t mass = max(mass_of_key(edge.key), 1u);
-      wanted = (edge.left + mass - 1) / mass;
+      target = (edge.left + mass - 1) / mass;
       ties = edge.ties;
       kept.key = edge.key;
     }
-    if (wanted < ties) kept.last_token = token_of_tie(kept.key, wanted);
+    if (target < ties) kept.last_token = token_of_tie(kept.key, target);
     return kept;
   }
 
  private:
-  // Adds up the parts: whole numbers, so that their order does not matter.
+  // Add the parts. The sums are integers, so the order does not affect them.
   __device__ void join(const uint32_t* counts, const uint64_t* masses, int parts) {
     EdgeHistogram& histogram = shared_.histogram;
     __syncthreads();
@@ -117,7 +117,7 @@ class TailCut {
       }
       if (threadIdx.x == 0) histogram.count_at[0] = row_.vocab - near;
     }
-    // The buckets' own sums stay, while the histogram serves the keys of one.
+    // Save the sums of the buckets, because the histogram is reused for the keys of one bucket.
     __syncthreads();
     if (threadIdx.x < kEdgeDigits) {
       count_ = histogram.count_at[threadIdx.x];
@@ -125,7 +125,7 @@ class TailCut {
     }
   }
 
-  // The buckets' sums again, and how they weigh against one another.
+  // Restore the sums of the buckets, and compute their relative weights.
   __device__ void weigh_buckets() {
     __syncthreads();
     if (threadIdx.x < kEdgeDigits) {
@@ -158,29 +158,29 @@ class TailCut {
         histogram.cross([&](int digit) { return histogram.count_at[digit]; }, uint64_t(top_k));
     take(kFarBucket - at.digit, histogram.count_at[at.digit]);
     const Edge edge = edge_in_bucket(top_k - at.count_above, false, 0);
-    // What top-k drops has no mass.
+    // Tokens that top-k removes have no mass.
     if (threadIdx.x < at.digit) mass_ = 0;
     if (threadIdx.x == at.digit) mass_ = edge.mass_above + edge.left * mass_of_key(edge.key);
     return edge;
   }
 
-  __device__ Edge by_mass(float top_p, uint32_t least_key) {
+  __device__ Edge by_mass(float top_p, uint32_t min_key) {
     EdgeHistogram& histogram = shared_.histogram;
     weigh_buckets();
-    const double wanted = shared_.total_weight * top_p;
+    const double target_mass = shared_.total_weight * top_p;
     const Crossing at =
-        histogram.cross([&](int digit) { return shared_.weight_at[digit]; }, wanted);
-    const double left = (wanted - at.weight_above) / bucket_scale(at.digit);
+        histogram.cross([&](int digit) { return shared_.weight_at[digit]; }, target_mass);
+    const double left = (target_mass - at.weight_above) / bucket_scale(at.digit);
     const uint64_t whole = histogram.mass_at[at.digit];
     uint64_t target = left > 1.0 ? static_cast<uint64_t>(ceil(left)) : 1;
     target = min(target, max(whole, uint64_t{1}));
     const uint64_t count = histogram.count_at[at.digit];
     __syncthreads();
     if (kFarBucket - at.digit != bucket_) take(kFarBucket - at.digit, count);
-    return edge_in_bucket(target, true, least_key);
+    return edge_in_bucket(target, true, min_key);
   }
 
-  // Makes ``bucket`` the one that the next searches look at; lists its values where they fit.
+  // Select ``bucket`` for the next searches, and list its values if they fit.
   __device__ void take(int bucket, uint64_t count) {
     bucket_ = bucket;
     is_listed_ = count <= kList;
@@ -222,13 +222,13 @@ class TailCut {
     }
   }
 
-  __device__ Edge edge_in_bucket(uint64_t target, bool by_mass, uint32_t least_key) {
+  __device__ Edge edge_in_bucket(uint64_t target, bool by_mass, uint32_t min_key) {
     return find_edge(
         shared_.histogram,
         [&](const auto& visit) {
           each_in_bucket([&](float scaled, int) {
             const uint32_t key = ordered_key(scaled);
-            if (key >= least_key) visit(key, scaled_.mass(scaled, bucket_, unit_));
+            if (key >= min_key) visit(key, scaled_.mass(scaled, bucket_, unit_));
           });
         },
         target, by_mass);
@@ -238,8 +238,8 @@ class TailCut {
     return scaled_.mass(key_value(key), bucket_, unit_);
   }
 
-  // The token that comes as number ``wanted`` of those with this key.
-  __device__ int token_of_tie(uint32_t key, uint64_t wanted) {
+  // Return the token with index ``target`` − 1 among those with this key.
+  __device__ int token_of_tie(uint32_t key, uint64_t target) {
     const Edge edge = find_edge(
         shared_.histogram,
         [&](const auto& visit) {
@@ -247,7 +247,7 @@ class TailCut {
             if (ordered_key(scaled) == key) visit(~static_cast<uint32_t>(token), 0);
           });
         },
-        wanted, false);
+        target, false);
     return static_cast<int>(~edge.key);
   }
 

@@ -1,8 +1,8 @@
-// Finds, without a sort, the value at which the largest values of a set reach a count or a mass.
+// Finds the value at which the largest values of a set reach a count or a mass, without a sort.
 //
-// Radix passes over ordered keys, eight bits each, from the top. A cell of the histogram belongs to
-// one lane of all warps, so that no two lanes of a warp meet in one; sums are whole numbers, so
-// that their order does not matter.
+// Radix passes over ordered keys, eight bits each, from the highest bits. A cell of the histogram
+// belongs to one lane of all warps, so lanes of a warp have no conflicts. Sums are integers, so the
+// order does not affect them.
 #pragma once
 
 #include "../../_device/types.cuh"
@@ -11,21 +11,21 @@ constexpr int kEdgeDigits = 256, kEdgeWarps = 16, kEdgeThreads = kEdgeWarps * 32
 constexpr int kEdgeCells = kEdgeDigits * 32;
 constexpr int kEdgeCellBytes = 2 * kEdgeCells * 4;
 
-// Where the values, taken from the highest digit down, reach a target.
+// The digit at which the values, summed from the highest digit down, reach a target.
 struct Crossing {
   int digit;
   uint64_t count_above, mass_above;
-  double weight_above;  // of what was summed
+  double weight_above;  // of the summed weights
 };
 
-// How much stands at every digit. Lives in shared memory, beside the cells.
+// The counts and masses of every digit. It is in shared memory, like the cells.
 struct EdgeHistogram {
   uint32_t* counts;  // [kEdgeCells], cell of (digit, lane)
   uint32_t* masses;  // [kEdgeCells]
   uint64_t count_at[kEdgeDigits], mass_at[kEdgeDigits];
   Crossing crossing;
 
-  // All threads call it; a barrier is left to the caller.
+  // All threads call it; the caller adds a barrier.
   __device__ void clear() {
     for (int i = threadIdx.x; i < kEdgeCells; i += kEdgeThreads) counts[i] = masses[i] = 0;
   }
@@ -36,7 +36,7 @@ struct EdgeHistogram {
     atomicAdd(&masses[cell], mass);
   }
 
-  // Between two barriers of the caller: adds up the lanes' cells.
+  // Add the lanes' cells. The caller adds a barrier before and after.
   __device__ void sum() {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     for (int digit = warp; digit < kEdgeDigits; digit += kEdgeWarps) {
@@ -52,9 +52,9 @@ struct EdgeHistogram {
     }
   }
 
-  // The digit at which ``weight_of(digit)``, summed from the top, reaches ``target``: above it the
-  // sum is less. ``target`` is positive and at most the whole sum. All threads call it, with a
-  // barrier before and one at the end.
+  // Return the digit at which ``weight_of(digit)``, summed from the highest digit, reaches
+  // ``target``. ``target`` is positive and at most the total. All threads call it. It has a
+  // barrier at the start and one at the end.
   template <typename Weight, typename Sum>
   __device__ Crossing cross(Weight weight_of, Sum target) {
     __syncthreads();
@@ -79,7 +79,7 @@ struct EdgeHistogram {
           mass += more_mass;
         }
       }
-      // The first lane that reaches it; the last one, should rounding leave the sum below.
+      // The first lane that reaches it, or the last lane if rounding makes the total smaller.
       const unsigned reached = __ballot_sync(kAllLanes, through >= target || lane == 31);
       const Sum before = __shfl_up_sync(kAllLanes, through, 1);
       if (lane == __ffs(static_cast<int>(reached)) - 1) {
@@ -104,16 +104,16 @@ struct EdgeHistogram {
   }
 };
 
-// The least key that is needed for the keys from the top to reach a target.
+// The smallest key such that the keys from the largest down to it reach a target.
 struct Edge {
   uint32_t key;
-  uint64_t ties;        // how many have this key
-  uint64_t left;        // what of the target the keys above leave for these, at least 1
-  uint64_t mass_above;  // mass of the keys above
+  uint64_t ties;        // number of values with this key
+  uint64_t left;        // the part of the target that these must reach, at least 1
+  uint64_t mass_above;  // mass of the larger keys
 };
 
-// ``scan(visit)`` calls ``visit(key, mass)`` for every element of this thread; it is called once a
-// digit. The target counts masses or elements.
+// ``scan(visit)`` calls ``visit(key, mass)`` for every element of this thread. It runs once per
+// digit. The target is a mass or a number of elements.
 template <typename Scan>
 __device__ Edge find_edge(EdgeHistogram& histogram, const Scan& scan, uint64_t target,
                           bool by_mass) {

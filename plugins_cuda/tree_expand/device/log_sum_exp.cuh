@@ -1,4 +1,4 @@
-// log Σ exp of a stream of logits in parts: a maximum and a sum of exponentials below it.
+// log Σ exp of logits that arrive in parts: a maximum, and a sum of exponentials relative to it.
 #pragma once
 
 #include "../../_device/infinity.cuh"
@@ -14,7 +14,7 @@ struct LogSumExp {
     }
   }
 
-  // ``value`` is at most the maximum.
+  // ``value`` is not above the maximum.
   __device__ __forceinline__ void add(float value) {
     sum += value == minus_infinity() ? 0.0f : expf(value - maximum);
   }
@@ -29,11 +29,12 @@ struct LogSumExp {
   }
 };
 
-// The parts of all lanes, in an order that depends on the lane numbers alone. Every lane gets it.
+// Merge the parts of all lanes, in an order that depends on the lane indices only; every lane gets
+// the result.
 //
-// At each of five levels the lower lane's part comes first, so that both lanes of a pair do the
-// arithmetic of lower.join(upper). The maxima are taken before the sums: the exponentials of all
-// levels are then on their way at once.
+// At each of five levels the lower lane's part comes first, so both lanes of a pair compute
+// lower.join(upper). All maxima are computed before the sums, so that the exponentials of all
+// levels are independent.
 __device__ __forceinline__ LogSumExp warp_join(LogSumExp part) {
   constexpr int kLevels = 5;
   float of_lower[kLevels], of_upper[kLevels];
@@ -62,8 +63,8 @@ __device__ __forceinline__ LogSumExp warp_join(LogSumExp part) {
   return part;
 }
 
-// The same over a block of ``warps`` full warps; ``scratch`` holds as many parts. Every thread
-// gets it.
+// The same over a block of ``warps`` full warps; ``scratch`` holds that many parts. Every thread
+// gets the result.
 __device__ __forceinline__ LogSumExp block_join(LogSumExp part, float2* scratch, int warps) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   part = warp_join(part);
