@@ -1,1 +1,1 @@
-"""The op that takes the keys' up-projection into queries (MLA)."""
+"""The op that absorbs the keys' up-projection into queries (MLA)."""

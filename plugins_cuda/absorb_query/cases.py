@@ -14,7 +14,7 @@ _POSITIONS = 50
 
 @dataclass(frozen=True)
 class Sizes:
-    """Heads, values of a head without and with rotation, the latent, zeros behind an entry."""
+    """Heads, values of a head without and with RoPE, the latent, and the padding of an entry."""
 
     heads: int = 3
     nope: int = 32
@@ -29,7 +29,7 @@ class Sizes:
 
     @property
     def name(self) -> str:
-        """For the names of cases."""
+        """The sizes in names of cases."""
         return f"{self.heads} heads of {self.nope} and {self.rope}, entries of {self.entry}"
 
 
@@ -37,7 +37,7 @@ YOUTU, GLM, V3 = Sizes(16, 128, 64, 512), Sizes(20, 192, 64, 512), Sizes(128, 12
 
 
 def absorb(tokens: int, sizes: Sizes, *, padding: int = 0, prefix: str = "") -> Case:
-    """``tokens`` rows, the last ``padding`` of which hold what nobody reads."""
+    """``tokens`` rows; the last ``padding`` of them are never read."""
 
     def make(rng: np.random.Generator) -> Arrays:
         q = draw(rng, tokens, sizes.heads * (sizes.nope + sizes.rope))
@@ -56,7 +56,7 @@ def absorb(tokens: int, sizes: Sizes, *, padding: int = 0, prefix: str = "") -> 
         make,
         {"q_heads": sizes.heads, "entry": sizes.entry},
         compare={"absorbed": np.s_[: tokens - padding]},
-        # A product that rounds the other way counts twice where the rotation subtracts.
+        # A product that is rounded differently counts twice if RoPE subtracts.
         kernel_atol=3e-2,
     )
 

@@ -1,4 +1,4 @@
-// AbsorbQuery: a = [q_nope · W_uk,h | q_rope, rotated | 0] of every row and head.
+// AbsorbQuery: a = [q_nope · W_uk,h | rope(q_rope) | 0] of every row and head.
 //
 //   q          [rows, Q_HEADS, NOPE + ROPE] bf16, in
 //   weight     [Q_HEADS·RANK/16, NOPE/32, 512] bf16, in, constant (absorb_query/packing.py)
@@ -6,12 +6,13 @@
 //   positions  [rows] int32, in
 //   absorbed   [rows, Q_HEADS, ENTRY] bf16, out
 //
-// Grid (CTAs over RANK, and one more that rotates; heads; groups of ROWS_OF_CTA rows). A warp holds
-// the weights of 32 columns in registers, and multiplies 16 rows at a time. A product's sum goes
-// over NOPE in order, in one accumulator: a row's bits are its own, in chunks of prompts too.
+// Grid (CTAs over RANK, and one more for RoPE; heads; groups of ROWS_OF_CTA rows). A warp holds the
+// weights of 32 columns in registers, and multiplies 16 rows at a time. A sum is accumulated over
+// NOPE in order, in one accumulator. The bits of a row therefore do not depend on other rows, in
+// prompt chunks too.
 //
-// A head's weight is read once for ROWS_OF_CTA rows: 3.9 MB of GLM-4.7-Flash (20 heads, 192 to 512)
-// are 0.9 µs at 4.53 TB/s, 16.8 MB of DeepSeek-V3 3.7 µs.
+// The weight of a head is read once per ROWS_OF_CTA rows. The 3.9 MB of GLM-4.7-Flash (20 heads,
+// 192 to 512) take 0.9 µs at 4.53 TB/s, the 16.8 MB of DeepSeek-V3 3.7 µs.
 #include "../_device/bf16.cuh"
 #include "../_device/ptx.cuh"
 #include "../_device/ptx_load.cuh"
@@ -28,7 +29,7 @@ static_assert(Config::kNope % 32 == 0 && Config::kRank % kColumns == 0 && kHeadW
                   Config::kEntry % 8 == 0,
               "rows are read and written by 16 bytes");
 
-// A warp's 32 columns: 4 products of 8, each lane's 16 bytes of every 32 of NOPE.
+// A warp's 32 columns: 4 products of 8, with 16 bytes per lane of every 32 of NOPE.
 struct Columns {
   uint4 weight[4][kBlocks];
 
@@ -43,7 +44,7 @@ struct Columns {
     }
   }
 
-  // Of rows ``low`` and ``high``, this lane's of 16, at its 8 values of every 32.
+  // Multiply rows ``low`` and ``high``, this lane's of 16, at its 8 values of every 32.
   __device__ __forceinline__ void multiply(const uint16_t* low, const uint16_t* high,
                                            float (&sums)[4][4]) const {
     uint4 upper[kBlocks], lower[kBlocks];
@@ -69,7 +70,7 @@ __device__ __forceinline__ int64_t place_of(int row, int head) {
   return static_cast<int64_t>(row) * Config::kQHeads + head;
 }
 
-// The rotated part of a head of rows first … end − 1, and zeros behind it.
+// Rotate the RoPE part of a head in rows first … end − 1, and write zeros after it.
 __device__ __forceinline__ void turn(const uint16_t* q, const float* cos, const float* sin,
                                      const int* positions, uint16_t* absorbed, int first, int end) {
   const int head = blockIdx.y;
@@ -103,7 +104,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   const int end = min(first + Config::kRowsOfCta, rows);
   if (blockIdx.x == kColumnCtas) {
     pdl_wait();
-    // The launch behind reads early what was there before (launches.py).
+    // The next launch reads older data early (launches.py), so it may start only now.
     pdl_launch_dependents();
     turn(q, cos, sin, positions, absorbed, first, end);
     return;

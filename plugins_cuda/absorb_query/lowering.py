@@ -1,4 +1,4 @@
-"""AbsorbQuery on a GPU: a warp for 32 columns of a head's latent, one launch for any rows."""
+"""AbsorbQuery on a GPU: a warp per 32 columns of a head's latent, one launch for all row counts."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from specbuild.plugins_cuda.launches import Kernel, Lowering, LoweringRequest, O
 from specbuild.plugins_cuda.linear.packing import BLOCK
 from specbuild.runtime.errors import SpecbuildError
 
-# Of few rows a weight is on its way to as many multiprocessors as there are columns for; of many a
-# CTA's warps share the rows that they read.
+# With few rows, small CTAs spread the weight over as many multiprocessors as possible. With many
+# rows, the warps of larger CTAs share the rows that they read.
 _FEW_WARPS, _MANY_WARPS = 2, 8
 _FEW_ROWS, _MANY_ROWS = 64, 128
-# Weights of 32 columns that a lane has registers for.
+# The registers of a lane suffice for the weights of 32 columns up to this size.
 MAX_NOPE = 192
-# Rows of heads are read by 16 bytes.
+# Rows of heads are read in vectors of 16 bytes.
 ROPE_STEP = 8
 
 
 def lower(request: LoweringRequest) -> Lowering:
-    """The launch; SpecbuildError for heads that it does not multiply."""
+    """Return the launch; SpecbuildError for unsupported heads."""
     tensors = request.tensors
     heads, entry = (int(request.attributes[name]) for name in ("q_heads", "entry"))
     rows, width = tensors["q"].shape
@@ -51,11 +51,11 @@ def lower(request: LoweringRequest) -> Lowering:
 def _require(nope: int, rope: int, rank: int, dtype: str) -> None:
     if nope % BLOCK or not 0 < nope <= MAX_NOPE or rope % ROPE_STEP or rank % COLUMNS:
         raise SpecbuildError(
-            f"AbsorbQuery: heads of {nope} values without rotation and {rope} with it, latents of "
-            f"{rank}; its kernel takes multiples of {BLOCK} up to {MAX_NOPE}, of {ROPE_STEP}, and "
-            f"of {COLUMNS}: build for the cpu target."
+            f"AbsorbQuery: got heads of {nope} values without RoPE and {rope} with it, and latents "
+            f"of {rank}, expected multiples of {BLOCK} up to {MAX_NOPE}, of {ROPE_STEP}, and of "
+            f"{COLUMNS}; build for the cpu backend"
         )
     if dtype != "bfloat16":
         raise SpecbuildError(
-            f"AbsorbQuery: its kernel takes bfloat16, got {dtype}: build the engine in bfloat16."
+            f"AbsorbQuery: got {dtype}, expected bfloat16; build the engine in bfloat16"
         )

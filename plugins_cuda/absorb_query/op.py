@@ -1,4 +1,4 @@
-"""AbsorbQuery: queries take the keys' up-projection in, and their rotated part turns (MLA)."""
+"""AbsorbQuery: absorb the keys' up-projection into queries, and apply RoPE (MLA)."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ def reference(
     q_heads: int,
     entry: int,
 ) -> torch.Tensor:
-    """Queries in the space of cache entries, [T, q_heads, entry].
+    """Return queries in the space of cache entries, [T, q_heads, entry].
 
-    ``q`` [T, q_heads · (N + R)] holds of each head a part without and one with rotation. The first
-    is multiplied by the head's W_uk [N, L] (``weight``, packed by ``pack_absorbed``), the other
-    turns: ``cos``, ``sin`` fp32 [positions, R/2]. Zeros stand behind both, where entries are wider.
+    ``q`` [T, q_heads · (N + R)] has, for each head, a part without and a part with RoPE. The first
+    is multiplied by the head's W_uk [N, L] (``weight``, packed by ``pack_absorbed``). The second is
+    rotated with ``cos``, ``sin`` fp32 [positions, R/2]. Wider entries are padded with zeros.
     """
     import torch
 
@@ -47,7 +47,7 @@ def reference(
 
 
 def traffic(request: TrafficRequest) -> Traffic:
-    """The weight once; every head of a row multiplies its own part of it."""
+    """Return the traffic: the weight once; every head of a row multiplies its part of it."""
     tiles, _, _ = request.tensors["weight"].shape
     heads = int(request.attributes["q_heads"])
     rope = 2 * request.tensors["cos"].shape[1]

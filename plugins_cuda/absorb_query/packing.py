@@ -1,7 +1,7 @@
-"""The packed form of W_uk: tiles of a head's latent columns, in the order in which lanes hold them.
+"""The packed form of W_uk: tiles of a head's latent columns, in the order of lanes.
 
-A warp takes 32 columns of a head's latent at a time. Lane 4g + t then has, of four products of 8
-columns, columns 2t and 2t + 1 each: in this order these are 8 columns in a row.
+A warp processes 32 columns of a head's latent at a time. Lane 4g + t has columns 2t and 2t + 1 of
+each of four products of 8 columns. In this order these are 8 adjacent columns.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _PRODUCTS, _LANES, _PAIR = 4, 4, 2
 
 
 def pack_absorbed(w_uk: torch.Tensor) -> torch.Tensor:
-    """``W_uk`` [heads, nope, rank] → [heads·rank/16, nope/32, 512]."""
+    """Pack ``W_uk`` [heads, nope, rank] to [heads·rank/16, nope/32, 512]."""
     heads, nope, rank = w_uk.shape
     # Row 8j + 2t + e of 32 is column 8t + 2j + e.
     columns = w_uk.transpose(1, 2).reshape(heads, rank // COLUMNS, _LANES, _PRODUCTS, _PAIR, nope)
@@ -26,7 +26,7 @@ def pack_absorbed(w_uk: torch.Tensor) -> torch.Tensor:
 
 
 def unpack_absorbed(packed: torch.Tensor, heads: int) -> torch.Tensor:
-    """The inverse of :func:`pack_absorbed`."""
+    """Invert :func:`pack_absorbed`."""
     rows = unpack_rows(packed)
     columns = rows.reshape(heads, -1, _PRODUCTS, _LANES, _PAIR, rows.shape[1])
     return columns.transpose(2, 3).reshape(heads, -1, rows.shape[1]).transpose(1, 2)

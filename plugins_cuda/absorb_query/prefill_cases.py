@@ -1,4 +1,4 @@
-"""Cases of AbsorbQuery over prompt chunks."""
+"""Cases of AbsorbQuery in prefill."""
 
 from __future__ import annotations
 

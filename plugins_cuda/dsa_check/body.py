@@ -1,4 +1,4 @@
-"""DsaCheck in standard ops: what a row sees and must keep is counted, never listed."""
+"""DsaCheck in standard ops: it counts the visible and the mandatory slots of a row."""
 
 from __future__ import annotations
 
@@ -22,10 +22,11 @@ INT32 = ir.DataType.INT32
 
 @dataclass(frozen=True)
 class _Row:
-    """Of every row, int64 [T, 1, 1], but ``bits`` [T, 32·W] as 0 and 1.
+    """Values of every row, int64 [T, 1, 1]; ``bits`` [T, 32·W] are 0 or 1.
 
-    It sees the slots below ``chain`` and ``nodes`` of its tree, which begins at ``start``; those
-    below ``first`` and from ``late`` on must be kept: ``kept`` of them. ``wanted`` in all.
+    A row attends to the slots below ``chain`` and to ``nodes`` of its tree, which starts at
+    ``start``. Those below ``first`` and from ``late`` on are mandatory: ``kept`` slots. Its list
+    has ``wanted`` slots.
     """
 
     start: ir.Value
@@ -65,7 +66,7 @@ def _row(
 
 
 def _right(b: BodyBuilder, slots: ir.Value, row: _Row) -> ir.Value:
-    """Whether each entry of the lists int64 [T, N, S] is what a sparse row may have there."""
+    """Return whether each entry of the lists int64 [T, N, S] is valid for a sparse row."""
     one, minus = b.scalar(1, np.int64), b.scalar(-1, np.int64)
     rows_and_lists = b.Shape(slots, start=0, end=2)
     held = b.Squeeze(b.size(slots, 2), b.i64(0))
@@ -76,7 +77,7 @@ def _right(b: BodyBuilder, slots: ir.Value, row: _Row) -> ir.Value:
     bit = b.GatherElements(b.Expand(b.Unsqueeze(row.bits, b.i64(1)), spread), column, axis=2)
     in_tree = b.And(b.GreaterOrEqual(slots, row.start), b.LessOrEqual(node, last_bit))
     seen = b.Or(b.And(in_tree, b.Equal(bit, one)), b.Less(slots, row.chain))
-    # Rising from −1 on: none is below zero, none stands twice.
+    # Slots rise from −1 on: none is negative, and none occurs twice.
     none = b.Expand(minus, b.Concat(rows_and_lists, b.i64(1), axis=0))
     before = b.Concat(none, b.Slice(slots, b.i64(0), b.i64(-1), b.i64(2)), axis=2)
     entry = b.And(seen, b.Greater(slots, before))
@@ -92,7 +93,7 @@ def _right(b: BodyBuilder, slots: ir.Value, row: _Row) -> ir.Value:
 def body(
     b: BodyBuilder, inputs: Sequence[ir.Value | None], attributes: Mapping[str, Any]
 ) -> Sequence[ir.Value]:
-    """The standard-ONNX form."""
+    """Return the standard-ONNX body's outputs."""
     selected, row_start, row_slot, tree_start, words, positions, budget = inputs
     assert selected is not None and row_start is not None and row_slot is not None
     assert tree_start is not None and words is not None

@@ -1,4 +1,4 @@
-"""Named cases of DsaCheck: lists as DsaIndexer gives them, and the ways in which they can break."""
+"""Named cases of DsaCheck: valid lists of DsaIndexer, and broken ones."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Break = Callable[[np.ndarray], None]
 
 
 def as_selected(launch: IndexerLaunch, rng: np.random.Generator) -> Arrays:
-    """The op's inputs with the lists that DsaIndexer gives; padding rows hold anything."""
+    """Return the op's inputs with DsaIndexer's lists; padding rows hold arbitrary values."""
     arrays = launch.arrays(rng)
     tensors: list[Any] = [None if a is None else torch.from_numpy(a) for a in arrays]
     selected: np.ndarray = indexer(*tensors, **launch.attributes).numpy()
@@ -86,10 +86,10 @@ _WHOLE = indexer_launch(RAGGED, -1, -1, -1)
 CASES: tuple[Case, ...] = (
     lists("as they are", _ASKED),
     lists("as they are, a view per KV head", _VIEWS),
-    lists("as they are, some rows whole", _MIXED),
-    lists("as they are, all rows whole", _WHOLE),
+    lists("valid, some rows whole", _MIXED),
+    lists("valid, all rows whole", _WHOLE),
     lists("as they are, one token", indexer_launch([Branch(0, 1)], 3, padding_rows=0)),
-    lists("as they are, fewer slots than wanted", indexer_launch([Branch(3, 2)], 8)),
+    lists("valid, fewer slots than the budget", indexer_launch([Branch(3, 2)], 8)),
     lists("two words of bits", indexer_launch([Branch(6, 0, chain_of(35))], 3)),
     lists("not rising", _ASKED, _swap),
     lists("a slot twice", _ASKED, _twice),

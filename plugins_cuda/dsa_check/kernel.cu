@@ -1,4 +1,4 @@
-// DsaCheck: lists of slots that are not what they must be, and full attention in their place.
+// DsaCheck: validates lists of slots, and replaces broken ones by full attention.
 //
 //   selected       i32 [T, views, held]
 //   row_start      i32 [B + 1]
@@ -8,12 +8,12 @@
 //   checked        i32 [T, views, held], out; rows of no sequence are not written
 //   violations     i32 [B], out
 //
-// A CTA per sequence, a warp per piece of a list: what a row sees and must keep is counted from
-// where it stands, and each entry is held to the one in front of it. Four lists of 2150 are 34 kB
-// to read and as many to write. Lists are written as they are read, and once more where one of them
-// is wrong. What counts is how often memory is waited for: a warp's first piece is read together
-// with what says that its sequence's rows are where a launch of equal sequences has them; where
-// they are elsewhere it is read again.
+// One CTA per sequence, one warp per piece of a list. The visible and the mandatory slots of a row
+// follow from its position; each entry is compared with the previous one. Four lists of 2150 slots
+// are 34 kB to read and 34 kB to write. Lists are written as read, and again if one is broken.
+//
+// Memory latencies determine the time. A warp loads its first piece together with row_start, as if
+// all sequences had equally many rows. Otherwise it loads the piece again.
 #include "../_device/list_range.cuh"
 #include "../_device/ptx.cuh"
 
@@ -21,8 +21,8 @@ CONFIG
 
 constexpr int kOfALane = Config::kOfALane, kPiece = 32 * kOfALane, kWarps = Config::kThreads / 32;
 
-// What DsaIndexer may give a row: `wanted` slots, `kept` of them below `first` or from `late` on;
-// where it gives a mark alone `wanted` is −1.
+// The valid lists of a row: `wanted` slots, `kept` of them below `first` or from `late` on.
+// `wanted` is −1 if the list has only the mark of a whole row.
 struct Promise {
   int start, chain, first, late, kept, wanted;
   uint32_t ancestors[Config::kWords];
@@ -37,7 +37,7 @@ struct Promise {
     return bits >> (node % 32) & 1u;
   }
 
-  // Whether entry `at` may be `slot`, behind `before`.
+  // Whether entry `at` may be `slot`, after `before`.
   __device__ __forceinline__ bool allows(int at, int slot, int before) const {
     if (at < wanted) return slot > before && sees(slot);
     return slot == (wanted < 0 && at == 0 ? -2 : -1);
@@ -48,7 +48,7 @@ struct Promise {
   }
 };
 
-// A row of the launch, as far as its list depends on it.
+// The data of a row that its list depends on.
 struct Place {
   int slot, position, ancestors[Config::kWords];
 
@@ -71,10 +71,10 @@ struct Place {
   }
 };
 
-// Lane i has entries i, i + 32, … of a piece of a list.
+// A piece of a list; lane i has entries i, i + 32, …
 struct Piece {
   int slots[kOfALane];
-  int before;  // what stands in front of the piece, −1 in front of the list
+  int before;  // the entry before the piece, −1 at the start of the list
   Place place;
 
   __device__ __forceinline__ void load(const int* list, int begin, int held, int row,
@@ -101,7 +101,7 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads)
                 const int* budget, int* checked, int* violations, int rows_in_all,
                 int rows_of_a_sequence, int views, int held, int threshold, int first_tokens,
                 int recent_tokens) {
-  // Of each list: entries that must stay less those that should; negative where one is wrong.
+  // Per list: mandatory entries minus required ones; negative if the list is broken.
   DYNAMIC_SHARED(int, missing);
   __shared__ int broken;
   pdl_launch_dependents();
@@ -114,7 +114,7 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads)
   const int first = load_l2_int(row_start + b), stop = load_l2_int(row_start + b + 1);
   const int start = load_l2_int(tree_start + b), allowed = load_l2_int(budget + b);
   Piece piece;
-  // The warp's piece number `i` of the sequence whose rows begin with `first`.
+  // Load piece `i` of the sequence whose rows start with `first`.
   const auto load = [&](int first, int i) {
     const int index = i / pieces, row = first + index / views;
     const int* list = selected + (static_cast<int64_t>(first) * views + index) * held;

@@ -1,4 +1,4 @@
-"""DsaCheck on a GPU: a CTA per sequence."""
+"""DsaCheck on a GPU: one CTA per sequence."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from specbuild.plugins_cuda.launches import (
 )
 from specbuild.runtime.engine_dir.plan import ITEM_BYTES
 
-# Entries of a list that a lane checks at once, and the warps of a CTA.
+# Entries of a list that a lane checks, and the warps of a CTA.
 OF_A_LANE = 10
 FEWEST_WARPS, MAX_WARPS = 4, 32
 _ARGUMENTS = (
@@ -27,7 +27,7 @@ _ARGUMENTS = (
 
 
 def lower(request: LoweringRequest) -> Lowering:
-    """One launch for any number of rows."""
+    """Return one launch for any number of rows."""
     rows, views, held = request.tensors["selected"].shape
     words = request.tensors["ancestor_bits"].shape[1]
     numbers = (

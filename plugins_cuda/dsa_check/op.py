@@ -1,4 +1,4 @@
-"""DsaCheck: lists of selected slots that are not what they must be give way to full attention."""
+"""DsaCheck: broken lists of selected slots are replaced by full attention."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _LIST_AXES = ("T", "N", "S")
 
 
 def holds(listed: list[int], seen: set[int], kept: set[int], *, sparse: bool, budget: int) -> bool:
-    """Whether a row's list [S] is one that DsaIndexer may give.
+    """Return whether a row's list [S] is a valid output of DsaIndexer.
 
-    A row that is not sparse has the mark and nothing else. Any other: slots that it sees, each
-    once and rising, all that it must keep among them, ``budget`` others or as many as there are,
-    and −1 behind them.
+    The list of a whole row is the mark alone. The list of a sparse row has visible slots, rising
+    and without repetition: all mandatory ones, and ``budget`` others (or all others, if there are
+    fewer). It is padded with −1.
     """
     if not sparse:
         return listed == [WHOLE, *[-1] * (len(listed) - 1)]
@@ -49,11 +49,11 @@ def reference(
     first_tokens: int,
     recent_tokens: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """``selected`` [T, N, S] of DsaIndexer, and how many of each sequence's lists are wrong, [B].
+    """Return ``selected`` [T, N, S] of DsaIndexer, and the number of broken lists per sequence [B].
 
-    What a list must be follows from where its row stands, not from scores: :func:`holds`. Where one
-    of a sequence is wrong, every row of it attends to all that it sees. Rows of no sequence are
-    left as they are.
+    :func:`holds` defines valid lists; they depend on the position of a row, not on scores. If a
+    list of a sequence is broken, every row of the sequence attends to all visible slots. Rows of no
+    sequence are not changed.
     """
     import torch
 

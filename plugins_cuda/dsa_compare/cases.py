@@ -8,7 +8,7 @@ from specbuild.plugins_cuda.cases import Arrays, Case
 
 
 def compared(batch: int, nodes: int, depth: int, ring_batch: int, step: int, layers: int) -> Case:
-    """Choices that part at a third of the slots; paths of any length, rising through the tree."""
+    """Choices that differ at a third of the slots; paths of any length through the tree."""
 
     def make(rng: np.random.Generator) -> Arrays:
         choice = rng.integers(0, 50, batch * nodes)
@@ -22,8 +22,8 @@ def compared(batch: int, nodes: int, depth: int, ring_batch: int, step: int, lay
             for b, drafts in enumerate(accepted):
                 below = 1 + rng.choice(nodes - 1, drafts, replace=False)
                 path[b, : drafts + 1] = [0, *sorted(below)]
-        given = (sampled, choice, path, accepted, sampled_accepted, broken, np.array([step]), ring)
-        return tuple(None if a is None else a.astype(np.int32) for a in given)
+        inputs = (sampled, choice, path, accepted, sampled_accepted, broken, np.array([step]), ring)
+        return tuple(None if a is None else a.astype(np.int32) for a in inputs)
 
     tree = f"trees of {nodes} to depth {depth}" if nodes > 1 else "roots alone"
     name = f"{batch} of {ring_batch} sequences, {tree}, step {step}, {layers} layers"

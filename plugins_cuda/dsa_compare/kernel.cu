@@ -1,15 +1,15 @@
-// DsaCompare: a thread per sequence; a path has a few slots.
+// DsaCompare: one thread per sequence; a path has a few slots.
 #include "../_device/ptx.cuh"
 
 constexpr int kFields = 5;
 
 extern "C" __global__ void __launch_bounds__(128)
-    compare_choices(const int* sampled,           // [T], T = B·N1: the narrowed pass
-                    const int* choice,            // [T]: the pass that counts
-                    const int* path,              // [B, D1] or null, as the next two: the root
+    compare_choices(const int* sampled,           // [T], T = B·N1: of the sparse pass
+                    const int* choice,            // [T]: of the full pass
+                    const int* path,              // [B, D1], or null like the next two: the root
                     const int* accepted,          // [B]
                     const int* sampled_accepted,  // [B]
-                    const int* violations,        // [layers, B], of the narrowed pass
+                    const int* violations,        // [layers, B], of the sparse pass
                     const int* step,              // [1]
                     int* ring_checks,             // [slots, ring_batch, 5], host memory, in and out
                     int batch, int nodes, int path_width, int layers, int slots, int ring_batch) {

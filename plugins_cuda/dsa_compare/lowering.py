@@ -18,7 +18,7 @@ _POINTERS = (
 
 
 def lower(request: LoweringRequest) -> Lowering:
-    """One thread per sequence."""
+    """Return a launch with one thread per sequence."""
     shapes = {name: info.shape for name, info in request.tensors.items()}
     (rows,), (layers, batch) = shapes["choice"], shapes["violations"]
     ring_entries, ring_batch, _ = shapes["ring_checks"]

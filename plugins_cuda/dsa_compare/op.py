@@ -1,4 +1,4 @@
-"""DsaCompare: what a sparse pass chose, held against the pass over everything that counts."""
+"""DsaCompare: compare the choices of a sparse pass with those of the full pass."""
 
 from __future__ import annotations
 
@@ -22,15 +22,17 @@ def reference(
     step: torch.Tensor,
     ring_checks: torch.Tensor,
 ) -> torch.Tensor:
-    """``ring_checks`` [S, BM, 5] with what became of a check at step % S.
+    """Return ``ring_checks`` [S, BM, 5] with the results of a check at step % S.
 
-    ``sampled`` and ``choice`` [T] are the two passes' choices at every slot (row b·N1 + i is slot i
-    of sequence b); ``path`` [B, D1], ``accepted`` [B] are TreeAccept's of the pass that counts,
-    ``sampled_accepted`` [B] of the other, all three absent without a tree (the root alone).
-    An entry holds, for a sequence: slots of the path; slots of these at which both chose the same;
-    drafts that the pass that counts accepted; those that the other did; and the other's broken
-    lists, the sum of ``violations`` [layers, B]. Entries past B are left as they were. It stands in
-    front of Advance, which makes the entry visible and counts the ``step`` [1].
+    ``sampled`` and ``choice`` [T] are the choices of the sparse and of the full pass at every slot
+    (row b·N1 + i is slot i of sequence b). ``path`` [B, D1], ``accepted`` [B] are TreeAccept's
+    outputs for the full pass, ``sampled_accepted`` [B] for the sparse one. All three are absent
+    without a tree (root only).
+
+    An entry has, per sequence: slots of the path; slots of the path with equal choices; draft
+    tokens that the full pass accepted; those that the sparse pass accepted; broken lists of the
+    sparse pass, the sum of ``violations`` [layers, B]. Entries past B are not written. The op runs
+    before Advance, which makes the entry visible and increments ``step`` [1].
     """
     import torch
 
@@ -52,7 +54,7 @@ _RING = ("S", "BM", "5")
 
 OP = OpSpec(
     name="DsaCompare",
-    doc="Compares the choices of a sparse pass with those of the whole one into the ring.",
+    doc="Compares the choices of a sparse pass with those of the full one, in the ring.",
     inputs=(
         TensorSpec("sampled", "int32", ("T",)),
         TensorSpec("choice", "int32", ("T",)),

@@ -1,6 +1,6 @@
-"""DsaIndexer in standard ops, all of it inside an ``If``: short contexts are not sparse.
+"""DsaIndexer in standard ops, inside an ``If``: short contexts are not sparse.
 
-Layers share everything but the scores once equal sub-expressions are merged. The pool must hold
+After equal expressions are merged, layers share everything but the scores. The pool must hold
 finite values everywhere, as for PagedTreeAttention.
 """
 
@@ -27,26 +27,28 @@ INT32 = ir.DataType.INT32
 
 
 def list_length(keys: int, words: int, top_k: int, first_tokens: int, recent_tokens: int) -> int:
-    """Entries of a row's list: what can be kept and chosen of ``keys`` slots."""
+    """Return the entries of a row's list: mandatory and selected ones of ``keys`` slots."""
     return min(keys, first_tokens + recent_tokens + 32 * words + top_k)
 
 
 def body(
     b: BodyBuilder, inputs: Sequence[ir.Value | None], attributes: Mapping[str, Any]
 ) -> Sequence[ir.Value]:
-    """The standard-ONNX form; the pool's axes are (1, pages, page_size, d_idx)."""
+    """Return the body's outputs; the pool's axes are (1, pages, page_size, d_idx)."""
     key_pool, page_table, words, positions, budget = (inputs[i] for i in (2, 3, 7, 8, 9))
     assert key_pool is not None and page_table is not None and words is not None
     assert positions is not None and budget is not None
     keys = b.Mul(b.size(page_table, 2), b.i64(static_size(key_pool, 2)))
-    most = sum(int(attributes[name]) for name in ("first_tokens", "recent_tokens", "top_k"))
-    held = b.Min(keys, b.Add(b.Mul(b.size(words, 1), b.i64(32)), b.i64(most)))
-    asked = b.GreaterOrEqual(b.ReduceMax(budget, b.i64(0), keepdims=0), b.scalar(0, np.int32))
+    longest = sum(int(attributes[name]) for name in ("first_tokens", "recent_tokens", "top_k"))
+    held = b.Min(keys, b.Add(b.Mul(b.size(words, 1), b.i64(32)), b.i64(longest)))
+    is_requested = b.GreaterOrEqual(
+        b.ReduceMax(budget, b.i64(0), keepdims=0), b.scalar(0, np.int32)
+    )
     furthest = b.ReduceMax(positions, b.i64(0), keepdims=0)
     reached = b.GreaterOrEqual(furthest, b.scalar(int(attributes["threshold"]), np.int32))
     return [
         b.branch(
-            b.And(asked, reached),
+            b.And(is_requested, reached),
             lambda inner: _lists(inner, inputs, attributes, keys, held),
             lambda inner: _nothing_sparse(inner, inputs, held),
         )
@@ -54,7 +56,7 @@ def body(
 
 
 def _nothing_sparse(b: BodyBuilder, inputs: Sequence[ir.Value | None], held: ir.Value) -> ir.Value:
-    """int32 [T, N, S]: every list begins with the mark."""
+    """Return int32 [T, N, S] in which every list is the mark of a whole row."""
     q, page_table = inputs[0], inputs[3]
     assert q is not None and page_table is not None
     one = b.i64(1)
@@ -67,7 +69,7 @@ def _nothing_sparse(b: BodyBuilder, inputs: Sequence[ir.Value | None], held: ir.
 def _scores(
     b: BodyBuilder, q: ir.Value, head_weights: ir.Value | None, cached: ir.Value, rows: Rows
 ) -> ir.Value:
-    """fp32 [B, N, R, S] of ``q`` [T, n_idx, d] with ``cached`` [B, N, S, d]."""
+    """Return fp32 [B, N, R, S]: scores of ``q`` [T, n_idx, d] for ``cached`` [B, N, S, d]."""
     heads, width = static_size(q, 1), static_size(q, 2)
     queries = b.reshape(per_sequence(b, q, rows), 0, 1, -1, width)
     products = b.Relu(b.MatMul(queries, b.Transpose(cached, perm=[0, 1, 3, 2])))
@@ -86,7 +88,7 @@ def _lists(
     keys: ir.Value,
     held: ir.Value,
 ) -> ir.Value:
-    """int32 [T, N, S]; ``keys`` and ``held`` are int64 [1]."""
+    """Return int32 [T, N, S]; ``keys`` and ``held`` are int64 [1]."""
     q, head_weights, key_pool, page_table, row_start, row_slot = inputs[:6]
     tree_start, words, positions, budget = inputs[6:]
     assert q is not None and key_pool is not None and page_table is not None
@@ -116,11 +118,11 @@ def _lists(
         return b.ReduceSum(b.cast(mask, INT64), b.i64(2), keepdims=1)
 
     budgets = b.reshape(b.cast(budget, INT64), -1, 1, 1)
-    wanted = b.Min(number(seen), b.Add(number(kept), budgets))
+    num_listed = b.Min(number(seen), b.Add(number(kept), budgets))
     _, ids = b.topk(scores, held)
     rank = b.Range(zero, b.Squeeze(held, b.i64(0)), one)
-    taken = b.Unsqueeze(b.Less(rank, wanted), b.i64(1))
-    # What is not taken sorts behind every slot.
+    taken = b.Unsqueeze(b.Less(rank, num_listed), b.i64(1))
+    # Slots that are not selected are sorted last.
     rising, _ = b.topk(b.Where(taken, ids, count), held, largest=False)
     lists = b.Where(b.Less(rising, count), rising, b.scalar(-1, np.int64))
 

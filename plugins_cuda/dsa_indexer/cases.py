@@ -1,7 +1,7 @@
 """Named cases of DsaIndexer: the launches of PagedTreeAttention over a pool of indexer keys.
 
-Queries, keys and head weights are small whole numbers: every score is exact in any order of
-summation, so that ties are ties in every form of the op.
+Queries, keys and head weights are small integers. Every score is then exact in any order of
+summation, and all implementations have the same ties.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from specbuild.plugins_cuda.paged_tree_attention.described import BUSHY, Branch,
 
 @dataclass(frozen=True)
 class IndexerLaunch:
-    """A launch, an indexer's geometry, and what it is asked to keep.
+    """A launch, an indexer's geometry, and its mandatory slots.
 
-    ``budgets`` has one number for each sequence. ``hidden`` positions lie between the view's first
-    slots and the others: rows stand so much further on than their slots say.
+    ``budgets`` has one number per sequence. ``hidden`` positions are between the view's first slots
+    and the others: the positions of rows exceed their slots by this number.
     """
 
     launch: Launch
@@ -43,22 +43,22 @@ class IndexerLaunch:
         return {name: getattr(self, name) for name in names}
 
     def arrays(self, rng: np.random.Generator) -> Arrays:
-        """The op's inputs; every slot that no sequence uses holds NaN."""
+        """Return the op's inputs; slots that no sequence uses are NaN."""
         drawn = self.launch.arrays(rng)
         shape, pool, bits = drawn[0], drawn[1], drawn[7]
         assert shape is not None and pool is not None and bits is not None
         used, total = len(self.launch.rows()), len(shape)
 
-        def whole(*sizes: int) -> np.ndarray:
+        def integers(*sizes: int) -> np.ndarray:
             return rng.integers(-self.largest, self.largest + 1, sizes).astype(np.float32)
 
-        # A slot that any KV head's view has in use holds a key.
+        # A slot that is used in the view of any KV head has a key.
         unused = np.isnan(pool).all(axis=1, keepdims=True)
-        keys = np.where(unused, np.float32(np.nan), whole(*unused.shape))
+        keys = np.where(unused, np.float32(np.nan), integers(*unused.shape))
         if self.fp8:
             keys = _as_fp8(keys)
-        q = whole(total, self.heads, pool.shape[3])
-        weights = whole(total, self.heads) if self.weighted else None
+        q = integers(total, self.heads, pool.shape[3])
+        weights = integers(total, self.heads) if self.weighted else None
         q[used:] = np.nan
         if weights is not None:
             weights[used:] = np.nan
@@ -69,13 +69,13 @@ class IndexerLaunch:
         return q, weights, keys, *drawn[3:8], positions, np.array(self.budgets, np.int32)
 
     def case(self, name: str) -> Case:
-        """This launch as a case; padding rows are unspecified."""
+        """Return this launch as a case; padding rows are unspecified."""
         compare = {"selected": np.s_[: len(self.launch.rows())]}
         return Case(name, self.arrays, self.attributes, compare=compare)
 
 
 def _as_fp8(keys: np.ndarray) -> np.ndarray:
-    """The bytes of e4m3."""
+    """Convert keys to e4m3 bytes."""
     import torch
 
     return torch.from_numpy(keys).to(torch.float8_e4m3fn).view(torch.uint8).numpy()
@@ -93,7 +93,7 @@ def indexer_launch(
     padding_pages: int = 1,
     **indexer: Any,
 ) -> IndexerLaunch:
-    """``views`` > 1 gives each of so many KV heads a view of its own."""
+    """Create a launch; ``views`` > 1 gives each of so many KV heads a separate view."""
     launch = Launch(
         branches, kv_heads=views, group=1, width=width, v_width=1, page_size=page_size,
         sinks=False, view_per_head=views > 1, padding_rows=padding_rows,

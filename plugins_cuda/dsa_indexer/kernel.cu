@@ -1,25 +1,25 @@
-// DsaIndexer, first launch: scores of all cached keys, and how many of them have which digit.
+// DsaIndexer, first launch: scores of all cached keys, and histograms of their digits.
 //
 //   q              bf16 [T, HEADS, WIDTH]
-//   head_weights   bf16 [T, HEADS], or null: every head counts once
+//   head_weights   bf16 [T, HEADS], or null: every head has the weight 1
 //   key_pool       bf16 or, KEY_BYTES 1, e4m3 [pages, 1, PAGE_SIZE, WIDTH]
 //   page_table     i32  [B, views, table]
 //   row_start      i32  [B + 1]
 //   row_slot, positions  i32 [T]
 //   tree_start, budget   i32 [B]
 //   ancestor_bits  i32  [T, WORDS]
-//   workspace_scores  f32 [T, views, score_stride]: of the slots that a row chooses among
-//   workspace_counts  i32 [T, views, kDigits], in and out: grow by what a row chooses among
+//   workspace_scores  f32 [T, views, score_stride]: of the slots that a row selects from
+//   workspace_counts  i32 [T, views, kDigits], in and out: counts of these scores are added
 //
-// A warp holds 16 keys in registers as A of mma, and meets the heads of one row after another,
-// eight to a tile, from shared memory: keys are read once for as many rows as it holds. A row's
-// sums do not depend on the others. At 131k a layer with keys of 64 reads 17 MB, 4 µs at 4.2 TB/s,
-// or half of that in fp8, whose values become bf16 in a few operations;
-// four rows of four heads are 0.5 G products, of which the tensor cores take a fraction of that.
+// A warp holds 16 keys in registers as A of mma, and multiplies them by the heads of one row after
+// another, eight per tile, from shared memory. Keys are thus read once for up to ROWS rows. The
+// sums of a row do not depend on other rows. At 131k tokens a layer with keys of 64 values reads 17
+// MB, 4 µs at 4.2 TB/s, or half of that in fp8, which is converted to bf16 in a few instructions.
+// Four rows of four heads are 0.5 G products, which take less time on tensor cores.
 //
-// What counts besides is how often a CTA waits for memory: a warp has kAhead tiles of keys under
-// way, all that it takes at 131k, and asks for them while it finds out what its rows choose among.
-// Before the wait for the launches in front it asks for their lines in L2.
+// Memory latencies matter too. A warp has kAhead tiles of keys in flight, all of its tiles at 131k.
+// It loads them while it computes the slots that its rows select from. Before griddepcontrol.wait
+// it prefetches their lines to L2.
 #include "../_device/bf16.cuh"
 #include "../_device/e4m3.cuh"
 #include "../_device/list_range.cuh"
@@ -30,32 +30,32 @@
 constexpr int kWarps = Config::kThreads / 32;
 
 constexpr int kBlocks = ceil_div(Config::kWidth, 32), kHeadTiles = ceil_div(Config::kHeads, 8);
-// CTAs of an SM, and tiles of keys that a warp has under way: wide keys fill many registers.
+// CTAs per SM, and tiles of keys of a warp in flight; wide keys need many registers.
 constexpr int kCtas = Config::kWidth * kHeadTiles <= 256 ? 2 : 1;
 constexpr int kAhead = Config::kWidth > 64 ? 1 : kHeadTiles > 1 ? 2 : 4;
 constexpr int kKeys = 16, kStride = 32 * kBlocks + 32;  // of a query: rows lie in other banks
 constexpr int kKeyBytes = Config::kWidth * Config::kKeyBytes, kTileBytes = kKeys * kKeyBytes;
 
-// The first of the eight channels that lane t has of a block. Of fp8 keys it loads 16 at once, for
-// two blocks.
+// The first of the eight channels of a block in lane t. Of fp8 keys, a lane loads 16 channels at
+// once, for two blocks.
 constexpr bool kPaired = Config::kKeyBytes == 1 && Config::kWidth % 64 == 0;
 
 __device__ __forceinline__ int channel_of(int block, int t) {
   return kPaired ? block / 2 * 64 + 16 * t + block % 2 * 8 : 32 * block + 8 * t;
 }
 
-// Eight e4m3 as bf16.
+// Convert eight e4m3 values to bf16.
 __device__ __forceinline__ uint4 widened(uint32_t front, uint32_t back) {
   return make_uint4(e4m3x2_to_bf16x2(front), e4m3x2_to_bf16x2(front >> 16), e4m3x2_to_bf16x2(back),
                     e4m3x2_to_bf16x2(back >> 16));
 }
 
-// A lane's part of two keys of a tile, as they are cached.
+// A lane's part of two keys of a tile, in the type of the cache.
 struct Tile {
   static constexpr int kWords = 2 * Config::kKeyBytes;  // of a block
   uint32_t words[2][kWords * kBlocks];
 
-  // Zeros where there is no key.
+  // Load zeros if there is no key.
   __device__ __forceinline__ void load(int half, const uint8_t* key, int t, bool there) {
     uint32_t (&own)[kWords * kBlocks] = words[half];
 #pragma unroll
@@ -89,7 +89,7 @@ struct Keys {
   const int* pages;
   int table;
 
-  // Asks for what the warp's first tiles are likely to be, before the wait for what is in front.
+  // Prefetch the likely first tiles of the warp, before griddepcontrol.wait.
   __device__ __forceinline__ void warm(int first, int stride, int end) const {
     constexpr int kLines = ceil_div(kTileBytes, 128), kOfALane = ceil_div(kAhead * kLines, 32);
     if (Config::kPageSize % kKeys != 0) return;
@@ -108,7 +108,7 @@ struct Keys {
     }
   }
 
-  // The pages of this lane's two keys of the tile from slot `first` on.
+  // Return the pages of this lane's two keys of the tile from slot `first` on.
   __device__ __forceinline__ int2 look_up(int first) const {
     const int near = (first + static_cast<int>(threadIdx.x) % 32 / 4) / Config::kPageSize;
     const int far = (first + 8 + static_cast<int>(threadIdx.x) % 32 / 4) / Config::kPageSize;
@@ -116,7 +116,7 @@ struct Keys {
                      far < table ? load_l2_int(pages + far) : 0);
   }
 
-  // The keys of slots below `end`.
+  // Load the keys of slots below `end`.
   __device__ __forceinline__ void load(Tile& tile, int first, int2 page, int end) const {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -129,7 +129,7 @@ struct Keys {
   }
 };
 
-// The sums of a row's heads with two keys of a tile, in the four lanes that share them.
+// Sum over a row's heads for two keys of a tile, in the four lanes that share them.
 __device__ __forceinline__ void sum_heads(const Tile& tile, const uint16_t* queries,
                                           const float* weights, float& low, float& high) {
   const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
@@ -141,7 +141,7 @@ __device__ __forceinline__ void sum_heads(const Tile& tile, const uint16_t* quer
     float products[4] = {0.0f, 0.0f, 0.0f, 0.0f};
 #pragma unroll
     for (int block = 0; block < kBlocks; ++block) {
-      // Lane t has the same eight channels of keys and queries: any order of them will do.
+      // Lane t has the same eight channels of keys and queries, so their order does not matter.
       const uint4 x = tile.block(0, block), y = tile.block(1, block);
       const uint4 w = *reinterpret_cast<const uint4*>(own + channel_of(block, t));
       const uint32_t front[4] = {x.x, y.x, x.y, y.y}, back[4] = {x.z, y.z, x.w, y.w};
@@ -168,14 +168,14 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads, kCtas)
                 const int* tree_start, const int* ancestor_bits, const int* positions,
                 const int* budget, float* workspace_scores, int* workspace_counts, int table,
                 int threshold, int first_tokens, int recent_tokens) {
-  DYNAMIC_SHARED(int, counts);  // [ROWS, kDigits], and behind them
+  DYNAMIC_SHARED(int, counts);  // [ROWS, kDigits], then the queries
   static_assert(
       Config::kRows * (4 * kDigits + 2 * 8 * kHeadTiles * kStride) == Config::kSharedBytes,
       "as the launch says");
   // See kStride.
   uint16_t* const queries = reinterpret_cast<uint16_t*>(counts + Config::kRows * kDigits);
   __shared__ float weights[Config::kRows][8 * kHeadTiles];
-  // The slots that a row chooses among; none where it need not.
+  // The slots that a row selects from; empty if it selects all.
   __shared__ int2 choices[Config::kRows];
   pdl_launch_dependents();
   const int view = blockIdx.y, views = gridDim.y, b = blockIdx.z;
@@ -195,18 +195,18 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads, kCtas)
   int2 pages[kAhead];
 #pragma unroll
   for (int i = 0; i < kAhead; ++i) pages[i] = keys.look_up(own_first + i * stride);
-  // All of these are under way before one is waited for.
+  // All of these loads are issued before the first use.
   __syncthreads();
   const int rows = allowed < 0 ? 0 : stop - first;
   for (int start = 0; start < rows; start += Config::kRows) {
     const int here = min(Config::kRows, rows - start);
     Tile tiles[kAhead];
-    // No row chooses among slots from the tree's first on.
+    // The slots of the tree are not selected from.
 #pragma unroll
     for (int i = 0; i < kAhead; ++i) {
       keys.load(tiles[i], own_first + i * stride, pages[i], min(end, capacity));
     }
-    // Queries, what rows choose among, and weights: by other warps, all under way at once.
+    // Other warps load queries, ranges of slots and weights, all at the same time.
 #pragma unroll 1
     for (int i = threadIdx.x; i < here * 8 * kHeadTiles * kBlocks * 4; i += Config::kThreads) {
       const int part = i % (kBlocks * 4), head = i / (kBlocks * 4) % (8 * kHeadTiles);
@@ -240,7 +240,7 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads, kCtas)
     __syncthreads();
     int reach = 0;
     for (int row = 0; row < here; ++row) reach = max(reach, choices[row].y);
-    // The tile from slot `key` on, for all rows.
+    // Score the tile from slot `key` on, for all rows.
     const auto score = [&](const Tile& tile, int key) {
 #pragma unroll 1
       for (int row = 0; row < here; ++row) {
@@ -288,7 +288,7 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads, kCtas)
       }
     }
     __syncthreads();
-    // Nobody holds them meanwhile: tiles fill the registers.
+    // The pages are loaded again, because tiles occupy the registers.
 #pragma unroll
     for (int i = 0; i < kAhead && start + Config::kRows < rows; ++i) {
       pages[i] = keys.look_up(own_first + i * stride);

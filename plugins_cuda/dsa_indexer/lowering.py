@@ -15,15 +15,15 @@ from specbuild.runtime.engine_dir.plan import ITEM_BYTES
 
 SCORE_THREADS, SCORE_CTAS_OF_AN_SM = 256, 2
 KEYS_OF_A_CTA = 16 * SCORE_THREADS // 32
-# Counts of a row's scores, by digit (digits.cuh).
+# Digits of scores (digits.cuh).
 DIGITS = 2048
 SELECT_THREADS = 512
 MAX_WIDTH = 256
 MAX_HEADS = 64
-# Rows whose queries a CTA holds at once.
+# Rows whose queries fit in shared memory at once.
 MAX_ROWS, QUERY_BYTES = 8, 48 * 1024
-# Slots of one digit that are ordered by themselves, and the share of all beyond which it is slower
-# than to read all again.
+# The maximum number of listed slots of one digit, and the share of all slots above which reading
+# all scores again is faster than a list.
 MAX_LISTED, LISTED_SHARE = 8192, 8
 
 _SCORE_ARGUMENTS = (
@@ -56,10 +56,10 @@ _SELECT_ARGUMENTS = (
 
 
 def lower(request: LoweringRequest) -> Lowering:
-    """Two launches; SpecbuildError for what no kernel here does.
+    """Return two launches; SpecbuildError for requests that the kernels do not support.
 
-    A row's list does not depend on what shares the launch. The scores of a prompt's many rows
-    would not fit: its chunks have no kernels.
+    A row's list does not depend on other rows of the launch. Prompt chunks have no kernels, because
+    the scores of their many rows would not fit in memory.
     """
     tensors = request.tensors
     rows, _, _ = tensors["q"].shape
@@ -77,17 +77,17 @@ def lower(request: LoweringRequest) -> Lowering:
 
 
 def _mark_words(capacity: int) -> int:
-    """Words of a bit a slot; two are read at once."""
+    """Return the words of a mask with one bit per slot, an even number for vector loads."""
     return 2 * -(-capacity // 64)
 
 
 def _select_bytes(request: LoweringRequest) -> int:
-    """Bytes of shared memory beside what the kernel always needs."""
+    """Return the dynamic shared memory of the selection."""
     return request.target.shared_bytes_per_block - 16 * 1024
 
 
 def refusal(request: LoweringRequest) -> Unsupported | None:
-    """Why no kernel takes the request."""
+    """Return the reason why no kernel supports the request."""
     tensors = request.tensors
     _, heads, width = tensors["q"].shape
     if request.phase == "prefill":
@@ -116,9 +116,9 @@ def _scoring(request: LoweringRequest) -> OpLaunch:
     batch, views, table = tensors["page_table"].shape
     page_size = tensors["key_pool"].shape[2]
     row_bytes = 2 * (-(-heads // 8) * 8) * (-(-width // 32) * 32 + 32)
-    most = max(1, min(MAX_ROWS, QUERY_BYTES // row_bytes))
+    max_rows = max(1, min(MAX_ROWS, QUERY_BYTES // row_bytes))
     of_a_sequence = -(-rows // batch)
-    rows_at_once = min(1 << (of_a_sequence - 1).bit_length(), 1 << (most.bit_length() - 1))
+    rows_at_once = min(1 << (of_a_sequence - 1).bit_length(), 1 << (max_rows.bit_length() - 1))
     shared_bytes = rows_at_once * (4 * DIGITS + row_bytes)
     constants = (
         ("HEADS", heads),
@@ -145,7 +145,7 @@ def _selecting(request: LoweringRequest, capacity: int) -> OpLaunch:
     tensors = request.tensors
     rows, views, held = tensors["selected"].shape
     batch, words = tensors["page_table"].shape[0], tensors["ancestor_bits"].shape[1]
-    # A CTA has four slots of a thread.
+    # A CTA processes four slots per thread.
     threads = SELECT_THREADS if capacity > 4 * SELECT_THREADS else SELECT_THREADS // 2
     marks = _mark_words(capacity)
     listed = min(MAX_LISTED, capacity // LISTED_SHARE, _select_bytes(request) // 4 - 2 * marks)

@@ -46,16 +46,16 @@ def reference(
     first_tokens: int,
     recent_tokens: int,
 ) -> torch.Tensor:
-    """The view slots that each row attends to: int32 [T, N, S], rising, −1 padded.
+    """Return the view slots that each row attends to: int32 [T, N, S], rising, padded with −1.
 
-    Row i of sequence b, at ``positions[i]``, is sparse where ``budget[b] >= 0`` and
-    ``positions[i] >= threshold``; else its list begins with ``WHOLE`` (it attends to all that it
-    sees). Of the slots that it sees (PagedTreeAttention, no window) it keeps the view's first
-    ``first_tokens``, those of the last ``recent_tokens`` positions, itself among them, and its
-    ancestors in the tree; and of the others the ``budget[b] <= top_k`` with the best
-    :func:`indexer_scores` of ``q`` [T, n_idx, d_idx] with the keys in ``key_pool``, on ties the
-    lower slot. ``page_table`` [B, N, P] has one view for all KV heads, or one for each. A pool of
-    bytes (uint8, on CUDA) holds keys in fp8 (e4m3).
+    Row i of sequence b, at ``positions[i]``, is sparse if ``budget[b] >= 0`` and ``positions[i] >=
+    threshold``. Otherwise its list starts with ``WHOLE``, and it attends to all visible slots. The
+    visible slots are those of PagedTreeAttention without a window. Of these, the first
+    ``first_tokens`` of the view, the last ``recent_tokens`` positions including the row's own, and
+    its ancestors in the tree are mandatory. Of the others it selects the ``budget[b] <= top_k``
+    with the best :func:`indexer_scores` of ``q`` [T, n_idx, d_idx] and the keys in ``key_pool``;
+    ties go to the lower slot. ``page_table`` [B, N, P] has one view for all KV heads, or one for
+    each. A pool of bytes (uint8, on CUDA) holds keys in fp8 (e4m3).
 
     S = ``min(P·page_size, first_tokens + recent_tokens + 32·W + top_k)``. Rows of no sequence have
     empty lists.
@@ -76,7 +76,7 @@ def reference(
         sparse = (positions[rows] >= threshold) & (int(budget[b]) >= 0)
         for view in range(views):
             cached = key_values(key_pool)[page_table[b, view].long(), 0].flatten(0, 1)
-            # What no row sees may hold anything, NaN included.
+            # Invisible slots may hold anything, including NaN.
             cached = cached.where(seen.any(0)[:, None], 0.0)
             weights = None if head_weights is None else head_weights[rows]
             scores = indexer_scores(q[rows], cached, weights)
@@ -93,7 +93,7 @@ def reference(
 
 
 def traffic(request: TrafficRequest) -> Traffic:
-    """A key for every token that rows see, which those of a sequence share."""
+    """Return the traffic: a key per visible token, which the rows of a sequence share."""
     pool, attributes = request.tensors["key_pool"], request.attributes
     listed = ("top_k", "first_tokens", "recent_tokens")
     scoring = 2 * prod(request.tensors["q"].shape[1:])

@@ -1,4 +1,4 @@
-"""The score of the DSA-lite indexer in plain torch: what the op computes, what training fits."""
+"""The score of the DSA-lite indexer in plain torch, for the op and for training."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ if TYPE_CHECKING:
 def indexer_scores(
     q: torch.Tensor, k: torch.Tensor, head_weights: torch.Tensor | None
 ) -> torch.Tensor:
-    """``score(t, s) = Σ_h w_h(t) · ReLU(q_h(t) · k(s))``, fp32 [..., T, S], differentiable.
+    """Return ``score(t, s) = Σ_h w_h(t) · ReLU(q_h(t) · k(s))``, fp32 [..., T, S], differentiable.
 
     ``q`` [..., T, n_idx, d_idx] are the indexer's queries, ``k`` [..., S, d_idx] its keys, one head
-    shared by all queries; ``head_weights`` [..., T, n_idx] weigh the heads, None weighs each 1 (the
+    for all queries. ``head_weights`` [..., T, n_idx] weight the heads; None means weight 1 (the
     simple form has one head and no weights). Nothing is rotated, scaled or masked (the lightning
     indexer of DeepSeek-V3.2-Exp, equation 1).
     """

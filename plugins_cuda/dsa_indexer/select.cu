@@ -1,4 +1,4 @@
-// DsaIndexer, second launch: the slots that each row attends to, by the scores of the first.
+// DsaIndexer, second launch: the slots that each row attends to, by the scores of the first launch.
 //
 //   row_start      i32  [B + 1]
 //   row_slot, positions  i32 [T]
@@ -6,21 +6,20 @@
 //   ancestor_bits  i32  [T, WORDS]
 //   selected       i32  [T, views, held], out
 //   workspace_scores  f32 [T, views, score_stride]
-//   workspace_counts  i32 [T, views, kDigits]: how many scores have a digit; zeros afterwards
-//   workspace_marks   {u32, u32} [T, views, mark_words]: bits of the slots that are taken for
-//                     certain, and of those that have the last one's digit
+//   workspace_counts  i32 [T, views, kDigits]: number of scores with a digit; zeros afterwards
+//   workspace_marks   {u32, u32} [T, views, mark_words]: bits of the selected slots, and of those
+//                     that have the digit of the last one
 //   workspace_arrivals  i32 [T, views]: CTAs that arrived; zeros before and afterwards
 //
-// Grid (parts of the slots, T, views). What a row must keep is known from where it stands, and
-// where in the list that goes: the first CTA writes it. Of the slots that it chooses among it takes
-// the best. The digit of the last one taken follows from the counts; each CTA then knows of all its
-// slots but those of that digit whether they are taken. The last CTA to arrive settles these
-// (edge.cuh), and writes what is taken, an entry a thread wherever it lies. Nothing depends on who
-// arrives when.
+// Grid (parts of the slots, T, views). The mandatory slots of a row, and their places in the list,
+// follow from its position; the first CTA writes them. The row selects the best of the other slots.
+// The digit of the last selected one follows from the counts. Each CTA then decides about its slots
+// except those with that digit. The last CTA to arrive decides about these (edge.cuh), and writes
+// the selected slots, an entry per thread. The order of arrival does not affect the result.
 //
-// What counts is how often memory is waited for: for all that a CTA has to know at once, for the
-// marks of the others, for the last digit's scores. At 131k a row's scores are 512 kB of L2, read
-// once by 64 CTAs, its marks 32 kB.
+// Memory latencies determine the time: of the inputs of a CTA, of the masks of the other CTAs, and
+// of the scores of the last digit. At 131k tokens the scores of a row have 512 kB in L2, read once
+// by 64 CTAs, and its masks 32 kB.
 #include "../_device/arrival.cuh"
 #include "../_device/row_sequence.cuh"
 #include "device/chosen.cuh"
@@ -31,9 +30,9 @@ namespace {
 
 constexpr int kSlotsOfACta = 4 * Config::kThreads;
 
-// The list's entries that no score decides: the row's first slots, and behind `chosen` of those
-// that it chooses among the rest of the chain and the tree's. Of a row that takes all (`all`) these
-// too.
+// Write the entries that do not depend on scores: the row's first slots, then, after `chosen`
+// selected ones, the rest of the chain and the tree's slots. With `all` it writes the slots to
+// select from too.
 __device__ __forceinline__ void write_kept(int* list, int held, const ListRange& range, int chosen,
                                            bool all, int start, const int* ancestors) {
   const int resumes = range.low + chosen, total = resumes + range.chain - range.late;
@@ -55,7 +54,7 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads)
                  const float* workspace_scores, int* workspace_counts, uint2* workspace_marks,
                  int* workspace_arrivals, int batch, int capacity, int mark_words, int held,
                  int most_listed, int threshold, int first_tokens, int recent_tokens) {
-  DYNAMIC_SHARED(uint32_t, taken);  // [mark_words], as many for `near`, and the list
+  DYNAMIC_SHARED(uint32_t, taken);  // [mark_words], as many for `near`, then the list
   __shared__ SelectScratch scratch;
   __shared__ bool last;
   pdl_launch_dependents();
@@ -65,7 +64,7 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads)
   const float* scores = workspace_scores + place * score_stride(capacity);
   int* all_counts = workspace_counts + place * kDigits;
 
-  // Where the row stands, this thread's digits from the highest down, and its slots.
+  // The row's position, this thread's digits from the highest on, and its slots.
   const FirstSequences sequences(row_start, batch, tree_start, budget);
   const int row_at = load_l2_int(row_slot + row), position = load_l2_int(positions + row);
   DigitCounts counts;

@@ -8,7 +8,7 @@ from specbuild.plugins_cuda.cases import Arrays, Case
 
 
 def tally(layers: int, batch: int, ring_batch: int, step: int, ring_entries: int = 8) -> Case:
-    """A step's lists, most of them right."""
+    """The lists of a step, most of them valid."""
 
     def make(rng: np.random.Generator) -> Arrays:
         broken = rng.integers(-9, 5, (layers, batch)).clip(0)

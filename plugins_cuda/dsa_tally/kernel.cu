@@ -1,4 +1,4 @@
-// DsaTally: a thread per sequence.
+// DsaTally: one thread per sequence.
 #include "../_device/ptx.cuh"
 
 extern "C" __global__ void __launch_bounds__(128)

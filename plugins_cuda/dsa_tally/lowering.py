@@ -8,7 +8,7 @@ _BLOCK = 128
 
 
 def lower(request: LoweringRequest) -> Lowering:
-    """One thread per sequence."""
+    """Return a launch with one thread per sequence."""
     layers, batch = request.tensors["violations"].shape
     ring_entries, ring_batch = request.tensors["ring_broken"].shape
     launch = OpLaunch(

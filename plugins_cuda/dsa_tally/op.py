@@ -1,4 +1,4 @@
-"""DsaTally: how many lists of a step broke an invariant goes to the host's ring."""
+"""DsaTally: write the number of broken lists of a step to the host's ring."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 def reference(
     violations: torch.Tensor, step: torch.Tensor, ring_broken: torch.Tensor
 ) -> torch.Tensor:
-    """``ring_broken`` [S, BM] with the sums of ``violations`` [layers, B] at step % S.
+    """Return ``ring_broken`` [S, BM] with the sums of ``violations`` [layers, B] at step % S.
 
-    Entries past B are left as they were. It stands in front of Advance, which makes the entry
-    visible and counts the ``step`` [1].
+    Entries past B are not written. The op runs before Advance, which makes the entry visible and
+    increments ``step`` [1].
     """
     out = ring_broken.clone()
     out[int(step) % len(out), : violations.shape[1]] = violations.sum(0).int()

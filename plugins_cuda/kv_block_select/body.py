@@ -1,4 +1,4 @@
-"""KvBlockSelect in standard ops, all of it inside an ``If``: most launches choose nothing."""
+"""KvBlockSelect in standard ops, inside an ``If``: most launches select nothing."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def best_blocks(
     attributes: Mapping[str, Any],
     group: int,
 ) -> ir.Value:
-    """Scores fp32 [B, kv_heads, M], up to factors that change no order.
+    """Return scores fp32 [B, kv_heads, M], up to factors that do not affect the order.
 
     ``queries`` [kv_heads, B, group · R, D], ``summaries`` [kv_heads, B, M, 2, D], ``asks`` bool
     [B, R], ``sizes`` = (R, M), int64 [1] each.
@@ -41,18 +41,20 @@ def best_blocks(
     else:
         scores = b.Max(dots(queries, 0), dots(queries, 1))
     scores = b.Reshape(scores, b.Concat(b.i64(0, 0, group), rows, blocks, axis=0))
-    asked = b.Unsqueeze(asks, b.i64(0, 2, 4))
+    is_query = b.Unsqueeze(asks, b.i64(0, 2, 4))
     if attributes["reduction"] == "max":
-        over_queries = b.ReduceMax(b.Where(asked, scores, b.scalar(-np.inf)), b.i64(3), keepdims=0)
+        over_queries = b.ReduceMax(
+            b.Where(is_query, scores, b.scalar(-np.inf)), b.i64(3), keepdims=0
+        )
     else:
-        over_queries = b.ReduceSum(b.Where(asked, scores, zero), b.i64(3), keepdims=0)
+        over_queries = b.ReduceSum(b.Where(is_query, scores, zero), b.i64(3), keepdims=0)
     return b.Transpose(b.ReduceSum(over_queries, b.i64(2), keepdims=0), perm=[1, 0, 2])
 
 
 def body(
     b: BodyBuilder, inputs: Sequence[ir.Value | None], attributes: Mapping[str, Any]
 ) -> Sequence[ir.Value]:
-    """The standard-ONNX form; the summaries' axes are (kv_heads, pages, 2, width)."""
+    """Return the body's outputs; the summaries' axes are (kv_heads, pages, 2, width)."""
     blocks, partial_table = inputs[7], inputs[9]
     assert blocks is not None and partial_table is not None
     any_new = b.GreaterOrEqual(b.ReduceMax(blocks, b.i64(0), keepdims=0), b.scalar(0, np.int32))
@@ -66,14 +68,14 @@ def body(
 
 
 def _column(b: BodyBuilder, x: ir.Value) -> ir.Value:
-    """int32 [B] as int64 [B, 1]."""
+    """Convert int32 [B] to int64 [B, 1]."""
     return b.Unsqueeze(b.cast(x, INT64), b.i64(1))
 
 
 def _asking(
     b: BodyBuilder, rows: Rows, row_start: ir.Value, slot: ir.Value, count: ir.Value
 ) -> ir.Value:
-    """Which of the rows [B, R] are queries: those at tree slots 0 … count − 1, bool."""
+    """Return which rows [B, R] are queries: those at tree slots 0 … count − 1, bool."""
     zero, one = b.scalar(0, np.int64), b.scalar(1, np.int64)
     start = b.cast(row_start, INT64)
     own = b.Sub(
@@ -89,14 +91,14 @@ def _view(
     b: BodyBuilder,
     entry: ir.Value,
     chosen: ir.Value,
-    wanted: ir.Value,
+    num_selected: ir.Value,
     count: ir.Value,
     attributes: Mapping[str, Any],
 ) -> ir.Value:
-    """The logical page of every entry, int64 [B, kv_heads, V].
+    """Return the logical page of every entry, int64 [B, kv_heads, V].
 
-    ``chosen`` int64 [B, kv_heads, k], of which the first ``wanted`` [B, 1] count; ``count`` [B, 1]
-    blocks are summarised.
+    ``chosen`` is int64 [B, kv_heads, k]; the first ``num_selected`` [B, 1] are valid.
+    ``count`` [B, 1] blocks are summarized.
     """
     zero, one = b.scalar(0, np.int64), b.scalar(1, np.int64)
     sink = b.scalar(int(attributes["sink_pages"]), np.int64)
@@ -105,7 +107,7 @@ def _view(
     last = b.Sub(b.Squeeze(b.size(chosen, 2), b.i64(0)), one)
     at = b.Max(b.Min(b.Div(behind, per_block), last), zero)
     first_page = b.Add(b.Mul(b.Gather(chosen, at, axis=2), per_block), sink)
-    retrieved = b.Unsqueeze(b.Mul(wanted, per_block), b.i64(2))
+    retrieved = b.Unsqueeze(b.Mul(num_selected, per_block), b.i64(2))
     passed = b.Unsqueeze(b.Mul(count, per_block), b.i64(2))
     tail = b.Add(b.Sub(entry, retrieved), passed)
     of_chosen = b.Add(first_page, b.Mod(behind, per_block))
@@ -135,27 +137,27 @@ def _selected(
     queries = b.reshape(b.Transpose(queries, perm=[2, 0, 3, 1, 4]), 0, 0, -1, width)
 
     count = _column(b, blocks)
-    most = b.Max(b.ReduceMax(count, b.i64(0, 1), keepdims=0), one)
-    block = b.Range(zero, most, one)
+    max_blocks = b.Max(b.ReduceMax(count, b.i64(0, 1), keepdims=0), one)
+    block = b.Range(zero, max_blocks, one)
     present = b.Less(block, count)
     sink = b.scalar(int(attributes["sink_pages"]), np.int64)
     starts = b.Add(b.Mul(block, b.scalar(int(attributes["block_pages"]), np.int64)), sink)
     starts = b.Where(present, starts, b.scalar(-1, np.int64))
     summaries = b.Gather(summary_pool, entry_pages(b, logical_pages, starts), axis=1)
-    sizes = (rows.count, b.Unsqueeze(most, b.i64(0)))
+    sizes = (rows.count, b.Unsqueeze(max_blocks, b.i64(0)))
     scores = best_blocks(b, queries, summaries, asks, sizes, attributes, group)
     scores = b.Where(b.Unsqueeze(present, b.i64(1)), scores, b.scalar(-np.inf))
 
-    wanted = b.Max(b.Min(_column(b, budget), count), zero)
-    widest = b.Max(b.ReduceMax(wanted, b.i64(0, 1), keepdims=0), one)
+    num_selected = b.Max(b.Min(_column(b, budget), count), zero)
+    widest = b.Max(b.ReduceMax(num_selected, b.i64(0, 1), keepdims=0), one)
     _, ids = b.topk(scores, b.Unsqueeze(widest, b.i64(0)))
-    # Those past the budget sort behind all others.
+    # Blocks past the budget are sorted last.
     rank = b.Range(zero, widest, one)
-    ids = b.Where(b.Less(rank, b.Unsqueeze(wanted, b.i64(2))), ids, most)
+    ids = b.Where(b.Less(rank, b.Unsqueeze(num_selected, b.i64(2))), ids, max_blocks)
     chosen, _ = b.topk(ids, b.Unsqueeze(widest, b.i64(0)), largest=False)
 
     entry = b.Range(zero, b.Squeeze(b.size(partial_table, 2), b.i64(0)), one)
-    logical = _view(b, entry, chosen, wanted, count, attributes)
+    logical = _view(b, entry, chosen, num_selected, count, attributes)
     pages = entry_pages(b, logical_pages, b.reshape(logical, 0, -1))
     table = b.cast(b.reshape(pages, 0, kv_heads, -1), INT32)
     new = b.GreaterOrEqual(b.Unsqueeze(count, b.i64(2)), zero)

@@ -1,7 +1,7 @@
 """Named cases of KvBlockSelect.
 
-Queries and keys are small whole numbers: every score is exact in any order of summation, so that
-ties are ties in every form of the op.
+Queries and keys are small integers. Every score is then exact in any order of summation, and all
+implementations have the same ties.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from specbuild.plugins_cuda.cases import Arrays, Case
 
 @dataclass(frozen=True)
 class Context:
-    """One sequence: ``chain`` rows, a tree of ``tree`` rows, ``unused`` rows behind it.
+    """One sequence: ``chain`` rows, a tree of ``tree`` rows, then ``unused`` rows.
 
-    ``blocks`` are summarised, −1 leaves its table alone; ``tail_pages`` follow the last of them.
+    ``blocks`` are summarized; −1 keeps its table. ``tail_pages`` follow the last block.
     """
 
     blocks: int
@@ -42,9 +42,9 @@ def select(
     padding_rows: int = 0,
     **attributes: Any,
 ) -> Case:
-    """Summaries that no sequence has, and queries that do not ask, are NaN."""
+    """Unused summaries, and rows that are no queries, are NaN."""
 
-    def whole(rng: np.random.Generator, *shape: int) -> np.ndarray:
+    def integers(rng: np.random.Generator, *shape: int) -> np.ndarray:
         return rng.integers(-largest, largest + 1, shape).astype(np.float32)
 
     def make(rng: np.random.Generator) -> Arrays:
@@ -62,9 +62,9 @@ def select(
             table[b, : held[b]] = pages[used : used + held[b]]
             used += held[b]
             ends = sink_pages + block_pages * np.arange(max(c.blocks, 0))
-            one, other = (whole(rng, len(ends), kv_heads, width) for _ in range(2))
+            one, other = (integers(rng, len(ends), kv_heads, width) for _ in range(2))
             pool[table[b, ends]] = np.stack([np.maximum(one, other), np.minimum(one, other)], 2)
-            q[first + c.chain : first + c.chain + c.tree] = whole(
+            q[first + c.chain : first + c.chain + c.tree] = integers(
                 rng, c.tree, kv_heads * group, width
             )
             row_slot[first : first + rows[b]] = tree_start[b] - c.chain + np.arange(rows[b])
@@ -82,8 +82,8 @@ def select(
             rng.integers(100, 200, (len(contexts), kv_heads, entries)).astype(np.int32),
         )
 
-    given = {"sink_pages": sink_pages, "block_pages": block_pages, **attributes}
-    return Case(name, make, given)
+    all_attributes = {"sink_pages": sink_pages, "block_pages": block_pages, **attributes}
+    return Case(name, make, all_attributes)
 
 
 RAGGED = (Context(9, 4, tree=3, chain=2), Context(-1, 4, tree=2), Context(3, 5, tree=1, unused=2))

@@ -1,4 +1,4 @@
-// KvBlockSelect: which blocks of the context the queries of a verification tree want most.
+// KvBlockSelect: the blocks of the context with the best scores for a verification tree's queries.
 //
 //   q              bf16 [T, KV_HEADS·GROUP, WIDTH]
 //   summary_pool   bf16 [pages, KV_HEADS, 2, WIDTH]: maximum and minimum of a block's keys
@@ -9,10 +9,10 @@
 //   partial_table  i32  [B, KV_HEADS, entries], in and out
 //   workspace_scores  f32 [B, KV_HEADS, most_blocks]
 //
-// score_blocks (score.cu): a thread holds a block's two vectors and meets every query in shared
-// memory. At 131k (8190 blocks, 4 queries, 8 heads a group) a layer reads 17 MB and does 0.27 G
-// products, about 15 µs. select_blocks: a CTA per KV head finds the score of the last block taken
-// by its digits, and writes the table in order of position.
+// score_blocks (score.cu): a thread holds the two vectors of a block, and reads every query from
+// shared memory. At 131k tokens (8190 blocks, 4 queries, 8 heads per group) a layer reads 17 MB and
+// computes 0.27 G products, about 15 µs. select_blocks: a CTA per KV head determines the score of
+// the last selected block, digit by digit, and writes the table in order of position.
 #include "../_device/ordered_key.cuh"
 #include "../_device/ptx.cuh"
 
@@ -20,7 +20,7 @@ CONFIG
 
 constexpr int kWarps = Config::kThreads / 32, kDigits = 256;
 
-// How many threads before this one have the flag; ``total`` is that of all.
+// Return the number of earlier threads with the flag; ``total`` receives that of all threads.
 __device__ __forceinline__ int rank_of(bool flag, int (&counts)[kWarps], int& total) {
   const unsigned bits = __ballot_sync(kAllLanes, flag);
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -36,7 +36,8 @@ __device__ __forceinline__ int rank_of(bool flag, int (&counts)[kWarps], int& to
   return before;
 }
 
-// The digit of the last of the `left` greatest keys, and how many have a greater one; by one warp.
+// One warp computes the digit of the last of the `left` greatest keys, and the number of keys with
+// a greater digit.
 __device__ __forceinline__ void find_digit(const int (&digits)[kDigits], int left,
                                            int (&found)[2]) {
   constexpr int kOwn = kDigits / 32;
@@ -62,7 +63,7 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads)
     select_blocks(const int* logical_pages, const int* blocks, const int* budget,
                   int* partial_table, const float* workspace_scores, int table, int sink_pages,
                   int block_pages, int most_blocks, int entries) {
-  DYNAMIC_SHARED(int, chosen);  // as many blocks as the table has room for
+  DYNAMIC_SHARED(int, chosen);  // as many blocks as fit in the table
   __shared__ int digits[kDigits], counts[kWarps], found[2];
   pdl_launch_dependents();
   pdl_wait();
@@ -72,7 +73,7 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads)
   const float* scores = workspace_scores + (static_cast<int64_t>(b) * heads + head) * most_blocks;
   const bool all = count <= budget[b];
 
-  // The key of the last block taken, from its highest digit on, and how many of that key.
+  // The key of the last selected block, from its highest digit on; `left` blocks have this prefix.
   uint32_t edge = 0;
   int left = wanted;
   for (int shift = 24; !all && shift >= 0; shift -= 8) {

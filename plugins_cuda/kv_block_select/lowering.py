@@ -13,7 +13,7 @@ from specbuild.runtime.errors import SpecbuildError
 
 SCORE_THREADS = 128
 SELECT_THREADS = 512
-# Queries of all heads of a group that stand in shared memory: rows of so many heads, or fewer.
+# Queries of all heads of a group in shared memory: a multiple of the heads.
 QUERIES = 64
 CTAS_OF_AN_SM = 16
 MAX_GROUP = 16
@@ -35,7 +35,7 @@ _SELECT_ARGUMENTS = ("logical_pages", "blocks", "budget", "partial_table", "work
 
 
 def lower(request: LoweringRequest) -> Lowering:
-    """Two launches; SpecbuildError for heads that the kernels do not take."""
+    """Return two launches; SpecbuildError for heads that the kernels do not support."""
     tensors = request.tensors
     _, q_heads, width = tensors["q"].shape
     _, kv_heads, _, _ = tensors["summary_pool"].shape
@@ -49,9 +49,9 @@ def lower(request: LoweringRequest) -> Lowering:
         or group > MAX_GROUP
     ):
         raise SpecbuildError(
-            f"KvBlockSelect: {group} query heads a KV head, of {width} {tensors['q'].dtype} "
-            f"values; its kernels take up to {MAX_GROUP} of up to {MAX_WIDTH} bfloat16 values, "
-            "in multiples of 8: build for the cpu target."
+            f"KvBlockSelect: got {group} query heads per KV head, of {width} {tensors['q'].dtype} "
+            f"values, expected up to {MAX_GROUP} of up to {MAX_WIDTH} bfloat16 values in "
+            "multiples of 8; build for the cpu backend"
         )
     query_tile = QUERIES // (8 if group <= 8 else 16)
     sink_pages = int(request.attributes["sink_pages"])
@@ -69,7 +69,7 @@ def lower(request: LoweringRequest) -> Lowering:
         ("SHARED_BYTES", 4 * query_tile * group * width),
     )
     tiles = -(-most_blocks * (1 + (width > 64)) // SCORE_THREADS)
-    # Mostly one sequence chooses: its CTAs are to fill the GPU, and those of the others leave.
+    # Usually one sequence selects: its CTAs should fill the GPU, and those of others return.
     ctas = max(1, CTAS_OF_AN_SM * request.target.multiprocessors // (kv_heads * batch))
     scores = OpLaunch(
         Kernel("kv_block_select", "score_blocks", scoring, "score.cu"),

@@ -1,4 +1,4 @@
-"""KvBlockSelect: the blocks that a verification tree's queries want most, as a page table."""
+"""KvBlockSelect: select the best blocks for a verification tree's queries, as a page table."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ TABLE_AXES = ("B", "kv_heads", "entries")
 def block_scores(
     queries: torch.Tensor, summaries: torch.Tensor, *, reduction: str, score: str
 ) -> torch.Tensor:
-    """What ``queries`` [n, kv_heads, group, D], the root first, give blocks [m, kv_heads, 2, D].
+    """Return the scores of blocks [m, kv_heads, 2, D] for ``queries`` [n, kv_heads, group, D].
 
-    fp32 [kv_heads, m], times the number of queries (``mean``) and that of a head's group: factors
-    that change no order.
+    The root is the first query. The result, fp32 [kv_heads, m], is not divided by the number of
+    queries (``mean``) and of heads of a group, which does not affect the order.
     """
     import torch
 
@@ -59,19 +59,21 @@ def reference(
     reduction: str,
     score: str,
 ) -> torch.Tensor:
-    """``partial_table`` [B, kv_heads, V] with a new row for every sequence of ``blocks[b] >= 0``.
+    """Return ``partial_table`` [B, kv_heads, V] with new entries for sequences with ``blocks`` >=
+    0.
 
-    Of the rows ``q`` [T, Hq, D] of sequence b, those at the slots ``tree_start[b]`` and the
-    ``tree_count[b] − 1`` behind it ask: its tree, the root first. Block i has its extremes
-    (KvBlockSummary) in the entry of the page ``logical_pages[b, sink_pages + i·block_pages]``. A
-    query's score is the larger of its products with the maximum and with the minimum (``dot``),
-    or the sum over channels of the larger product (``quest``); the ``reduction`` over queries is
-    their mean, their maximum, or the root's (``last``); a KV head's score is the mean over the
-    query heads of its group. The ``min(budget[b], blocks[b])`` best blocks of a KV head are
-    taken, on ties the lower one.
+    The queries of sequence b are the rows of its tree, the root first: rows of ``q`` [T, Hq, D] at
+    slots ``tree_start[b]`` … ``tree_start[b] + tree_count[b] − 1``. The summary of block i
+    (KvBlockSummary) is the entry of page ``logical_pages[b, sink_pages + i·block_pages]``.
 
-    A new row holds the pages of the sink, of the chosen blocks in order of position, and those
-    from the end of block ``blocks[b] − 1`` on, as many as there are entries; 0 past the last.
+    The score of a query is the larger of its products with the maximum and with the minimum
+    (``dot``), or the sum over channels of the larger product (``quest``). The ``reduction`` over
+    queries is the mean, the maximum, or the root's score (``last``). The score of a KV head is the
+    mean over the query heads of its group. Each KV head selects the ``min(budget[b], blocks[b])``
+    best blocks; ties go to the lower one.
+
+    The new entries are the pages of the sink, of the selected blocks in order of position, and
+    those from the end of block ``blocks[b] − 1`` on, as many as fit; then zeros.
     """
     import torch
 
@@ -94,7 +96,7 @@ def reference(
             begin = sink_pages + block_pages * count
             tail = torch.arange(begin, max(begin, logical_pages.shape[1]))
             view = torch.cat([torch.arange(sink_pages), places[head].flatten(), tail])[:entries]
-            # The sink is not whole in a context that is shorter.
+            # A short context has less than a full sink.
             view = view[view < logical_pages.shape[1]]
             out[b, head] = 0
             out[b, head, : len(view)] = logical_pages[b, view]

@@ -1,6 +1,6 @@
-// KvBlockSelect, first launch: how much the queries of a verification tree want each block.
+// KvBlockSelect, first launch: the scores of blocks for the queries of a verification tree.
 //
-// Tensors are those of kernel.cu.
+// The arguments are those of kernel.cu.
 #include "../_device/bf16.cuh"
 #include "../_device/ptx.cuh"
 
@@ -15,13 +15,13 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads)
   DYNAMIC_SHARED(float, queries);  // [GROUP, QUERY_TILE, WIDTH]
   static_assert(4 * Config::kGroup * Config::kQueryTile * Config::kWidth == Config::kSharedBytes,
                 "as the launch says");
-  // Two threads share a block of more channels than one has registers for.
+  // Two threads share a block if it has more channels than one has registers for.
   constexpr int kShare = Config::kWidth > 64 ? 2 : 1, kBlocks = Config::kThreads / kShare;
   constexpr int kVectors = Config::kWidth / 8 / kShare, kHeads = Config::kKvHeads * Config::kGroup;
   pdl_launch_dependents();
   pdl_wait();
   const int head = blockIdx.y, b = blockIdx.z, count = blocks[b];
-  // All of them are taken, or none.
+  // All blocks are selected, so no scores are required.
   if (count <= budget[b]) return;
   const int first = row_start[b], root = first + tree_start[b] - row_slot[first];
   const int asking = Config::kOverQueries == 2 ? 1 : tree_count[b];

@@ -19,7 +19,7 @@ def summary(
     width: int = 16,
     logical: int = 0,
 ) -> Case:
-    """A sequence for each (first block, blocks); pages that hold no key of theirs are NaN."""
+    """A sequence per (first block, blocks); pages without keys of the sequence are NaN."""
 
     def make(rng: np.random.Generator) -> Arrays:
         ends = [sink_pages + max(end, 0) * block_pages for _, end in ranges]

@@ -1,4 +1,4 @@
-// KvBlockSummary: the maximum and the minimum of the keys of every new block, channel by channel.
+// KvBlockSummary: the channel-wise maximum and minimum of the keys of every new block.
 //
 //   summary_pool   bf16 [pages, KV_HEADS, 2, WIDTH], in and out
 //   k_pool         bf16 [pages, KV_HEADS, PAGE_SIZE, WIDTH]
@@ -6,9 +6,9 @@
 //   first_block    i32  [batch]
 //   blocks         i32  [batch]
 //
-// A warp takes a block of a KV head, a lane two channels at a time. Most steps complete no block at
-// all: the grid has a fixed size and walks over what there is. A block of 16 keys of 64 channels is
-// 2 KB; the first step after a prompt reads all of its keys, as attention does. No workspace.
+// One warp per block and KV head; a lane has two channels at a time. Most steps complete no block,
+// so the grid has a fixed size, and warps loop over the blocks. A block of 16 keys of 64 channels
+// has 2 KB. The first step after a prompt reads all of its keys, as attention does.
 #include "../_device/bf16.cuh"
 #include "../_device/ptx.cuh"
 

@@ -1,4 +1,4 @@
-"""KvBlockSummary on a GPU: a warp per block and KV head, few of which have work in most steps."""
+"""KvBlockSummary on a GPU: a warp per block and KV head; most are idle in most steps."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ _CHANNELS_OF_A_LANE = (2, 4)
 
 
 def lower(request: LoweringRequest) -> Lowering:
-    """One launch; SpecbuildError where a warp cannot hold a key's channels evenly."""
+    """Return one launch; SpecbuildError if a key's channels do not divide evenly over a warp."""
     pool = request.tensors["k_pool"]
     cache_vector_bytes("KvBlockSummary", "k_pool", pool)
     _, kv_heads, page_size, width = pool.shape
     if width > _LANES * max(_CHANNELS_OF_A_LANE) or width % 2:
         raise SpecbuildError(
-            f"KvBlockSummary: keys of width {width}, its kernel takes even widths up to "
-            f"{_LANES * max(_CHANNELS_OF_A_LANE)}: build for the cpu target."
+            f"KvBlockSummary: got keys of width {width}, expected even widths up to "
+            f"{_LANES * max(_CHANNELS_OF_A_LANE)}; build for the cpu backend"
         )
     batch, table = request.tensors["logical_pages"].shape
     constants = (

@@ -1,4 +1,4 @@
-"""KvBlockSummary: the channel-wise extremes of the keys of every block that has become whole."""
+"""KvBlockSummary: the channel-wise extremes of the keys of every newly completed block."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def reference(
     sink_pages: int,
     block_pages: int,
 ) -> torch.Tensor:
-    """``summary_pool`` [pages, kv_heads, 2, D] with blocks ``first_block[b] … blocks[b] − 1`` new.
+    """Return ``summary_pool`` [pages, kv_heads, 2, D] with the new blocks of each sequence.
 
-    ``logical_pages`` [B, P] are the sequences' pages in order of position. Block i of a sequence
-    is its logical pages ``sink_pages + i·block_pages`` and following, ``block_pages`` of them; the
-    maximum (0) and the minimum (1) of their keys, per channel and KV head, stand in the entry of
-    the block's first page. Nothing is new where ``first_block[b] >= blocks[b]``. The entry of
-    page 0 is unspecified.
+    The new blocks are ``first_block[b] … blocks[b] − 1``; there are none if ``first_block[b] >=
+    blocks[b]``. ``logical_pages`` [B, P] are the sequences' pages in order of position. Block i has
+    the ``block_pages`` logical pages from ``sink_pages + i·block_pages`` on. The entry of its first
+    page receives the maximum (0) and the minimum (1) of its keys, per channel and KV head. The
+    entry of page 0 is unspecified.
     """
     out = summary_pool.clone()
     for sequence in range(logical_pages.shape[0]):
@@ -48,7 +48,7 @@ def reference(
 
 OP = OpSpec(
     name="KvBlockSummary",
-    doc="Channel-wise maximum and minimum of the keys of new whole blocks (SpecPV).",
+    doc="Channel-wise maximum and minimum of the keys of newly completed blocks (SpecPV).",
     inputs=(
         TensorSpec("summary_pool", "T", SUMMARY_AXES, body_axes=SUMMARY_BODY_AXES),
         TensorSpec("k_pool", "T", POOL_AXES, body_axes=POOL_BODY_AXES),

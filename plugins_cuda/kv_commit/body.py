@@ -1,4 +1,4 @@
-"""KvCommit as GatherND and ScatterND; a pair that does nothing moves page 0 onto itself."""
+"""KvCommit as GatherND and ScatterND; a pair without effect copies page 0 to itself."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from specbuild.plugins_cuda.kv_write.body import slot_indices
 def body(
     b: BodyBuilder, inputs: Sequence[ir.Value | None], _attributes: Mapping[str, Any]
 ) -> Sequence[ir.Value]:
-    """The standard-ONNX form; the pool's axes are (kv_heads, pages, page_size, width)."""
+    """Return the body's outputs; the pool's axes are (kv_heads, pages, page_size, width)."""
     pool, from_slot, to_slot = inputs
     assert pool is not None and from_slot is not None and to_slot is not None
     zero = b.scalar(0, dtype=np.int64)

@@ -1,11 +1,11 @@
-// KvCommit: the entry of slot from_slot[i] goes to to_slot[i], for pairs that are not padding.
+// KvCommit: the entry of slot from_slot[i] is copied to to_slot[i], for pairs that are not padding.
 //
 //   pool       bf16 [pages, KV_HEADS, PAGE_SIZE, WIDTH], in and out
 //   from_slot  i32  [PAIRS]   (sequences × path entries), negative = padding
 //   to_slot    i32  [PAIRS]
 //
-// Grid: one CTA per KV head, since slots of one pair may be targets of another: it reads all
-// entries into shared memory before it writes any. No workspace.
+// Grid: one CTA per KV head. A source slot may be the target of another pair, so the CTA reads all
+// entries into shared memory before it writes.
 #include "../_device/ptx.cuh"
 
 CONFIG
@@ -13,7 +13,7 @@ CONFIG
 namespace {
 
 constexpr int kVectors = Config::kWidth / 8;  // of 16 bytes, in one head of a slot
-static_assert(16 * Config::kPairs * kVectors == Config::kSharedBytes, "a vector for each of all");
+static_assert(16 * Config::kPairs * kVectors == Config::kSharedBytes, "all pairs are staged");
 
 __device__ __forceinline__ bool moves(int from, int to) {
   return from >= 0 && to >= 0 && from != to;

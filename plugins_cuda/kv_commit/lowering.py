@@ -10,7 +10,7 @@ THREADS = 256
 
 
 def lower(request: LoweringRequest) -> Lowering:
-    """One launch; SpecbuildError where the pairs' entries do not fit a CTA's shared memory."""
+    """Return one launch; SpecbuildError if the entries of all pairs do not fit in shared memory."""
     pool = request.tensors["pool"]
     _, kv_heads, page_size, width = pool.shape
     batch, depth = request.tensors["from_slot"].shape
@@ -18,8 +18,8 @@ def lower(request: LoweringRequest) -> Lowering:
     if staged > request.target.shared_bytes_per_block:
         raise SpecbuildError(
             f"KvCommit: {batch} sequences of {depth} entries of width {width} need {staged} bytes "
-            f"of shared memory, of which a CTA has {request.target.shared_bytes_per_block}: use "
-            "a smaller batch or a shallower draft."
+            f"of shared memory, a CTA has {request.target.shared_bytes_per_block}; use a smaller "
+            "batch or a shallower draft"
         )
     constants = (
         ("KV_HEADS", kv_heads),

@@ -1,4 +1,4 @@
-"""KvCommit: the accepted nodes' keys or values move to the committed positions."""
+"""KvCommit: the accepted nodes' keys or values move to the committed slots."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 
 def reference(pool: torch.Tensor, from_slot: torch.Tensor, to_slot: torch.Tensor) -> torch.Tensor:
-    """``pool`` with the entry of slot ``from_slot[b, i]`` copied to ``to_slot[b, i]``.
+    """Return ``pool`` with the entry of slot ``from_slot[b, i]`` copied to ``to_slot[b, i]``.
 
-    All reads come before all writes. A pair of which one side is negative (padding) or whose
-    sides are equal does nothing.
+    All reads come before all writes. A pair with a negative side (padding) or with equal sides has
+    no effect.
     """
     page_size = pool.shape[2]
     moved = (from_slot >= 0) & (to_slot >= 0) & (from_slot != to_slot)

@@ -1,4 +1,4 @@
-"""KvWrite as ScatterND on (head, page, offset): in place where input and output are one buffer."""
+"""KvWrite as ScatterND on (head, page, offset): in place if input and output are one buffer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from specbuild.plugins_cuda.kv_write.codes import encoded, holds_codes
 
 
 def slot_indices(b: BodyBuilder, slot: ir.Value, heads: int, page_size: int) -> ir.Value:
-    """``slot`` [..., n] int64 as ScatterND and GatherND indices [heads, n, 3]."""
+    """Convert ``slot`` [..., n] int64 to ScatterND and GatherND indices [heads, n, 3]."""
     size = b.scalar(page_size, dtype=np.int64)
     place = b.Concat(
         b.reshape(b.Div(slot, size), -1, 1), b.reshape(b.Mod(slot, size), -1, 1), axis=1
@@ -27,7 +27,7 @@ def slot_indices(b: BodyBuilder, slot: ir.Value, heads: int, page_size: int) -> 
 def body(
     b: BodyBuilder, inputs: Sequence[ir.Value | None], _attributes: Mapping[str, Any]
 ) -> Sequence[ir.Value]:
-    """The standard-ONNX form; the pool's axes are (kv_heads, pages, page_size, width)."""
+    """Return the body's outputs; the pool's axes are (kv_heads, pages, page_size, width)."""
     pool, new, write_slot = inputs
     assert pool is not None and new is not None and write_slot is not None
     if holds_codes(pool):

@@ -18,7 +18,7 @@ def write(
     width: int = 8,
     padding_rows: int = 0,
 ) -> Case:
-    """Writes to these slots; padding rows write somewhere into page 0, which is unspecified."""
+    """Writes to these slots; padding rows write to page 0, which is unspecified."""
 
     def make(rng: np.random.Generator) -> Arrays:
         pool = rng.standard_normal((pages, kv_heads, page_size, width)).astype(np.float32)

@@ -1,16 +1,16 @@
-// KvWrite: row t of the new keys or values goes to slot write_slot[t].
+// KvWrite: row t of the new keys or values is written to slot write_slot[t].
 //
 //   pool        bf16 [pages, KV_HEADS, PAGE_SIZE, WIDTH], in and out
 //   new         bf16 [ROWS, KV_HEADS, WIDTH]
 //   write_slot  i32  [ROWS]
 //
-// One thread per 16 bytes of `new`. Slots differ but for padding rows, which share page 0. No
-// workspace.
+// One thread per 16 bytes of `new`. Slots are different, except for padding rows, which share page
+// 0.
 #include "../_device/ptx.cuh"
 
 CONFIG
 
-// The tensor's declared name is a word that C++ keeps for itself.
+// The declared name of the tensor is a keyword of C++.
 #define new new_rows
 
 extern "C" __global__ void __launch_bounds__(Config::kThreads)

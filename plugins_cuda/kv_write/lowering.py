@@ -1,4 +1,4 @@
-"""KvWrite on a GPU: 16 bytes a thread."""
+"""KvWrite on a GPU: 16 bytes per thread."""
 
 from __future__ import annotations
 
@@ -19,19 +19,22 @@ VECTOR_BYTES = 16
 def cache_vector_bytes(
     op: str, name: str, pool: TensorInfo, *, dtypes: tuple[str, ...] = ("bfloat16",)
 ) -> int:
-    """Bytes of one head of a slot; SpecbuildError unless it is of these in 16-byte vectors."""
+    """Return the bytes of one head of a slot.
+
+    Raises SpecbuildError for other dtypes, and for heads that are no multiple of 16 bytes.
+    """
     width = pool.shape[-1]
     if pool.dtype not in dtypes or width * ITEM_BYTES[pool.dtype] % VECTOR_BYTES:
         raise SpecbuildError(
-            f"{op}: {name} has heads of {width} {pool.dtype} values, its kernel takes "
-            f"{' and '.join(dtypes)} in multiples of {VECTOR_BYTES} bytes: choose another target "
-            "for this model."
+            f"{op}: {name} has heads of {width} {pool.dtype} values, expected "
+            f"{' or '.join(dtypes)} in multiples of {VECTOR_BYTES} bytes; choose another backend "
+            "for this model"
         )
     return width * ITEM_BYTES[pool.dtype]
 
 
 def lower(request: LoweringRequest) -> Lowering:
-    """One launch, a thread per 16 bytes of the new rows."""
+    """Return one launch, with a thread per 16 bytes of the new rows."""
     pool = request.tensors["pool"]
     vectors = cache_vector_bytes("KvWrite", "pool", pool) // VECTOR_BYTES
     _, kv_heads, page_size, width = pool.shape

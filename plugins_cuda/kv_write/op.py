@@ -1,4 +1,4 @@
-"""KvWrite: the new tokens' keys or values go into their slots of a paged pool."""
+"""KvWrite: write the new tokens' keys or values to their slots of a paged pool."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ POOL_BODY_AXES = ("kv_heads", "pages", "page_size", "width")
 
 
 def reference(pool: torch.Tensor, new: torch.Tensor, write_slot: torch.Tensor) -> torch.Tensor:
-    """``pool`` [pages, kv_heads, page_size, width] with ``new`` [T, kv_heads, width] at the slots.
+    """Return ``pool`` [pages, kv_heads, page_size, width] with ``new`` [T, kv_heads, width]
+    written.
 
-    Slot s is offset ``s % page_size`` of page ``s // page_size``. Padding rows name a slot of
-    page 0, which nobody reads. A pool of uint8 holds codes (``codes.py``).
+    Slot s is offset ``s % page_size`` of page ``s // page_size``. Padding rows have slots of page
+    0, which is never read. A pool of uint8 is quantized (``codes.py``).
     """
     import torch
 

@@ -1,4 +1,4 @@
-"""Named cases of LinearPartial: those of Linear that neither add nor repeat a form."""
+"""Named cases of LinearPartial: those of Linear without residuals and repeated formats."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from specbuild.plugins_cuda.linear.storage import BF16, FP8, MXFP4, Storage
 def linear_partial(
     tokens: int, rows: int, columns: int, *, storage: Storage = BF16, prefix: str = ""
 ) -> Case:
-    """``tokens`` rows of ``columns`` values by a weight of ``rows`` rows."""
+    """``tokens`` rows of ``columns`` values, multiplied by a weight of ``rows`` rows."""
 
     def make(rng: np.random.Generator) -> Arrays:
         return draw(rng, tokens, columns), draw_packed(rng, rows, columns, storage)

@@ -1,8 +1,8 @@
-// LinearPartial: x · Wᵀ for up to 256 rows, fp32 sums as they are.
+// LinearPartial: x · Wᵀ for up to 256 rows, with unrounded fp32 sums.
 //
 //   x        [rows, 32·K_BLOCKS] bf16, in
-//   weight   [TILE_COUNT, K_BLOCKS, 512] bf16, in, constant (linear/packing.py); or stored as
-//            WEIGHTS says (linear/block_scaled.py)
+//   weight   [TILE_COUNT, K_BLOCKS, 512] bf16, in, constant (linear/packing.py); or the format
+//            WEIGHTS (linear/block_scaled.py)
 //   partial  [rows, 16·TILE_COUNT] fp32, out
 //
 // Grid and bytes are those of linear/kernel.cu.
@@ -24,8 +24,8 @@ extern "C" __global__ void __launch_bounds__(Config::kWarps * 32, 1)
   const auto chunks = Dense::chunks();
   Dense::Stream stream(weight, chunks, shared + Places::kRing, slice_of_warp<Shape>());
   stream.start();
-  const int first_token = blockIdx.y * Shape::kMostTokens;
-  const int tokens = min(Shape::kMostTokens, rows - first_token);
+  const int first_token = blockIdx.y * Shape::kMaxTokens;
+  const int tokens = min(Shape::kMaxTokens, rows - first_token);
   const Elements elements(tokens);
   pdl_wait();
   float* slices = reinterpret_cast<float*>(shared + Places::kPartials);

@@ -1,4 +1,4 @@
-"""LinearPartial on a GPU: Linear's launches, whose sums are stored as they are."""
+"""LinearPartial on a GPU: Linear's launches with unrounded sums."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from specbuild.plugins_cuda.prefill_gemm import UNSTAGED, dense_gemm, dense_laun
 
 
 def lower(request: LoweringRequest) -> Lowering:
-    """``x`` [T, K], packed ``weight`` → ``partial`` [T, N].
+    """Return the launches for ``x`` [T, K], packed ``weight`` → ``partial`` [T, N].
 
-    SpecbuildError for a decode launch of more than 256 rows, a weight that is packed for another
-    K, and an unknown tactic.
+    Raises SpecbuildError for a decode launch of more than 256 rows, a weight that is packed for
+    another K, and an unknown tactic.
     """
     if request.phase == "prefill":
         return dense_launches(
@@ -34,7 +34,7 @@ def lower(request: LoweringRequest) -> Lowering:
 
 
 def tactics(request: LoweringRequest) -> tuple[Tactic, ...]:
-    """Those of Linear."""
+    """Return the tactics of Linear."""
     if request.phase == "prefill":
         return prefill_tactics(request)
     return dense_tactics(request, projection_of("LinearPartial", request))

@@ -1,8 +1,8 @@
-// LinearPartial of more than a few tokens: CTAs split K, too; x, weight and partial as kernel.cu's.
+// LinearPartial for many tokens: CTAs split K too. For x, weight and partial see kernel.cu.
 //
-//   workspace_tokens … workspace_arrived  as linear/many_tokens.cu's
+//   workspace_tokens … workspace_arrived  see linear/many_tokens.cu
 //
-// Grid: as linear/many_tokens.cu's.
+// The grid is that of linear/many_tokens.cu.
 #include "../_device/dense_many.cuh"
 
 CONFIG
@@ -13,7 +13,7 @@ constexpr int kOutputs = Config::kTileCount * 16;
 
 namespace {
 
-// The outputs as GroupSums::emit_all() takes them.
+// The outputs for GroupSums::emit_all().
 struct Outputs {
   using Held = float*;
   float* partial;

@@ -1,4 +1,4 @@
-"""LinearPartial: a rank's part of a projection whose columns are shared among ranks."""
+"""LinearPartial: a rank's part of a projection whose columns are split over ranks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def reference(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """``x · Wᵀ`` [T, N] in fp32, not rounded: x [T, K], packed ``weight`` of [N, K]."""
+    """Return ``x · Wᵀ`` [T, N] in fp32, not rounded: x [T, K], packed ``weight`` of [N, K]."""
     return x.float() @ unpack_rows(decoded(weight, x.shape[1])).float().T
 
 

@@ -1,12 +1,12 @@
-// LinearPartial over a prompt chunk: x · Wᵀ, fp32 sums as they are.
+// LinearPartial in prefill: x · Wᵀ, with unrounded fp32 sums.
 //
 //   x           bf16 [rows, K]            in
-//   weight      bf16 [N/16, K/32, 512]    in   packed (linear/packing.py), or as WEIGHTS says
+//   weight      bf16 [N/16, K/32, 512]    in   packed (linear/packing.py), or the format WEIGHTS
 //   partial     fp32 [rows, N]            out
-//   workspace   as linear/prefill.cu's
+//   workspace   see linear/prefill.cu
 //
-// Two launches, as linear/prefill.cu's. A lane's sums go to memory from registers: eight lanes hold
-// neighbouring rows of the weight, 32 bytes of a token.
+// Two launches, as in linear/prefill.cu. A lane stores its sums from registers: eight lanes hold
+// adjacent rows of the weight, 32 bytes of a token.
 #include "../_device/prefill_dense.cuh"
 #include "../_device/prefill_rows.cuh"
 

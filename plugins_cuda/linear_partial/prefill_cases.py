@@ -1,4 +1,4 @@
-"""Cases of LinearPartial over prompt chunks: several tiles of tokens, and real sizes."""
+"""Cases of LinearPartial in prefill: several tiles of tokens, and real sizes."""
 
 from __future__ import annotations
 

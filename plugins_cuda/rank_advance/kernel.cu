@@ -1,8 +1,8 @@
-// RankAdvance: counts the rounds of a program that ends.
+// RankAdvance: adds the rounds of a finished program to the count.
 //
-//   state  [2] int32, in and out: rounds before this program; the limit of a wait, left alone
+//   state  [2] int32, in and out: rounds before this program; the limit of a wait, unchanged
 //
-// One thread: whatever read the count is done when the wait is over.
+// One thread. After griddepcontrol.wait, all launches that read the count have finished.
 #include "../_device/ptx.cuh"
 
 extern "C" __global__ void advance_rounds(int* state, int rounds) {

@@ -6,7 +6,7 @@ from specbuild.plugins_cuda.launches import Kernel, Lowering, LoweringRequest, O
 
 
 def lower(request: LoweringRequest) -> Lowering:
-    """One launch."""
+    """Return one launch."""
     launch = OpLaunch(
         Kernel("rank_advance", "advance_rounds", hot=False),
         grid=(1, 1, 1),

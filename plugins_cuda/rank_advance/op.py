@@ -1,4 +1,4 @@
-"""RankAdvance: the end of a program whose ops exchange data between ranks."""
+"""RankAdvance: the last op of a program whose ops exchange data between ranks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def reference(state: torch.Tensor, *, rounds: int) -> torch.Tensor:
-    """``state`` [2]: its first word, an unsigned count, grows by ``rounds``, modulo 2³²."""
+    """Return ``state`` [2] with ``rounds`` added to its first word, modulo 2³²."""
     moved = state.clone()
     count = (int(state[0]) + rounds + 2**31) % 2**32 - 2**31
     moved[0] = count

@@ -1,4 +1,4 @@
-"""Named cases of RankMoe; a lone rank is its own peer."""
+"""Named cases of RankMoe; a single rank is its own peer."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from specbuild.plugins_cuda.rms_moe.cases import QWEN3_BF16, Layer
 
 @dataclass(frozen=True)
 class RankLayer:
-    """A layer of RmsMoe whose inner width is a rank's."""
+    """A layer of RmsMoe with the inner width of one rank."""
 
     layer: Layer
     ranks: int = 2
 
     def arrays(self, rng: np.random.Generator) -> Arrays:
-        """The op's inputs."""
+        """Return the op's inputs."""
         layer = self.layer
         exchange = exchange_arrays(rng, layer.rows, layer.hidden, self.ranks)
         return (*layer.arrays(rng), *exchange)
 
     def case(self, name: str) -> Case:
-        """This layer as a case; the sum has its error as often as there are ranks."""
+        """Return this layer as a case; the error of a sum occurs once per rank."""
         of_one = self.layer.case(name)
         attributes: dict[str, Any] = {**of_one.attributes, "ranks": self.ranks, "exchange": 5}
         return replace(

@@ -1,13 +1,13 @@
-// RankMoe when decoding, behind RmsMoe's launches up to down: the sum of a row's experts, over all
+// RankMoe in decoding, after RmsMoe's launches up to down: the sum of a row's experts, over all
 // ranks.
 //
 //   x            [rows, WIDTH] bf16, in: the residual
 //   row_start    [SEQUENCES + 1] int32, in: rows from the last entry on are padding
-//   inbox … fault  as rank_sum/kernel.cu's
+//   inbox … fault  see rank_sum/kernel.cu
 //   y            [rows, WIDTH] bf16, out: x + the sum, which is rounded first
-//   workspace_partial   [rows, TOP_K, WIDTH] fp32, in: experts' results by their weights
+//   workspace_partial   [rows, TOP_K, WIDTH] fp32, in: weighted results of experts
 //
-// Grid: _device/rank_rounds.cuh. Experts are added in the order of RmsMoe, then ranks in theirs.
+// Grid: _device/rank_rounds.cuh. Experts are added in the order of RmsMoe, then ranks in order.
 #include "device/residual.cuh"
 
 namespace {

@@ -17,10 +17,10 @@ from specbuild.plugins_cuda.rank_sum.rounds import ROUND_ROWS, cut_of
 from specbuild.plugins_cuda.rms_moe import lowering as rms_moe
 from specbuild.plugins_cuda.rms_moe.packing import gate_up_stages, in_bf16
 
-# What RankMoe has beside RmsMoe.
+# Inputs and attributes of RankMoe that RmsMoe does not have.
 _EXCHANGE_INPUTS = ("inbox", "state", "fault")
 _EXCHANGE_ATTRIBUTES = ("ranks", "exchange")
-# RmsMoe's last launch, when decoding and over prompts: what takes its place, and what that reads.
+# RmsMoe's last launches in decoding and prefill, with their replacements and the workspaces read.
 _ADDING = {
     "add_experts": ("add_ranks", "kernel.cu", ("workspace_partial",)),
     "moe_combine": (
@@ -32,22 +32,22 @@ _ADDING = {
 
 
 def lower(request: LoweringRequest) -> Lowering:
-    """The launches; SpecbuildError where RmsMoe's kernels cannot compute it."""
+    """Return the launches; SpecbuildError if RmsMoe's kernels do not support the request."""
     of_rank = rms_moe.lower(_of_rank(request), slices=_slices(request))
     *launches, adding = of_rank.launches
     return Lowering((*launches, _exchange(request, adding)), of_rank.workspaces)
 
 
 def tactics(request: LoweringRequest) -> tuple[Tactic, ...]:
-    """Those of RmsMoe over the rank's columns."""
+    """Return the tactics of RmsMoe for the rank's columns."""
     return rms_moe.tactics(_of_rank(request), slices=_slices(request))
 
 
 def _slices(request: LoweringRequest) -> int:
-    """Warps that share K of a tile of gate/up, by ranks and K alone.
+    """Return the number of warps that share K of a gate/up tile, by ranks and K only.
 
-    A rank has 1 / ranks of the tiles: with as many slices, up to 4, as many warps have work as on
-    one GPU. Each slice has a stage at least.
+    A rank has 1 / ranks of the tiles. With as many slices (at most 4), as many warps have work as
+    on one GPU. Each slice has at least one stage.
     """
     hidden, bf16 = request.tensors["x"].shape[1], in_bf16(request.tensors["gate_up"].dtype)
     stages, slices = gate_up_stages(hidden, bf16=bf16), min(int(request.attributes["ranks"]), 4)
@@ -57,7 +57,7 @@ def _slices(request: LoweringRequest) -> int:
 
 
 def _of_rank(request: LoweringRequest) -> LoweringRequest:
-    """RmsMoe as it would be without other ranks."""
+    """Return the request of RmsMoe on a single rank."""
     tensors = {n: t for n, t in request.tensors.items() if n not in _EXCHANGE_INPUTS}
     attributes = {n: v for n, v in request.attributes.items() if n not in _EXCHANGE_ATTRIBUTES}
     return replace(request, tensors=tensors, attributes=attributes)

@@ -1,4 +1,4 @@
-"""RankMoe: RmsMoe of experts whose inner width is shared among ranks; its sum is the exchange."""
+"""RankMoe: RmsMoe of experts whose inner width is split over ranks; it exchanges the sum."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from specbuild.plugins_cuda.rms_moe.op import experts_sum
 if TYPE_CHECKING:
     import torch
 
-# What RmsMoe reads comes first.
+# The inputs of RmsMoe come first.
 _INPUTS = len(RMS_MOE.inputs)
 
 
 def contribution(
     *inputs: torch.Tensor | None, ranks: int, exchange: int, **attributes: Any
 ) -> torch.Tensor:
-    """What a rank sends: the fp32 sum of each row's experts over its part of their width."""
+    """Return the fp32 sum of each row's experts over this rank's part of their width."""
     del ranks, exchange
     return experts_sum(inputs[:_INPUTS], **attributes)
 
@@ -37,11 +37,11 @@ def reference(
     contributions: Sequence[torch.Tensor] | None = None,
     **attributes: Any,
 ) -> torch.Tensor:
-    """``x + Σ moe(rms(x))`` [T, H], the sum over all ranks in their order, rounded before the add.
+    """Return ``x + Σ moe(rms(x))`` [T, H], added over ranks in order, rounded before the residual.
 
-    Inputs and attributes are RmsMoe's, then those of RankSum. The router is the same on all ranks;
-    ``down_bias`` is the whole bias on one of them and zeros on the others. ``contributions``: the
-    sums of the ranks; without them this rank is its own peer.
+    Inputs and attributes are those of RmsMoe, then those of RankSum. The router is equal on all
+    ranks; ``down_bias`` is complete on one of them and zero on the others. ``contributions`` are
+    the sums of the ranks; without them this rank is its own peer.
     """
     x = inputs[0]
     assert x is not None

@@ -1,15 +1,15 @@
-// RankMoe over a prompt chunk, behind RmsMoe's grouped GEMMs: the sum of a row's experts, over all
-// ranks. What a rank sends is rounded to bf16 by expert, as RmsMoe's results are.
+// RankMoe in prefill, after RmsMoe's grouped GEMMs: the sum of a row's experts, over all ranks. A
+// rank rounds the result of each expert to bf16, as RmsMoe does.
 //
 //   x            [rows, WIDTH] bf16, in: the residual
 //   row_start    [SEQUENCES + 1] int32, in: rows from the last entry on are padding
-//   inbox … fault  as rank_sum/kernel.cu's
+//   inbox … fault  see rank_sum/kernel.cu
 //   y            [rows, WIDTH] bf16, out: x + the sum, which is rounded first
 //   workspace_shares    [rows, TOP_K] fp32, in: the weights of a row's experts
-//   workspace_position  [rows, TOP_K] int32, in: where their results are
+//   workspace_position  [rows, TOP_K] int32, in: the rows of their results
 //   workspace_rows      [positions, WIDTH] bf16, in: the results
 //
-// Grid: _device/rank_rounds.cuh. Experts are added in the order of RmsMoe, then ranks in theirs.
+// Grid: _device/rank_rounds.cuh. Experts are added in the order of RmsMoe, then ranks in order.
 #include "device/residual.cuh"
 
 namespace {

@@ -1,4 +1,4 @@
-"""Named cases of RankSum; a lone rank is its own peer."""
+"""Named cases of RankSum; a single rank is its own peer."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ LIMIT_MS = 20_000
 def exchange_arrays(
     rng: np.random.Generator, rows: int, width: int, ranks: int, *, epoch: int | None = None
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """An inbox with words of earlier rounds, a state and a fault that nobody fills.
+    """Return an inbox with words of earlier rounds, a state, and an empty fault record.
 
-    ``epoch``: rounds before; None draws them, so that the last round is none below them.
+    ``epoch``: earlier rounds. By default it is random, and large enough for earlier words.
     """
     if epoch is None:
         epoch = int(rng.integers(0, 2**31 - exchange_rounds(rows)))

@@ -1,12 +1,12 @@
-// RankSum: the ranks' partial sums become y, with a bias and a residual where there are some.
+// RankSum: adds the partial sums of all ranks to y, with an optional bias and residual.
 //
 //   partial    [rows, WIDTH] fp32, in
 //   bias       [WIDTH] bf16, in, constant; or null
 //   residual   [rows, WIDTH] bf16, in; or null
 //   inbox      [2, RANKS − 1, WORDS] words of 8 bytes, in and out: see _device/rank_exchange.cuh
-//   inbox_on_k the same of the rank that is k further, out; null where there is none
+//   inbox_on_k the inbox of the rank at distance k, out; null if there is none
 //   state      [2] int32, in: rounds before this program, limit of a wait in ms
-//   fault      [8] int32, out, of the host: who waited in vain for whom
+//   fault      [8] int32, out, host memory: the ranks of a wait that timed out
 //   y          [rows, WIDTH] bf16, out
 //
 // Grid: _device/rank_rounds.cuh.

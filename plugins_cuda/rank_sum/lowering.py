@@ -1,4 +1,4 @@
-"""RankSum on a GPU: words into the inboxes of all other ranks, in rounds of up to 256 rows."""
+"""RankSum on a GPU: stores to the inboxes of all other ranks, in rounds of up to 256 rows."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ MAX_RANKS = 8
 
 
 def inboxes(ranks: int) -> tuple[Argument, ...]:
-    """A rank's own inbox, and those of the others by distance."""
+    """Return a rank's own inbox, and those of the others by distance."""
     peers = [PeerPointer(k, "inbox") if k < ranks else None for k in range(1, MAX_RANKS)]
     return ("inbox", *peers)
 
 
 def require_inbox(op: str, request: LoweringRequest) -> int:
-    """The words of a sender in the inbox; SpecbuildError where the rows of ``y`` do not fit."""
+    """Return the words of a sender in the inbox; SpecbuildError if rows of ``y`` do not fit."""
     rows, width = request.tensors["y"].shape
     words = request.tensors["inbox"].shape[2]
     if width % 2 or words < min(rows, ROUND_ROWS) * width:
         raise SpecbuildError(
-            f"{op}: rows of {width} values and an inbox of {words} words; rows must have an "
-            f"even width, and {ROUND_ROWS} of them must fit"
+            f"{op}: got rows of {width} values and an inbox of {words} words, expected an even "
+            f"width and an inbox for {ROUND_ROWS} rows"
         )
     return words
 
 
 def lower(request: LoweringRequest) -> Lowering:
-    """One launch, for any number of rows."""
+    """Return one launch, for any number of rows."""
     rows, width = request.tensors["y"].shape
     ranks = int(request.attributes["ranks"])
     words = require_inbox("RankSum", request)

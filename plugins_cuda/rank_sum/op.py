@@ -1,4 +1,4 @@
-"""RankSum: the partial sums that the ranks have of a projection become its result, on each."""
+"""RankSum: an all-reduce of the ranks' partial sums of a projection."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from specbuild.plugins_cuda.traffic import Weights
 if TYPE_CHECKING:
     import torch
 
-# What every op that exchanges has: where peers store, what counts its rounds, and who tells of a
-# wait without end.
+# Inputs of every op that exchanges data: the inbox of peers, the round count with the time limit,
+# and the record of a timeout.
 EXCHANGE_INPUTS = (
     TensorSpec("inbox", "int32", ("2", "S", "words", "2")),
     TensorSpec("state", "int32", ("2",)),
@@ -23,7 +23,7 @@ EXCHANGE_ATTRIBUTES = (AttributeSpec("ranks", int), AttributeSpec("exchange", in
 
 
 def rank_order_sum(contributions: Sequence[torch.Tensor]) -> torch.Tensor:
-    """The sum in fp32, rank 0 first."""
+    """Return the sum in fp32, rank 0 first."""
     total = contributions[0].float()
     for contribution in contributions[1:]:
         total = total + contribution.float()
@@ -31,7 +31,7 @@ def rank_order_sum(contributions: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def contribution(partial: torch.Tensor, *_: object, **__: object) -> torch.Tensor:
-    """What a rank sends: its partial sums."""
+    """Return the partial sums that this rank sends."""
     return partial
 
 
@@ -47,24 +47,24 @@ def reference(
     exchange: int,  # noqa: ARG001
     contributions: Sequence[torch.Tensor] | None = None,
 ) -> torch.Tensor:
-    """``residual + (Σ partial + bias)`` [T, N], the sum over all ranks in their order.
+    """Return ``residual + (Σ partial + bias)`` [T, N], added over ranks in order.
 
-    ``partial`` [T, N] is fp32, as the sum is. What is added to the residual is rounded to its type
-    first, as by ``Linear``. ``contributions``: the ranks' partial sums; without them this rank is
-    its own peer.
+    ``partial`` [T, N] and the sum are fp32. The sum with the bias is rounded to the residual's type
+    before the addition, as by ``Linear``. ``contributions`` are the ranks' partial sums; without
+    them this rank is its own peer.
 
-    ``inbox`` [2, ranks − 1, words, 2] has words of a value and the number of its round, and
-    ``state`` [2] the rounds of the programs before and the limit of a wait in ms (0: none);
-    ``exchange`` is the first of the op's rounds in its program. A kernel that waits for longer
-    fills ``fault`` [8] with 1, its rank, the peer's, ``exchange`` and the number, and ends.
+    ``inbox`` [2, ranks − 1, words, 2] has words of a value and its round number. ``state`` [2] has
+    the number of rounds of earlier programs, and the limit of a wait in ms (0: none). ``exchange``
+    is the first of the op's rounds in its program. A kernel that waits longer fills ``fault`` [8]
+    with 1, its rank, the peer's rank, ``exchange`` and the round number, and ends.
     """
     import torch
 
     total = rank_order_sum([partial] * ranks if contributions is None else contributions)
     if bias is not None:
         total = total + bias.float()
-    given = bias if residual is None else residual
-    kind = torch.bfloat16 if given is None else given.dtype
+    rounded_like = bias if residual is None else residual
+    kind = torch.bfloat16 if rounded_like is None else rounded_like.dtype
     y = total.to(kind)
     return y if residual is None else (residual.float() + y.float()).to(kind)
 

@@ -13,7 +13,7 @@ from specbuild.plugins_cuda.linear.packing import TILE_ROWS
 
 @dataclass(frozen=True)
 class Sizes:
-    """Heads of one width; whether their weights are projected too."""
+    """Heads of one width, and whether their weights are projected too."""
 
     heads: int = 3
     width: int = 32
@@ -33,7 +33,7 @@ def index(
     padding: int = 0,
     prefix: str = "",
 ) -> Case:
-    """``tokens`` rows; the last ``padding`` of them write somewhere into page 0."""
+    """``tokens`` rows; the last ``padding`` of them write to page 0."""
     live = tokens - padding
     pages = 2 + -(-live // page_size)
     weights = -(-sizes.heads // TILE_ROWS) * TILE_ROWS if sizes.weighted else 0

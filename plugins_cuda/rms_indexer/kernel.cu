@@ -1,4 +1,4 @@
-// RmsIndexer: q = rms(x) · W_q, head weights = rms(x) · W_h; k = rms(x) · W_k, into its page slot.
+// RmsIndexer: q = rms(x) · W_q, head weights = rms(x) · W_h; k = rms(x) · W_k, to its cache slot.
 //
 //   x             [rows, 32·K_BLOCKS] bf16, in
 //   norm          [32·K_BLOCKS] bf16, in, constant; null without HAS_NORM
@@ -6,10 +6,10 @@
 //   write_slot    [rows] int32, in: page · page size + offset
 //   key_pool      [pages, 1, page size, WIDTH] bf16, out at the slots
 //   q             [rows, HEADS, WIDTH] bf16, out
-//   head_weights  [rows, HEADS] bf16, out; ones where there are no tiles behind the key's
+//   head_weights  [rows, HEADS] bf16, out; ones if the weight has no rows for them
 //
-// Grid and order of sums are RmsQkvRope's. 7.5 MB for GPT-OSS with four heads of 256, 1.7 µs at
-// 4.53 TB/s.
+// The grid and the order of sums are those of RmsQkvRope. With four heads of 256, GPT-OSS reads 7.5
+// MB, 1.7 µs at 4.53 TB/s.
 #include "../_device/dense_few.cuh"
 #include "device/config.cuh"
 #include "device/tensors.cuh"
@@ -35,8 +35,8 @@ extern "C" __global__ void __launch_bounds__(Config::kWarps * 32, 1)
     cp_async_commit();
   }
 
-  const int first_token = blockIdx.y * Shape::kMostTokens;
-  const int tokens = min(Shape::kMostTokens, rows - first_token);
+  const int first_token = blockIdx.y * Shape::kMaxTokens;
+  const int tokens = min(Shape::kMaxTokens, rows - first_token);
   const Tensors tensors{write_slot, key_pool, q, head_weights};
   const Elements elements(tokens);
   float* partials = reinterpret_cast<float*>(shared + Places::kPartials);

@@ -1,4 +1,4 @@
-"""RmsIndexer on a GPU: norm as prologue or launch, the key's writing as epilogue."""
+"""RmsIndexer on a GPU: the norm is a prologue or a launch, the cache write an epilogue."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from specbuild.runtime.errors import SpecbuildError
 
 
 def lower(request: LoweringRequest) -> Lowering:
-    """The launches; SpecbuildError for over 256 rows of decoding, or keys of no whole tiles."""
+    """Return the launches; SpecbuildError for over 256 decode rows, or incomplete tiles of keys."""
     require_tiles(request)
     if request.phase == "prefill":
         return lower_prefill(request)
@@ -31,17 +31,17 @@ def lower(request: LoweringRequest) -> Lowering:
 
 
 def tactics(request: LoweringRequest) -> tuple[Tactic, ...]:
-    """Loads in flight and where they wait, rows a unit, and whether CTAs also split K."""
+    """Return loads in flight and their place, rows per unit, and whether CTAs also split K."""
     if request.phase == "prefill":
         return prefill_tactics(request)
     return dense_tactics(request, projection_of("RmsIndexer", request))
 
 
 def require_tiles(request: LoweringRequest) -> None:
-    """SpecbuildError where a tile would hold rows of keys and of something else."""
+    """Raise SpecbuildError if a tile would have rows of keys and other rows."""
     width = request.tensors["key_pool"].shape[3]
     if width % TILE_ROWS:
         raise SpecbuildError(
-            f"RmsIndexer: keys of {width} values, its kernels take multiples of {TILE_ROWS}: build "
-            "for the cpu target."
+            f"RmsIndexer: got keys of {width} values, expected a multiple of {TILE_ROWS}; build "
+            "for the cpu backend"
         )

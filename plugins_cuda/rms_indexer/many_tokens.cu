@@ -1,9 +1,9 @@
-// RmsIndexer of more than a few tokens: CTAs split K, too.
+// RmsIndexer for many tokens: CTAs split K too.
 //
-//   x … head_weights   as kernel.cu's
-//   workspace_tokens, workspace_sums, workspace_arrived   as RmsQkvRope's (many_tokens.cu)
+//   x … head_weights   see kernel.cu
+//   workspace_tokens, workspace_sums, workspace_arrived   see rms_qkv_rope/many_tokens.cu
 //
-// Grid and order of sums are RmsQkvRope's.
+// The grid and the order of sums are those of RmsQkvRope.
 #include "../_device/dense_many.cuh"
 #include "device/config.cuh"
 #include "device/tensors.cuh"
@@ -12,7 +12,7 @@ using Dense = DenseMany<Config>;
 
 namespace {
 
-// The outputs as GroupSums::emit_all() takes them.
+// The outputs for GroupSums::emit_all().
 struct Outputs {
   struct Held {
     int tile, g, token, slot;

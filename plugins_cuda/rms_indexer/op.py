@@ -1,4 +1,4 @@
-"""RmsIndexer: norm and an indexer's projections; its key goes into its page slot (DSA-lite)."""
+"""RmsIndexer: norm and an indexer's projections, with the key in its cache slot (DSA-lite)."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ def reference(
     heads: int,
     eps: float,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Queries [T, n_idx, d], the heads' weights [T, n_idx], and the pool with the keys written.
+    """Return queries [T, n_idx, d], the heads' weights [T, n_idx], and the pool with the keys.
 
-    ``x`` [T, K], through GPT-OSS's norm if there is one; ``weight`` packed by ``pack_indexer``.
-    Without rows for weights (one head, the simple form) every weight is 1. Nothing is rotated. A
-    pool of bytes (uint8) takes the keys as fp8 (e4m3), up to ±448.
+    ``x`` [T, K] passes through GPT-OSS's norm if there is one. ``weight`` is packed by
+    ``pack_indexer``. Without rows for head weights (one head, the simple form) every weight is 1.
+    Nothing is rotated. A pool of bytes (uint8) stores keys as fp8 (e4m3), clamped to ±448.
     """
     width = key_pool.shape[3]
     normed = (x if norm is None else rms_norm(x, norm, eps, "gpt_oss")).float()

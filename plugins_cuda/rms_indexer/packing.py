@@ -1,4 +1,4 @@
-"""Packed projections of an indexer: its queries, its key, then its heads' weights."""
+"""The packed projections of an indexer: its queries, its key, then its heads' weights."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 def pack_indexer(
     q: torch.Tensor, k: torch.Tensor, head_weights: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Projections [K, n_idx·d], [K, d] and [K, n_idx] → one packed weight [N/16, K/32, 512].
+    """Pack projections [K, n_idx·d], [K, d] and [K, n_idx] to one weight [N/16, K/32, 512].
 
-    Zeros stand behind the heads' rows, up to whole tiles.
+    The rows of the head weights are padded with zeros to complete tiles.
     """
     import torch
 
@@ -27,6 +27,6 @@ def pack_indexer(
 
 
 def unpack_indexer(packed: torch.Tensor, heads: int, width: int) -> tuple[torch.Tensor, ...]:
-    """Rows [n_idx·d, K], [d, K] and those behind them."""
+    """Return rows [n_idx·d, K], [d, K] and the remaining ones."""
     rows, queries = unpack_rows(packed), heads * width
     return rows[:queries], rows[queries : queries + width], rows[queries + width :]

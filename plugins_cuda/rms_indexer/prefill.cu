@@ -1,4 +1,4 @@
-// RmsIndexer over a prompt chunk: norm, an indexer's projections, its key into its page slot.
+// RmsIndexer in prefill: norm, an indexer's projections, and its key in its cache slot.
 //
 //   x                 bf16 [rows, K], in
 //   norm              bf16 [K], in, HAS_NORM
@@ -6,10 +6,10 @@
 //   write_slot        int32 [rows], in
 //   key_pool          bf16 or, KEY_BYTES 1, e4m3 [pages, 1, PAGE_SIZE, WIDTH], in and out
 //   q                 bf16 [rows, HEADS, WIDTH], out
-//   head_weights      bf16 [rows, HEADS], out; ones where there are no tiles behind the key's
-//   workspace_panels  K rounded up to 64 · rows rounded up to COLUMNS, bf16: panels of the normed x
+//   head_weights      bf16 [rows, HEADS], out; ones if the weight has no rows for them
+//   workspace_panels  K rounded up to 64 · rows rounded up to COLUMNS, bf16: panels of rms(x)
 //
-// Two launches, as RmsQkvRope's: normed x as panels, then the GEMM.
+// Two launches, as in RmsQkvRope: rms(x) as panels, then the GEMM.
 #include "../_device/prefill_dense.cuh"
 #include "../_device/prefill_rows.cuh"
 #include "../_device/prefill_store.cuh"
@@ -70,7 +70,7 @@ struct IndexerGemm : DenseGemm<Config> {
         });
   }
 
-  // 16 values of a key.
+  // Store 16 values of a key.
   __device__ __forceinline__ static void store_key(uint4 front, uint4 back, KeyElement* out) {
     uint4* const to = reinterpret_cast<uint4*>(out);
     if (Config::kKeyBytes == 2) {
@@ -105,7 +105,7 @@ extern "C" __global__ void __launch_bounds__(kGemmThreads, 1)
   gemm.q = q;
   gemm.head_weights = head_weights;
   if (!kWeighted) {
-    pdl_wait();  // a launch in front may still have use for these bytes
+    pdl_wait();  // a previous launch may still use these bytes
     for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < rows * Config::kHeads;
          i += gridDim.x * blockDim.x) {
       head_weights[i] = float_to_bf16(1.0f);

@@ -1,4 +1,4 @@
-"""RmsIndexer over a prompt chunk: normed x as panels, then the tensor-core GEMM."""
+"""RmsIndexer in prefill: rms(x) as panels, then the tensor-core GEMM."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from specbuild.runtime.engine_dir.plan import ITEM_BYTES
 
 
 def lower_prefill(request: LoweringRequest) -> Lowering:
-    """``x`` [T, K] → ``q`` [T, n_idx, d] and ``head_weights``, and the key into its slot.
+    """Return the launches for ``x`` [T, K] → ``q`` [T, n_idx, d], ``head_weights`` and cached keys.
 
-    SpecbuildError where the weight is packed for another K, or the tactic is unknown.
+    Raises SpecbuildError if the weight is packed for another K, or the tactic is unknown.
     """
     gemm = dense_gemm(request, "weight", ROWS_STAGING)
     constants = (
@@ -36,5 +36,5 @@ def lower_prefill(request: LoweringRequest) -> Lowering:
 
 
 def prefill_tactics(request: LoweringRequest) -> tuple[Tactic, ...]:
-    """Tokens of a tile, and whether wgmma computes it."""
+    """Return the tokens of a tile, and whether wgmma computes it."""
     return dense_tactics(request, "weight")

@@ -1,1 +1,1 @@
-"""The fused op of a layer's low-rank projections (MLA), queries and cache entries."""
+"""The fused op of a layer's low-rank projections (MLA), for queries and cache entries."""

@@ -15,7 +15,7 @@ _POSITIONS = 50
 
 @dataclass(frozen=True)
 class Sizes:
-    """Values of a row's parts; ``padded``: zeros behind an entry."""
+    """The widths of a row's parts; ``padded`` is the padding of an entry."""
 
     query: int = 64
     rank: int = 32
@@ -25,7 +25,7 @@ class Sizes:
 
     @property
     def name(self) -> str:
-        """For the names of cases."""
+        """The sizes in names of cases."""
         padded = f" + {self.padded}" * (self.padded > 0)
         plain = " as they are" * (not self.query_norm)
         return f"{self.query}{plain}, {self.rank} and {self.rope}{padded}"
@@ -52,7 +52,7 @@ def project(
     storage: Storage = BF16,
     prefix: str = "",
 ) -> Case:
-    """``tokens`` rows; the last ``padding`` of them write somewhere into page 0."""
+    """``tokens`` rows; the last ``padding`` of them write to page 0."""
     live = tokens - padding
     pages = 2 + -(-live // page_size)
 
@@ -83,8 +83,8 @@ def project(
         {"eps": 1e-5, "rounding": rounding, "latent_eps": 1e-6},
         atol=1e-4,
         compare={"c_pool_out": np.s_[1:]},
-        # A product that rounds the other way is scaled by the norm, and counts twice where the
-        # rotation subtracts.
+        # A product that is rounded differently is scaled by the norm, and counts twice if RoPE
+        # subtracts.
         kernel_atol=5e-2,
     )
 

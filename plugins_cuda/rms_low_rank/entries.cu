@@ -1,17 +1,17 @@
-// RmsLowRank, the end: norms of a row's parts, rotation, and the entry into its page slot.
+// RmsLowRank, last launch: norms of a row's parts, RoPE, and the entry in its cache slot.
 //
 //   q_norm               [QUERY] bf16, in, constant; null without QUERY_NORM
 //   latent_norm          [RANK] bf16, in, constant
 //   cos, sin             [positions, ROPE/2] fp32, in, constant
 //   positions            [rows] int32, in
 //   write_slot           [rows] int32, in: page · page size + offset
-//   c_pool               [pages, 1, page size, ENTRY] bf16, out at the slots: normed latent,
+//   c_pool               [pages, 1, page size, ENTRY] bf16, out at the slots: normalized latent,
 //                        rotated key, zeros
 //   q                    [rows, QUERY] bf16, out
 //   workspace_projected  [rows, QUERY + RANK + ROPE] bf16, in
 //
-// Grid (rows, 2): device/entries.cuh. A row of DeepSeek-V3 is 4.2 KB in and out, in L2: what it
-// costs is a launch, less than 2 µs.
+// Grid (rows, 2): device/entries.cuh. A row of DeepSeek-V3 has 4.2 KB in and out, in L2. The cost
+// is that of a launch, less than 2 µs.
 #include "device/entries.cuh"
 
 extern "C" __global__ void __launch_bounds__(kEntryThreads)

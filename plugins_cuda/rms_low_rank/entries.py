@@ -1,4 +1,4 @@
-"""The launch of RmsLowRank that norms and rotates what was projected, and writes cache entries."""
+"""The launch of RmsLowRank for norms and RoPE of the projected rows, and for cache entries."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _VECTOR = 8
 
 @dataclass(frozen=True)
 class Parts:
-    """Values of a projected row: of queries, of the latent, of the rotated key; and of an entry."""
+    """The widths of a projected row's parts (queries, latent, rotated key) and of an entry."""
 
     query: int
     rank: int
@@ -26,12 +26,12 @@ class Parts:
 
     @property
     def normed(self) -> int:
-        """The widest part that is normed."""
+        """The widest normalized part."""
         return max(self.rank, self.query if self.query_norm else 0)
 
 
 def parts_of(request: LoweringRequest) -> Parts:
-    """The parts; SpecbuildError where the pool does not hold them in 16-byte vectors."""
+    """Return the parts; SpecbuildError if they are not made of 16-byte vectors."""
     tensors = request.tensors
     rank, rope = tensors["latent_norm"].shape[0], 2 * tensors["cos"].shape[1]
     query = tensors["weight"].shape[0] * TILE_ROWS - rank - rope
@@ -39,15 +39,15 @@ def parts_of(request: LoweringRequest) -> Parts:
     held = entry >= rank + rope and not any(size % _VECTOR for size in (query, rank, entry))
     if not held or dtype != "bfloat16":
         raise SpecbuildError(
-            f"RmsLowRank: cache entries of {entry} {dtype} values for latents of {rank} and keys "
-            f"of {rope}, behind {query} of queries; its kernel takes bfloat16 and multiples of "
-            f"{_VECTOR}: build for the cpu target."
+            f"RmsLowRank: got cache entries of {entry} {dtype} values, latents of {rank}, keys of "
+            f"{rope} and queries of {query}, expected bfloat16 in multiples of {_VECTOR}; build "
+            "for the cpu backend"
         )
     return Parts(query, rank, rope, entry, "q_norm" in tensors)
 
 
 def entry_constants(request: LoweringRequest) -> tuple[tuple[str, int | float], ...]:
-    """What the launch is compiled with; see ``device/entries.cuh``."""
+    """Return the constants of the launch; see ``device/entries.cuh``."""
     parts = parts_of(request)
     return (
         ("QUERY", parts.query),
@@ -62,7 +62,7 @@ def entry_constants(request: LoweringRequest) -> tuple[tuple[str, int | float], 
 
 
 def write_entries(request: LoweringRequest, kernel: Kernel) -> OpLaunch:
-    """The launch of ``kernel`` behind the projection."""
+    """Return the launch of ``kernel`` that follows the projection."""
     parts = parts_of(request)
     sizes = dict(entry_constants(request))
     return OpLaunch(
@@ -79,6 +79,6 @@ def write_entries(request: LoweringRequest, kernel: Kernel) -> OpLaunch:
 
 
 def projected_rows(request: LoweringRequest) -> Workspace:
-    """Room for what was projected, until its parts are where they belong."""
+    """Return the workspace of the projected rows."""
     rows = request.tensors["x"].shape[0]
     return Workspace(PROJECTED, 2 * rows * TILE_ROWS * request.tensors["weight"].shape[0])

@@ -1,4 +1,4 @@
-"""RmsLowRank on a GPU: a streaming product with its norm, then norms, rotation, cache writing."""
+"""RmsLowRank on a GPU: a streaming product with its norm, then norms, RoPE and cache writes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from specbuild.plugins_cuda.rms_norms import rounding_of
 
 
 def lower(request: LoweringRequest) -> Lowering:
-    """The launches; SpecbuildError for a decode launch of more than 256 rows."""
+    """Return the launches; SpecbuildError for a decode launch of more than 256 rows."""
     rounding_of("RmsLowRank", request.attributes)
     if request.phase == "prefill":
         return lower_prefill(request)
@@ -38,7 +38,7 @@ def lower(request: LoweringRequest) -> Lowering:
 
 
 def tactics(request: LoweringRequest) -> tuple[Tactic, ...]:
-    """Loads in flight and where they wait, rows a unit, and whether CTAs also split K."""
+    """Return loads in flight and their place, rows per unit, and whether CTAs also split K."""
     if request.phase == "prefill":
         return prefill_tactics(request)
     return dense_tactics(request, projection_of("RmsLowRank", request))

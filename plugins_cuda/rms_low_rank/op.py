@@ -1,4 +1,4 @@
-"""RmsLowRank: norm, the low-rank projections of MLA, their norms, and the entry into its slot."""
+"""RmsLowRank: norm, the low-rank projections of MLA, their norms, and the cache entry."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ def reference(
     rounding: str,
     latent_eps: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """What queries are made of, q [T, Nq], and the pool with ``[c | r | 0]`` written.
+    """Return the input of the queries, q [T, Nq], and the pool with ``[c | r | 0]`` written.
 
-    ``x`` [T, K] goes through the norm of this ``rounding`` if there is one. ``weight`` [Nq + L + R,
-    K], packed by ``pack_rows``, has the rows of W_q_a (or W_q), then W_kv_a's. ``latent_norm`` [L]
-    norms the latent c; ``q_norm`` [Nq], where there is one, q; both are LLaMA's, of
-    ``latent_eps``. r [R] is rotated: ``cos``, ``sin`` fp32 [positions, R/2]. The projection is
-    rounded before all of that. Entries of the pool are as wide as both, or wider.
+    ``x`` [T, K] passes through the norm of this ``rounding`` if there is one. ``weight`` [Nq + L +
+    R, K], packed by ``pack_rows``, has the rows of W_q_a (or W_q), then those of W_kv_a. The
+    projection is rounded first. Then ``latent_norm`` [L] normalizes the latent c, and the optional
+    ``q_norm`` [Nq] normalizes q; both norms are LLaMA's with ``latent_eps``. r [R] is rotated with
+    ``cos``, ``sin`` fp32 [positions, R/2]. Entries of the pool may be wider than L + R.
     """
     import torch
 

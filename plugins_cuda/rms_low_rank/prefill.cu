@@ -1,13 +1,13 @@
-// RmsLowRank over a prompt chunk: y = rms(x) · Wᵀ, of which parts are normed, turned and written.
+// RmsLowRank in prefill: y = rms(x) · Wᵀ, then norms, RoPE and cache writes of its parts.
 //
 //   x                    bf16 [rows, K], in
 //   norm                 bf16 [K], in, HAS_NORM
-//   weight               bf16 [N/16, K/32, 512], in, packed (linear/packing.py), or as WEIGHTS says
-//   q_norm … q           as entries.cu's
+//   weight               bf16 [N/16, K/32, 512], in, packed (linear/packing.py), or WEIGHTS
+//   q_norm … q           see entries.cu
 //   workspace_projected  bf16 [rows, N], out, then in
-//   workspace_panels     K rounded up to 64 · rows rounded up to COLUMNS, bf16: panels of normed x
+//   workspace_panels     K rounded up to 64 · rows rounded up to COLUMNS, bf16: panels of rms(x)
 //
-// Three launches: normed x as panels, the GEMM, then what entries.cu does.
+// Three launches: rms(x) as panels, the GEMM, then the kernel of entries.cu.
 #include "../_device/prefill_dense.cuh"
 #include "../_device/prefill_rows.cuh"
 #include "../_device/prefill_store.cuh"

@@ -1,4 +1,4 @@
-"""RmsLowRank over a prompt chunk: normed x as panels, the tensor-core GEMM, then the entries."""
+"""RmsLowRank in prefill: rms(x) as panels, the tensor-core GEMM, then the entries."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from specbuild.plugins_cuda.rms_norms import rounding_code
 
 
 def lower_prefill(request: LoweringRequest) -> Lowering:
-    """``x`` [T, K] → ``q`` [T, Nq], and the entries into their slots of the pool.
+    """Return the launches for ``x`` [T, K] → ``q`` [T, Nq] and the cache entries.
 
-    SpecbuildError where the weight is packed for another K, or the tactic is unknown.
+    Raises SpecbuildError if the weight is packed for another K, or the tactic is unknown.
     """
     gemm = dense_gemm(request, "weight", ROWS_STAGING)
     constants = (
@@ -48,5 +48,5 @@ def lower_prefill(request: LoweringRequest) -> Lowering:
 
 
 def prefill_tactics(request: LoweringRequest) -> tuple[Tactic, ...]:
-    """Tokens of a tile, and whether wgmma computes it."""
+    """Return the tokens of a tile, and whether wgmma computes it."""
     return dense_tactics(request, "weight")

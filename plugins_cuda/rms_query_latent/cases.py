@@ -34,7 +34,7 @@ def project(
     padding: int = 0,
     prefix: str = "",
 ) -> Case:
-    """``tokens`` rows; the last ``padding`` of them write somewhere into page 0."""
+    """``tokens`` rows; the last ``padding`` of them write to page 0."""
     live = tokens - padding
     pages = 2 + -(-live // page_size)
 
@@ -68,7 +68,7 @@ def project(
         {"q_heads": sizes.heads, "eps": 1e-5},
         atol=1e-4,
         compare={"c_pool_out": np.s_[1:]},
-        # A product that rounds the other way counts twice where the rotation subtracts.
+        # A product that is rounded differently counts twice if RoPE subtracts.
         kernel_atol=3e-2,
     )
 

@@ -1,4 +1,4 @@
-// RmsQueryLatent: q = rms(x) · W_qᵀ (+ bias), rotated; c = rms(x) · W_c, into its page slot.
+// RmsQueryLatent: q = rms(x) · W_qᵀ (+ bias), with RoPE; c = rms(x) · W_c, to its cache slot.
 //
 //   x           [rows, 32·K_BLOCKS] bf16, in
 //   norm        [32·K_BLOCKS] bf16, in, constant; null without HAS_NORM
@@ -10,9 +10,9 @@
 //   c_pool      [pages, 1, page size, LATENT] bf16, out at the slots
 //   q           [rows, Q_HEADS, HEAD_DIM] bf16, out
 //
-// Grid and order of sums are RmsQkvRope's. Rows g and g + 8 of a tile are elements i and i +
-// HEAD_DIM/2 of a head, or 8 columns of a latent apart. 26.5 MB for GPT-OSS and a latent of 512,
-// 5.9 µs at 4.53 TB/s.
+// The grid and the order of sums are those of RmsQkvRope. Rows g and g + 8 of a tile are elements i
+// and i + HEAD_DIM/2 of a head, or columns of a latent at a distance of 8. With a latent of 512,
+// GPT-OSS reads 26.5 MB, 5.9 µs at 4.53 TB/s.
 #include "../_device/dense_few_pairs.cuh"
 #include "device/config.cuh"
 #include "device/pair.cuh"

@@ -1,4 +1,4 @@
-"""RmsQueryLatent on a GPU: norm as prologue or launch, rotation and cache writing as epilogue."""
+"""RmsQueryLatent on a GPU: the norm is a prologue or a launch, RoPE and cache write an epilogue."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from specbuild.plugins_cuda.rms_query_latent.prefill import lower_prefill, prefi
 
 
 def lower(request: LoweringRequest) -> Lowering:
-    """The launches; SpecbuildError for a decode launch of more than 256 rows."""
+    """Return the launches; SpecbuildError for a decode launch of more than 256 rows."""
     if request.phase == "prefill":
         return lower_prefill(request)
     tensors = request.tensors
@@ -29,7 +29,7 @@ def lower(request: LoweringRequest) -> Lowering:
 
 
 def tactics(request: LoweringRequest) -> tuple[Tactic, ...]:
-    """Loads in flight and where they wait, rows a unit, and whether CTAs also split K."""
+    """Return loads in flight and their place, rows per unit, and whether CTAs also split K."""
     if request.phase == "prefill":
         return prefill_tactics(request)
     return dense_tactics(request, projection_of("RmsQueryLatent", request))

@@ -1,4 +1,4 @@
-"""RmsQueryLatent: norm, query projection with rotation, and the latent into its page slots."""
+"""RmsQueryLatent: norm, query projection with RoPE, and the latent in its cache slot."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ def reference(
     q_heads: int,
     eps: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rotated q [T, q_heads, D] and the pool with ``c = rms(x) W_c`` written.
+    """Return rotated q [T, q_heads, D], and the pool with ``c = rms(x) W_c`` written.
 
-    ``x`` [T, K], through GPT-OSS's norm if there is one; ``weight`` packed by
+    ``x`` [T, K] passes through GPT-OSS's norm if there is one. ``weight`` is packed by
     ``pack_query_latent``, ``bias`` by ``pack_query_bias``; ``cos``, ``sin`` fp32 [positions, D/2].
-    The query projection is rounded before the rotation, and after it.
+    The query projection is rounded before and after RoPE.
     """
     latent, head_dim = c_pool.shape[3], 2 * cos.shape[1]
     normed = (x if norm is None else rms_norm(x, norm, eps, "gpt_oss")).float()

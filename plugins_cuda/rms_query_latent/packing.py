@@ -1,4 +1,4 @@
-"""Packed query and latent projections: the query heads as RmsQkvRope has them, then the latent."""
+"""Packed query and latent projections: the query heads as in RmsQkvRope, then the latent."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ if TYPE_CHECKING:
 
 
 def pack_query_latent(q: torch.Tensor, down: torch.Tensor, *, head_dim: int) -> torch.Tensor:
-    """Projections [Hq·D, K] and [K, L] → one packed weight [(Hq·D + L)/16, K/32, 512]."""
+    """Pack projections [Hq·D, K] and [K, L] to one weight [(Hq·D + L)/16, K/32, 512]."""
     import torch
 
     return pack_rows(torch.cat([pair_rows(q, head_dim), down.T]))
 
 
 def pack_query_bias(q: torch.Tensor, *, head_dim: int, latent: int) -> torch.Tensor:
-    """Bias [Hq·D] → [Hq·D + L] in the order of the packed rows; a latent has none."""
+    """Pack a bias [Hq·D] to [Hq·D + L] in the order of the packed rows; latents have none."""
     import torch
 
     return torch.cat([pair_rows(q, head_dim), q.new_zeros(latent)])
@@ -28,6 +28,6 @@ def pack_query_bias(q: torch.Tensor, *, head_dim: int, latent: int) -> torch.Ten
 def unpack_query_latent(
     packed: torch.Tensor, head_dim: int, latent: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The rows [Hq·D, K] and [L, K] that :func:`pack_query_latent` was given."""
+    """Return the rows [Hq·D, K] and [L, K] of a weight of :func:`pack_query_latent`."""
     rows = unpack_rows(packed)
     return unpair_rows(rows[:-latent], head_dim), rows[-latent:]

@@ -1,4 +1,4 @@
-// RmsQueryLatent over a prompt chunk: norm, query and latent projections, rotation, cache writing.
+// RmsQueryLatent in prefill: norm, query and latent projections, RoPE, and cache write.
 //
 //   x                 bf16 [rows, K], in
 //   norm              bf16 [K], in, HAS_NORM
@@ -9,10 +9,10 @@
 //   write_slot        int32 [rows], in
 //   c_pool            bf16 [pages, 1, PAGE_SIZE, LATENT], in and out
 //   q                 bf16 [rows, Q_HEADS, D], out
-//   workspace_panels  K rounded up to 64 · rows rounded up to COLUMNS, bf16: panels of the normed x
+//   workspace_panels  K rounded up to 64 · rows rounded up to COLUMNS, bf16: panels of rms(x)
 //
-// Two launches, as RmsQkvRope's: normed x as panels, then the GEMM. The packed rows are Q_HEADS
-// heads of D, of which tile j holds rows 8j … 8j+7 and D/2+8j … D/2+8j+7, and LATENT rows in order.
+// Two launches, as in RmsQkvRope: rms(x) as panels, then the GEMM. The packed rows are Q_HEADS
+// heads of D, whose tile j holds rows 8j … 8j+7 and D/2+8j … D/2+8j+7, then LATENT rows in order.
 #include "../_device/prefill_heads.cuh"
 #include "../_device/prefill_rows.cuh"
 #include "device/config.cuh"

@@ -1,4 +1,4 @@
-"""RmsQueryLatent over a prompt chunk: normed x as panels, then the tensor-core GEMM."""
+"""RmsQueryLatent in prefill: rms(x) as panels, then the tensor-core GEMM."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from specbuild.plugins_cuda.prefill_gemm import (
 
 
 def lower_prefill(request: LoweringRequest) -> Lowering:
-    """``x`` [T, K] → rotated ``q`` [T, Hq, D], and the latent into its slots of the pool.
+    """Return the launches for ``x`` [T, K] → rotated ``q`` [T, Hq, D] and the cached latents.
 
-    SpecbuildError where the weight is packed for another K, or the tactic is unknown.
+    Raises SpecbuildError if the weight is packed for another K, or the tactic is unknown.
     """
     gemm = dense_gemm(request, "weight", ROWS_STAGING)
     constants = (
@@ -45,5 +45,5 @@ def lower_prefill(request: LoweringRequest) -> Lowering:
 
 
 def prefill_tactics(request: LoweringRequest) -> tuple[Tactic, ...]:
-    """Tokens of a tile, and whether wgmma computes it."""
+    """Return the tokens of a tile, and whether wgmma computes it."""
     return dense_tactics(request, "weight")

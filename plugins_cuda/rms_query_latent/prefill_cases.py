@@ -1,4 +1,4 @@
-"""Cases of RmsQueryLatent over prompt chunks: several tiles of tokens, and real sizes."""
+"""Cases of RmsQueryLatent in prefill: several tiles of tokens, and real sizes."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from specbuild.plugins_cuda.linear.cases import draw
 
 
 def gate(tokens: int, width: int, *, gates: int = 0, prefix: str = "") -> Case:
-    """``tokens`` rows; with ``gates`` the first of so many gates all of a row."""
+    """``tokens`` rows; with ``gates``, the first of so many gates applies to the complete row."""
 
     def make(rng: np.random.Generator) -> Arrays:
         return draw(rng, tokens, width), draw(rng, tokens, gates or width, scale=3.0)

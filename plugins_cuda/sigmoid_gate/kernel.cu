@@ -1,10 +1,10 @@
 // SigmoidGate: y = x · σ(gate); the sigmoid is rounded to bf16.
 //
 //   x     bf16 [T, WIDTH], in
-//   gate  bf16 [T, GATES], in; with PER_ROW the first of a row gates all of it
+//   gate  bf16 [T, GATES], in; with PER_ROW the first one applies to the complete row
 //   y     bf16 [T, WIDTH], out
 //
-// Grid: a thread for 8 values. 24 heads of 256 of 4 rows are 49 KB each way, all of it in L2.
+// Grid: one thread per 8 values. 4 rows of 24 heads of 256 move 49 KB each way, all in L2.
 #include "../_device/bf16.cuh"
 #include "../_device/ptx.cuh"
 #include "../_device/ptx_load.cuh"

@@ -1,4 +1,4 @@
-"""SigmoidGate on a GPU: a thread for 8 values."""
+"""SigmoidGate on a GPU: a thread per 8 values."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ VALUES = 8
 
 
 def lower(request: LoweringRequest) -> Lowering:
-    """One launch; SpecbuildError for rows that are no multiple of 8 values."""
+    """Return one launch; SpecbuildError for rows that are no multiple of 8 values."""
     (rows, width), (_, gates) = (request.tensors[name].shape for name in ("x", "gate"))
     per_row = int(request.attributes["per_row"])
     if width % VALUES or (gates != width and not per_row):
         raise SpecbuildError(
-            f"SigmoidGate: rows of {width} values and gates of {gates}, its kernel takes multiples "
-            f"of {VALUES} and as many gates; build with --backend cpu"
+            f"SigmoidGate: got rows of {width} values and gates of {gates}, expected multiples of "
+            f"{VALUES} and as many gates; build with --backend cpu"
         )
     constants = (("WIDTH", width), ("GATES", gates), ("PER_ROW", per_row), ("THREADS", THREADS))
     vectors = rows * width // VALUES

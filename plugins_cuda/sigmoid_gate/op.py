@@ -1,4 +1,4 @@
-"""SigmoidGate: rows times the sigmoid of a gate, by value or one of a row."""
+"""SigmoidGate: multiply rows by the sigmoid of a gate, per value or per row."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ if TYPE_CHECKING:
 
 
 def reference(x: torch.Tensor, gate: torch.Tensor, *, per_row: int) -> torch.Tensor:
-    """``x · σ(gate)`` [T, N]; the sigmoid is rounded to the type of ``x``, as transformers does.
+    """Return ``x · σ(gate)`` [T, N]; the sigmoid is rounded to the type of ``x``, as in
+    transformers.
 
-    ``gate`` [T, N]; with ``per_row`` [T, G], of which the first value gates all of a row.
+    ``gate`` is [T, N]; with ``per_row`` it is [T, G], and its first value applies to the row.
     """
     factor = gate[:, :1] if per_row else gate
     return x * factor.float().sigmoid().to(x.dtype)

@@ -10,7 +10,7 @@ from specbuild.plugins_cuda.cases import Arrays, Case
 def advance(
     name: str, kinds: str, *, nodes: int = 4, depth: int = 3, buffer: int = 8, tree: bool = True
 ) -> Case:
-    """A letter a sequence: F full, f full with nothing chosen, P partial, D done."""
+    """One sequence per letter: F full, f full with no selected blocks, P partial, D done."""
 
     def make(rng: np.random.Generator) -> Arrays:
         batch = len(kinds)

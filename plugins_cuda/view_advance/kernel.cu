@@ -1,4 +1,4 @@
-// ViewAdvance: one thread a sequence, a few tokens each.
+// ViewAdvance: one thread per sequence, with a few tokens each.
 #include "../_device/ptx.cuh"
 
 extern "C" __global__ void __launch_bounds__(128, 1)
@@ -9,7 +9,7 @@ extern "C" __global__ void __launch_bounds__(128, 1)
                  const int* done,       // [B]
                  const int* fed_again,  // [B]
                  const int* blocks,     // [B]
-                 int* verified_len,     // [B], in and out, as the next two
+                 int* verified_len,     // [B], in and out, like the next two
                  int* view_blocks,      // [B]
                  int* summarised,       // [B]
                  int* buffered_tokens,  // [B, F], in and out

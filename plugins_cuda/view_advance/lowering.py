@@ -21,7 +21,7 @@ _POINTERS = (
 
 
 def lower(request: LoweringRequest) -> Lowering:
-    """One thread per sequence."""
+    """Return a launch with one thread per sequence."""
     shapes = {name: info.shape for name, info in request.tensors.items()}
     batch, buffer = shapes["buffered_tokens"]
     depth = shapes["path"][1] if "path" in shapes else 1

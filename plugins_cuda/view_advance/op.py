@@ -1,4 +1,4 @@
-"""ViewAdvance: what a step made exact, and the tokens that a later full step will re-verify."""
+"""ViewAdvance: update the exact tokens, and store tokens that a full step will re-verify."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ def reference(
     summarised: torch.Tensor,
     buffered_tokens: torch.Tensor,
 ) -> tuple[torch.Tensor, ...]:
-    """The state of views behind Advance, which took ``length`` [B] past the emitted tokens.
+    """Return the state of views after Advance, which added the emitted tokens to ``length`` [B].
 
-    ``token_ids``, ``positions`` [R] are VerifyInputs' rows, ``path`` [B, D1] is TreeAccept's,
-    absent without a tree. The tokens committed in this step stand at the path's first slots; the
-    one at position x goes to ``buffered_tokens[b, x mod F]``. Where the step was full
-    (``fed_again``), everything is exact now, ``blocks`` are summarised and the view is of them
+    ``token_ids``, ``positions`` [R] are those of VerifyInputs' rows; ``path`` [B, D1] is
+    TreeAccept's, absent without a tree. The tokens committed in this step are in the path's first
+    slots. The token at position x is stored in ``buffered_tokens[b, x mod F]``. After a full step
+    (``fed_again``), all tokens are exact, ``blocks`` are summarized, and the view selects from them
     (−1: none). A sequence that is ``done`` does not change.
     """
     verified, views = verified_len.clone(), view_blocks.clone()
-    made, buffered = summarised.clone(), buffered_tokens.clone()
+    summaries, buffered = summarised.clone(), buffered_tokens.clone()
     nodes = len(token_ids) // len(length)
     for b in range(len(length)):
         if done[b]:
@@ -45,8 +45,8 @@ def reference(
             buffered[b, (start + i) % buffered.shape[1]] = token_ids[b * nodes + slot]
         if fed_again[b]:
             verified[b], views[b] = length[b], blocks[b]
-            made[b] = max(int(made[b]), int(blocks[b]))
-    return verified, views, made, buffered
+            summaries[b] = max(int(summaries[b]), int(blocks[b]))
+    return verified, views, summaries, buffered
 
 
 _STATE = (

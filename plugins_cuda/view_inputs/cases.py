@@ -1,4 +1,4 @@
-"""Named cases of ViewInputs: sequences that re-verify tokens, that are viewed, that are done."""
+"""Named cases of ViewInputs: sequences in full steps, with views, and done ones."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def views(
     threshold: int = 20,
     sliding: bool = True,
 ) -> Case:
-    """A letter a sequence: F full, f full but short, V over a view, W whole, D done.
+    """One sequence per letter: F full, f full but short, V with a view, W whole, D done.
 
     F has 3 buffered tokens, V up to 5.
     """

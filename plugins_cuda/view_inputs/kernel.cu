@@ -1,8 +1,9 @@
-// ViewInputs: one thread a row of the step. Where each sequence's rows begin depends on what those
-// before it feed again: one thread of every CTA counts them, a few steps a sequence.
+// ViewInputs: one thread per row of the step. The first row of a sequence depends on the
+// re-verified tokens of earlier ones: one thread of every CTA counts them, in a few steps per
+// sequence.
 #include "../_device/step_rows.cuh"
 
-constexpr int kMostSequences = 256;
+constexpr int kMaxSequences = 256;
 
 extern "C" __global__ void __launch_bounds__(128, 1)
     view_inputs(const int* token_ids,           // [R], R = B·N1
@@ -36,8 +37,8 @@ extern "C" __global__ void __launch_bounds__(128, 1)
                 int batch, int nodes, int words, int buffer, int pages_full, int pages_sliding,
                 int page_size, int block_size, int sink_tokens, int window_blocks, int threshold,
                 int room) {
-  // Row at which a sequence begins, how many it feeds again, and what its view leaves out.
-  __shared__ int first[kMostSequences + 1], chain[kMostSequences], hidden[kMostSequences];
+  // First row of a sequence, number of re-verified tokens, and tokens outside of its view.
+  __shared__ int first[kMaxSequences + 1], chain[kMaxSequences], hidden[kMaxSequences];
   pdl_launch_dependents();
   pdl_wait();
   const int live = live_sequences(done, batch);

@@ -40,16 +40,16 @@ _POINTERS = (
 
 
 def require_sequences(op: str, batch: int) -> None:
-    """Raises SpecbuildError for more sequences than a kernel counts the rows of."""
+    """Raise SpecbuildError for more sequences than the kernel's row counts support."""
     if batch > MAX_SEQUENCES:
         raise SpecbuildError(
-            f"{op}: {batch} sequences, its kernel takes up to {MAX_SEQUENCES}; build with "
+            f"{op}: got {batch} sequences, expected at most {MAX_SEQUENCES}; build with "
             "a smaller --max-batch-size"
         )
 
 
 def lower(request: LoweringRequest) -> Lowering:
-    """A thread per row; every CTA finds for itself where the sequences' rows begin."""
+    """Return a launch with a thread per row; every CTA computes the sequences' first rows."""
     shapes = {name: info.shape for name, info in request.tensors.items()}
     rows, words = shapes["row_bits"]
     (batch,) = shapes["done"]

@@ -1,4 +1,4 @@
-"""ViewInputs: a batch's tree rows, with what full steps re-verify in front of them (SpecPV)."""
+"""ViewInputs: a batch's tree rows, preceded by the tokens that full steps re-verify (SpecPV)."""
 
 from __future__ import annotations
 
@@ -36,21 +36,21 @@ def reference(
     threshold: int,
     room: int,
 ) -> tuple[torch.Tensor, ...]:
-    """VerifyInputs' rows [R], R = B·N1, become T = R + ``room`` rows, of which the rest is padding.
+    """Convert VerifyInputs' rows [R], R = B·N1, to T = R + ``room`` rows, the last ones padding.
 
-    A sequence that is not ``done`` has L = ``positions[b·N1]`` committed tokens, of which the first
+    A sequence that is not ``done`` has L = ``positions[b·N1]`` committed tokens; the first
     ``verified_len`` are exact. With ``full_step`` it re-verifies positions verified_len … L − 1, as
-    a chain in front of its tree; token x of them is ``buffered_tokens[b, x mod F]``. It does so
-    only if the chains of all sequences up to it fit ``room``: ``fed_again`` [B] says. Another
-    sequence is ``viewed`` [B] where it has a view (``view_blocks`` ≥ 0).
+    a chain before its tree. The token at position x is ``buffered_tokens[b, x mod F]``. This
+    requires that the chains of all sequences up to it fit in ``room``, and sets ``fed_again`` [B].
+    Another sequence is ``viewed`` [B] if it has a view (``view_blocks`` ≥ 0).
 
-    ``blocks`` [B] are the whole blocks between sink and window, which a full step above
-    ``threshold`` tokens summarises and chooses among; −1 elsewhere. ``view_slot`` [T] and
-    ``view_start`` [B] count in the view: less than ``row_slot`` and ``tree_start`` by the blocks
-    that a view leaves out, view_blocks − min(budget, view_blocks).
+    ``blocks`` [B] is the number of complete blocks between sink and window, if a full step above
+    ``threshold`` tokens summarizes them and selects from them, or else −1. ``view_slot`` [T] and
+    ``view_start`` [B] are slots of the view: ``row_slot`` and ``tree_start`` minus the slots of the
+    blocks outside of the view, view_blocks − min(budget, view_blocks).
 
-    Rows of b: ``row_start[b]`` …; sequences past the last live one have none, and their tree rows
-    stand behind all others'. ``logit_rows`` [R] are the tree rows. Padding has token, position
+    The rows of b start at ``row_start[b]``. Sequences past the last live one have none, and their
+    tree rows follow all others. ``logit_rows`` [R] are the tree rows. Padding has token, position
     and slots 0, no bits, and is written to page 0.
     """
     import torch

@@ -19,7 +19,7 @@ def positions(
     heads: int = 1,
     page_size: int = 16,
 ) -> Case:
-    """Each sequence holds ``held`` pages and sees so many of them, or all (None)."""
+    """Each sequence has ``held`` pages and attends to ``seen`` of them, or to all (None)."""
     pool = 1 + len(seen) * held + POOL_SPARE
 
     def make(rng: np.random.Generator) -> Arrays:

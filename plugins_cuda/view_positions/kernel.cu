@@ -1,6 +1,6 @@
-// ViewPositions: a CTA writes where each page of its sequence begins, then looks up those of a
-// layer's view. The CTAs of all layers write the same numbers to the same places, and each reads
-// what it has written itself. At 131k tokens in pages of 16 a CTA takes 8 rounds of either.
+// ViewPositions: a CTA writes the first position of each page of its sequence, then reads those of
+// the pages of a layer's view. The CTAs of all layers write the same values to the same addresses,
+// and each reads its own writes. With 131k tokens in pages of 16, a CTA needs 8 rounds for each.
 #include "../_device/ptx.cuh"
 
 CONFIG

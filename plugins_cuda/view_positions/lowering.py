@@ -8,7 +8,7 @@ THREADS = 1024
 
 
 def lower(request: LoweringRequest) -> Lowering:
-    """A CTA per sequence and layer."""
+    """Return a launch with a CTA per sequence and layer."""
     layers, batch, heads, pages = request.tensors["view_tables"].shape
     page_size, pool_pages = (int(request.attributes[name]) for name in ("page_size", "pages"))
     launch = OpLaunch(

@@ -1,4 +1,4 @@
-"""ViewPositions: where the pages of every layer's view stand in their sequences (SpecPV)."""
+"""ViewPositions: the positions of the pages of every layer's view (SpecPV)."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 def reference(
     page_table: torch.Tensor, view_tables: torch.Tensor, *, page_size: int, pages: int
 ) -> torch.Tensor:
-    """[layers, B, P]: the position of the first slot of each page of a view's first head.
+    """Return the position of the first slot of each page in the first head's view, [layers, B, P].
 
-    ``page_table`` [B, P] has each sequence's pages in the order of their positions, ``view_tables``
-    [layers, B, kv_heads, P] those that a layer sees; a page of the pool's ``pages`` is one
-    sequence's. Page 0, which is nobody's, gets position 0.
+    ``page_table`` [B, P] has each sequence's pages in the order of positions, ``view_tables``
+    [layers, B, kv_heads, P] those that a layer attends to. A page of the pool's ``pages`` belongs
+    to one sequence. Page 0 belongs to none and gets position 0.
     """
     import torch
 

@@ -18,7 +18,7 @@ def sampled(
     padding: int = 0,
     floor: bool = True,
 ) -> Case:
-    """Sequences that re-verify so many tokens; the last ``padding`` of them have ended."""
+    """Sequences that re-verify ``chains`` tokens; the last ``padding`` of them have ended."""
 
     def make(rng: np.random.Generator) -> Arrays:
         batch = len(chains)

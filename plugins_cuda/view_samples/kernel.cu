@@ -1,8 +1,8 @@
-// ViewSamples: one CTA. A thread counts the rows that are fed again; then a thread for each row at
-// which the target chooses: the trees', which are copied, and behind them the samples.
+// ViewSamples: one CTA. A thread counts the re-verified rows. Then there is a thread per row at
+// which the target samples: rows of the trees, which are copied, and samples after them.
 #include "../_device/ptx.cuh"
 
-constexpr int kMostSequences = 256;
+constexpr int kMaxSequences = 256;
 
 extern "C" __global__ void __launch_bounds__(256, 1)
     view_samples(const int* row_token_ids,      // [T]
@@ -10,13 +10,13 @@ extern "C" __global__ void __launch_bounds__(256, 1)
                  const int* row_start,          // [B + 1]
                  const int* logit_rows,         // [R], R = B·N1
                  const int* fed_again,          // [B]
-                 const float* row_temperature,  // [R], as the next four
+                 const float* row_temperature,  // [R], like the next four
                  const int* row_top_k,          //
                  const float* row_top_p,        //
                  const int* row_seed,           //
                  const int* positions,          //
                  const float* row_floor,        // [R] or null
-                 int* chosen_rows,              // out [R + samples], as the next five
+                 int* chosen_rows,              // out [R + samples], like the next five
                  float* temperature,            //
                  int* top_k,                    //
                  float* top_p,                  //
@@ -26,8 +26,8 @@ extern "C" __global__ void __launch_bounds__(256, 1)
                  int* sample_token,             // out [samples]
                  float* floor,                  // out [R + samples]
                  int batch, int nodes, int samples) {
-  // How many rows the sequences up to each one feed again.
-  __shared__ int before[kMostSequences + 1];
+  // The number of re-verified rows of the sequences before each one.
+  __shared__ int before[kMaxSequences + 1];
   pdl_launch_dependents();
   pdl_wait();
   if (threadIdx.x == 0) {

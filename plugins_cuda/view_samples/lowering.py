@@ -31,7 +31,7 @@ _POINTERS = (
 
 
 def lower(request: LoweringRequest) -> Lowering:
-    """One CTA: a launch of 256 rows has no more to choose at."""
+    """Return a launch of one CTA: a launch of 256 rows samples at no more of them."""
     (batch,) = request.tensors["fed_again"].shape
     (rows,) = request.tensors["logit_rows"].shape
     require_sequences("ViewSamples", batch)

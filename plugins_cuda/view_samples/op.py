@@ -1,4 +1,4 @@
-"""ViewSamples: at which re-verified tokens the target samples too, beside the trees (SpecPV)."""
+"""ViewSamples: select re-verified tokens at which the target samples too (SpecPV)."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ def reference(
     *,
     samples: int,
 ) -> tuple[torch.Tensor, ...]:
-    """Behind the R tree rows stand ``samples`` of the re-verified rows, N = R + samples.
+    """Append ``samples`` of the re-verified rows to the R tree rows, N = R + samples.
 
     ``row_token_ids``, ``row_positions`` [T], ``row_start`` [B1], ``logit_rows`` [R = B·N1] and
-    ``fed_again`` [B] are ViewInputs' outputs: where a sequence is ``fed_again``, rows row_start[b]
-    … logit_rows[b·N1] − 1 are its chain, and the next row's token is what was emitted behind each.
-    The chains of all sequences, C rows in all, are cut into ``samples`` even strata; of stratum
-    [lo, hi) row lo + (position of lo) mod (hi − lo) is taken. Where C ≤ ``samples`` that is every
-    row, and the strata that are empty take none.
+    ``fed_again`` [B] are ViewInputs' outputs. If a sequence is ``fed_again``, rows row_start[b] …
+    logit_rows[b·N1] − 1 are its chain, and the token of the next row is the one that was emitted
+    after each. The C chain rows of all sequences are divided into ``samples`` even strata. Of
+    stratum [lo, hi) row lo + (position of lo) mod (hi − lo) is selected. If C ≤ ``samples``, every
+    row is selected, and empty strata select none.
 
-    How the rows choose: temperature, top_k, top_p, seed and floor are those of the sequence's root
-    (``row_…`` [R], floor 0 where none is given), position is the row's own. ``sample_sequence``
-    [samples] is −1 where none is taken (the row is the first tree's root then, and chooses
-    greedily), else the sequence that emitted ``sample_token`` [samples] there.
+    temperature, top_k, top_p, seed and floor are those of the sequence's root (``row_…`` [R]; floor
+    is 0 by default); position is that of the row. ``sample_sequence`` [samples] is the sequence
+    that emitted ``sample_token`` [samples] there. It is −1 for an empty stratum, whose row is the
+    first tree's root with greedy sampling.
     """
     import torch
 
@@ -54,11 +54,11 @@ def reference(
     out_rows = torch.cat([logit_rows, logit_rows[:1].expand(samples)])
     if row_floor is None:
         row_floor = torch.zeros_like(row_top_p)
-    given = (row_temperature, row_top_k, row_top_p, row_seed, row_floor, positions)
-    usual = (0.0, 0, 1.0, 0, 0.0, 0)
+    inputs = (row_temperature, row_top_k, row_top_p, row_seed, row_floor, positions)
+    defaults = (0.0, 0, 1.0, 0, 0.0, 0)
     how = [
         torch.cat([t, torch.full((samples,), u, dtype=t.dtype)])
-        for t, u in zip(given, usual, strict=True)
+        for t, u in zip(inputs, defaults, strict=True)
     ]
     sequence = torch.full((samples,), -1, dtype=torch.int32)
     token = torch.zeros(samples, dtype=torch.int32)
@@ -69,7 +69,7 @@ def reference(
         turn = int(row_positions[chains[low][1]]) % (high - low)
         b, row = chains[low + turn]
         out_rows[rows + j] = row
-        for out, source in zip(how[:5], given[:5], strict=True):
+        for out, source in zip(how[:5], inputs[:5], strict=True):
             out[rows + j] = source[b * nodes]
         how[5][rows + j] = row_positions[row]
         sequence[j], token[j] = b, row_token_ids[row + 1]

@@ -17,7 +17,7 @@ def tables(
     entries: int = 5,
     idle: int = 1,
 ) -> Case:
-    """A digit a sequence: 1 sees a part; ``idle`` more have a table but no part in the step."""
+    """One sequence per digit: 1 has a partial view; ``idle`` more have tables but no rows."""
 
     def make(rng: np.random.Generator) -> Arrays:
         batch = len(viewed)

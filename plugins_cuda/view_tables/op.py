@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 def reference(
     page_table: torch.Tensor, partial_tables: torch.Tensor, viewed: torch.Tensor
 ) -> torch.Tensor:
-    """[layers, B, kv_heads, P]: where ``viewed`` [B] the partial table, else all pages.
+    """Return [layers, B, kv_heads, P]: the partial table if ``viewed`` [B], else all pages.
 
-    ``partial_tables`` [layers, BM, kv_heads, V] of as many sequences as the engine has capacity
-    for, padded with 0 to P entries, or cut; ``page_table`` [B, P] is repeated.
+    ``partial_tables`` [layers, BM, kv_heads, V] has the engine's maximum of sequences; its entries
+    are padded with 0 to P, or truncated. ``page_table`` [B, P] is repeated.
     """
     layers, _, heads, entries = partial_tables.shape
     batch, pages = page_table.shape

@@ -8,7 +8,7 @@ from specbuild.plugins_cuda.cases import Arrays, Case
 
 
 def tally(rows: int, samples: int, batch: int, *, ring_batch: int, step: int) -> Case:
-    """Samples of sequences that re-verify tokens, most of which are chosen again; some none."""
+    """Samples of re-verified tokens, most of which are sampled again; some strata are empty."""
 
     def make(rng: np.random.Generator) -> Arrays:
         fed_again = rng.random(batch) < 0.6

@@ -1,4 +1,4 @@
-// ViewTally: a thread per sequence looks at every sample, of which there are a few.
+// ViewTally: one thread per sequence reads every sample; there are only a few.
 #include "../_device/ptx.cuh"
 
 extern "C" __global__ void __launch_bounds__(128)

@@ -17,7 +17,7 @@ _POINTERS = (
 
 
 def lower(request: LoweringRequest) -> Lowering:
-    """One thread per sequence."""
+    """Return a launch with one thread per sequence."""
     shapes = {name: info.shape for name, info in request.tensors.items()}
     (batch,) = shapes["fed_again"]
     ring_entries, ring_batch = shapes["ring_rechecked"]

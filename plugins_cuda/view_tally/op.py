@@ -1,4 +1,4 @@
-"""ViewTally: how many tokens of partial steps the whole context chooses too, to the host's ring."""
+"""ViewTally: count the tokens of partial steps that full attention samples too, for the host."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ def reference(
     ring_rechecked: torch.Tensor,
     ring_agreed: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Counts of this step's samples at step % S of ``ring_rechecked``, ``ring_agreed`` [S, BM].
+    """Write the agreement of samples at step % S of ``ring_rechecked``, ``ring_agreed`` [S, BM].
 
-    The last entries of ``choice`` [N] are of ViewSamples' samples: ``sample_token`` [samples] were
-    emitted there by ``sample_sequence`` [samples], −1 for no sample. Each of the B sequences of
-    ``fed_again`` [B] gets how many of its samples there are, and of how many choice and token are
-    the same; entries past B are left as they were. It stands in front of Advance, which makes the
-    entries visible and counts the ``step`` [1].
+    The last entries of ``choice`` [N] belong to ViewSamples' samples: ``sample_token`` [samples]
+    was emitted there by ``sample_sequence`` [samples], −1 for no sample. Each of the B sequences of
+    ``fed_again`` [B] gets the number of its samples, and the number of those whose choice equals
+    the token. Entries past B are not written. The op runs before Advance, which makes the entries
+    visible and increments ``step`` [1].
     """
     rechecked, agreed = ring_rechecked.clone(), ring_agreed.clone()
     ring_entry = int(step) % len(rechecked)

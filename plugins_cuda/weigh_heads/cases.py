@@ -8,7 +8,7 @@ from specbuild.plugins_cuda.cases import Arrays, Case
 
 
 def weigh(rows: int, heads: int, width: int) -> Case:
-    """Weights of either sign."""
+    """Weights of both signs."""
 
     def make(rng: np.random.Generator) -> Arrays:
         shapes = (rows, heads, width), (rows, heads)

@@ -1,4 +1,4 @@
-// WeighHeads: a thread per two values of a head.
+// WeighHeads: one thread per two values of a head.
 #include "../_device/bf16.cuh"
 #include "../_device/ptx.cuh"
 

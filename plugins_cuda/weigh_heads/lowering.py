@@ -9,13 +9,13 @@ _BLOCK = 256
 
 
 def lower(request: LoweringRequest) -> Lowering:
-    """One thread per two values. SpecbuildError for an odd width, or another type than bf16."""
+    """Return a launch with a thread per two values; SpecbuildError for odd widths or not bf16."""
     q = request.tensors["q"]
     rows, heads, width = q.shape
     if q.dtype != "bfloat16" or width % 2:
         raise SpecbuildError(
-            f"WeighHeads: heads of {width} {q.dtype} values, its kernel takes an even number of "
-            "bfloat16: build for the cpu target."
+            f"WeighHeads: got heads of {width} {q.dtype} values, expected an even number of "
+            "bfloat16; build for the cpu backend"
         )
     pairs = width // 2
     launch = OpLaunch(

@@ -1,4 +1,4 @@
-"""WeighHeads: an indexer's queries times the weights of their heads."""
+"""WeighHeads: multiply an indexer's queries by the weights of their heads."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _QUERIES = ("T", "n_idx", "d_idx")
 
 
 def reference(q: torch.Tensor, head_weights: torch.Tensor) -> torch.Tensor:
-    """``q`` [T, n_idx, d_idx] times ``head_weights`` [T, n_idx]: SpecPV chooses blocks by these."""
+    """Return ``q`` [T, n_idx, d_idx] · ``head_weights`` [T, n_idx]; SpecPV selects by these."""
     return (q.float() * head_weights.float().unsqueeze(2)).to(q.dtype)
 
 

@@ -1,6 +1,7 @@
-// Bits of the slots that a row takes, and the list that they become. With all threads of a CTA.
+// Bit masks of the slots that a row selects, and their conversion to a list. All threads of a CTA
+// call these functions.
 //
-// Constants of the kernel: THREADS, WORDS.
+// Members of Config: kThreads, kWords.
 #pragma once
 
 #include "../../_device/list_range.cuh"
@@ -9,7 +10,7 @@
 #include "digits.cuh"
 
 constexpr int kSelectWarps = Config::kThreads / 32;
-// Slots whose order is found by comparing each with all.
+// The maximum number of slots that are ranked by comparing each with all.
 constexpr int kFew = 256;
 static_assert(Config::kThreads % kFew == 0 && kDigits % (4 * Config::kThreads) == 0,
               "threads share both evenly");
@@ -22,7 +23,7 @@ struct SelectScratch {
   __align__(16) int counts[kDigits];
 };
 
-// The sum of `value` over the threads in front of this one.
+// Return the sum of `value` over the threads before this one.
 __device__ __forceinline__ int sum_before(int value, SelectScratch& scratch) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   int upto = value;
@@ -40,7 +41,7 @@ __device__ __forceinline__ int sum_before(int value, SelectScratch& scratch) {
   return before;
 }
 
-// The place of set bit number `n` of a word, of which there are more.
+// Return the index of set bit number `n` of a word; more than `n` bits are set.
 __device__ __forceinline__ int bit_number(uint32_t bits, int n) {
   int place = 0;
 #pragma unroll
@@ -53,13 +54,13 @@ __device__ __forceinline__ int bit_number(uint32_t bits, int n) {
   return place;
 }
 
-// In shared memory, [words] each.
+// Masks in shared memory, [words] each.
 struct Marks {
   uint32_t* taken;
-  uint32_t* near;  // not decided yet; what is written is counted here
+  uint32_t* near;  // slots that are not decided yet; write() reuses it for counts
   int words;
 
-  // A thread's words follow each other, an odd number of them: neighbours use other banks.
+  // A thread's words are adjacent, an odd number of them, so that threads use different banks.
   __device__ __forceinline__ int begin() const {
     return min(static_cast<int>(threadIdx.x) * of_a_thread(), words);
   }
@@ -70,7 +71,7 @@ struct Marks {
     return ceil_div(words, Config::kThreads) | 1;
   }
 
-  // What the row's CTAs wrote, {taken, near} a word.
+  // Load the masks that the row's CTAs wrote, {taken, near} per word.
   __device__ __forceinline__ void load(const uint2* marks) const {
     constexpr int kAtOnce = 4;
     const int pairs = ceil_div(words, 2);
@@ -95,7 +96,7 @@ struct Marks {
     atomicOr(&bits[slot / 32], 1u << slot % 32);
   }
 
-  // How many `bits` this thread's words have.
+  // Return the number of `bits` in this thread's words.
   __device__ __forceinline__ int own_bits(const uint32_t* bits) const {
     int count = 0;
 #pragma unroll 4
@@ -103,7 +104,7 @@ struct Marks {
     return count;
   }
 
-  // Takes the first `count` of those that are near.
+  // Select the first `count` of the near slots.
   __device__ __forceinline__ void take_first(int count, SelectScratch& scratch) const {
     int left = count - sum_before(own_bits(near), scratch);
     for (int word = begin(); word < end() && left > 0; ++word) {
@@ -114,7 +115,7 @@ struct Marks {
     }
   }
 
-  // All that are taken, `count` of them, as a list.
+  // Write the `count` selected slots as a list.
   __device__ __forceinline__ void write(int* list, int count, SelectScratch& scratch) const {
     constexpr int kAtOnce = 4;
     int* before = reinterpret_cast<int*>(near);
@@ -127,7 +128,7 @@ struct Marks {
     __syncthreads();
     const int top = 1 << (31 - __clz(words));
     for (int first = threadIdx.x; first < count; first += kAtOnce * Config::kThreads) {
-      // The last word with no more than an entry's number in front of it.
+      // Binary search for the last word with no more bits before it than an entry's index.
       int word[kAtOnce] = {};
       for (int step = top; step > 0; step /= 2) {
 #pragma unroll

@@ -1,5 +1,5 @@
-// What the kernels of DsaIndexer are specialised by: the struct ``Config``, which the lowering
-// writes for each launch (CONFIG). A launch has those that its kernels read.
+// The constants of the kernels of DsaIndexer: members of ``Config``, a struct that the lowering
+// defines for each launch (CONFIG). It has the members that the kernels of the launch use.
 //
 //   kHeads, kWidth   of an indexer; kKeyBytes (of a value of a key), kPageSize
 //   kWords           of ancestor bits

@@ -1,11 +1,11 @@
-// Which slots of the last digit a row takes: the best by their keys, on ties the lower ones. With
-// all threads of a CTA.
+// The selection among slots of the last digit: the best by their keys; ties go to lower slots. All
+// threads of a CTA call these functions.
 #pragma once
 
 #include "chosen.cuh"
 #include "config.cuh"
 
-// The digit of the last slot that a row takes, how many slots have it, how many of them are taken.
+// The digit of the last selected slot, the slots with it, and how many of them are selected.
 struct Edge {
   int digit, count, left;
 };
@@ -19,7 +19,7 @@ struct DigitCounts {
     return kDigits - 1 - static_cast<int>(threadIdx.x) * kOwn;
   }
 
-  // From memory that another launch wrote, or from shared memory.
+  // Load from global memory that another launch wrote, or from shared memory.
   __device__ __forceinline__ void load(const int* counts) {
 #pragma unroll
     for (int i = 0; i < kOwn; i += 4) {
@@ -28,7 +28,7 @@ struct DigitCounts {
     }
   }
 
-  // Where the best `wanted` of all that are counted end.
+  // Return the digit of the last of the best `wanted` counted slots.
   __device__ __forceinline__ Edge edge(int wanted, SelectScratch& scratch) const {
     int sum = 0;
 #pragma unroll
@@ -48,14 +48,14 @@ struct DigitCounts {
   }
 };
 
-// The near slots, and where their scores stand.
+// The near slots, and their scores.
 struct NearSlots {
-  uint32_t* listed;  // room for so many of them
+  uint32_t* listed;  // [room]
   int room;
   const float* scores;
-  int low, late;  // all slots that are chosen among
+  int low, late;  // the row selects from slots low to late − 1
 
-  // Lists the slots in rising order, as many as there is room for.
+  // List the slots in rising order, up to the capacity.
   __device__ __forceinline__ void list(const Marks& marks, SelectScratch& scratch) const {
     int at = sum_before(marks.own_bits(marks.near), scratch);
     for (int word = marks.begin(); word < marks.end(); ++word) {
@@ -66,8 +66,8 @@ struct NearSlots {
     __syncthreads();
   }
 
-  // `use` gets the slots of the edge's digit and the rest of their keys: by the list, or by all
-  // scores.
+  // Call `use` with the slots of the edge's digit and the rest of their keys, from the list or from
+  // all scores.
   template <typename Use>
   __device__ __forceinline__ void each(bool is_listed, const Edge& edge, const DigitKeys& keys,
                                        const Use& use) const {
@@ -92,8 +92,8 @@ struct NearSlots {
   }
 };
 
-// Of a few that are listed: compares each with all. No two are the same, as the place in the list
-// is part of what is compared.
+// For a short list: compare each slot with all others. No two are equal, because the index in the
+// list is part of the compared value.
 __device__ __forceinline__ void settle_few(const Marks& marks, const Edge& edge,
                                            const DigitKeys& keys, const NearSlots& slots,
                                            SelectScratch& scratch) {
@@ -128,7 +128,7 @@ __device__ __forceinline__ void settle_few(const Marks& marks, const Edge& edge,
   __syncthreads();
 }
 
-// Of many: settles what is left of the last one's key in two passes over a histogram.
+// For many slots: two passes over a histogram determine the remaining bits of the last key.
 __device__ __forceinline__ void settle_many(const Marks& marks, const Edge& edge,
                                             const DigitKeys& keys, const NearSlots& slots,
                                             bool is_listed, SelectScratch& scratch) {
@@ -164,7 +164,7 @@ __device__ __forceinline__ void settle_many(const Marks& marks, const Edge& edge
   marks.take_first(left, scratch);
 }
 
-// Takes the best `edge.left` of the near slots.
+// Select the best `edge.left` of the near slots.
 __device__ __forceinline__ void settle_edge(const Marks& marks, const Edge& edge,
                                             const NearSlots& slots, SelectScratch& scratch) {
   if (edge.digit == kZeroDigit) {

@@ -1,5 +1,5 @@
-// What the exchanges of RankMoe are specialised by: the struct ``Config``, which the lowering
-// writes for each launch (CONFIG).
+// The constants of RankMoe's exchanges: members of ``Config``, a struct that the lowering defines
+// for each launch (CONFIG).
 #pragma once
 
 CONFIG

@@ -1,7 +1,7 @@
-// What RankMoe's exchanges have alike when decoding and over prompts: the residual, and live rows.
+// Common parts of RankMoe's exchanges in decoding and prefill: the residual, and live rows.
 //
-// Config: kWidth, kTopK (experts of a row, shared ones included), kSequences, kRanks, kWords, and
-// what _device/rank_rounds.cuh takes.
+// Config: kWidth, kTopK (experts of a row, including shared ones), kSequences, kRanks, kWords, and
+// the members that _device/rank_rounds.cuh needs.
 #pragma once
 
 #include "../../_device/bf16.cuh"
@@ -13,7 +13,7 @@ using Exchange = RankExchange<Config::kRanks, Config::kWords>;
 
 constexpr int kRowPairs = Config::kWidth / 2, kTopK = Config::kTopK;
 
-// ``x`` [rows, WIDTH] and what becomes of it, as pairs. Rows from ``live`` on are padding.
+// ``x`` [rows, WIDTH] and the result, as pairs. Rows from ``live`` on are padding.
 struct Residual {
   using Ahead = uint32_t;
   const int* x;

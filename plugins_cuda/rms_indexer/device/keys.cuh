@@ -1,4 +1,4 @@
-// What a key is cached as: bf16, or fp8 (e4m3) where its elements are a byte.
+// The type of cached keys: bf16, or fp8 (e4m3) if elements have one byte.
 #pragma once
 
 #include "../../_device/e4m3.cuh"
@@ -14,7 +14,7 @@ struct CachedKey<1> {
 };
 using KeyElement = CachedKey<Config::kKeyBytes>::Element;
 
-// Two bf16 as two elements, the first in the lower bits.
+// Convert two bf16 to two elements, the first in the lower bits.
 __device__ __forceinline__ uint32_t as_keys(uint32_t pair) {
   const bool fp8 = Config::kKeyBytes == 1;
   return fp8 ? pack_e4m3x2(bf16_low_to_float(pair), bf16_high_to_float(pair)) : pair;

@@ -1,4 +1,4 @@
-// Where the outputs of RmsIndexer go.
+// The epilogue of RmsIndexer.
 #pragma once
 
 #include "../../_device/bf16.cuh"
@@ -15,13 +15,13 @@ struct Tensors {
   uint16_t* q;
   uint16_t* head_weights;
 
-  // Where the key of a token goes; 0 for a tile without keys.
+  // Return the cache slot of a token's key; 0 for a tile without keys.
   __device__ __forceinline__ int slot_of(int tile, int token) const {
     const bool keyed = tile >= kQueryTiles && tile < kQueryTiles + kKeyTiles;
     return keyed ? load_l2_int(write_slot + token) : 0;
   }
 
-  // Rows g and g + 8 of a tile, of one token.
+  // Store rows g and g + 8 of a tile, of one token.
   __device__ __forceinline__ void store(int tile, int g, int token, int slot, float low,
                                         float high) const {
     const uint16_t first = float_to_bf16(low), second = float_to_bf16(high);

@@ -1,1 +1,1 @@
-"""What kernels of RmsLowRank share."""
+"""CUDA headers of this op."""

@@ -1,5 +1,5 @@
-// The end of RmsLowRank: a row's projected parts are normed, the shared key turns, and the entry
-// goes to its page slot. Both norms cast before their weight.
+// The epilogue of RmsLowRank: norms of a row's projected parts, RoPE of the shared key, and the
+// write of the entry to its cache slot. Both norms cast before the multiplication by their weight.
 //
 // Config: kQuery, kRank, kRope, kEntry, kQueryNorm, kLatentEps, kEntryWarps, kEntrySharedBytes.
 #pragma once
@@ -17,9 +17,9 @@ constexpr int kQueryShared = Config::kQueryNorm != 0 ? Part<Config::kQuery>::byt
 constexpr int kLatentShared = Part<Config::kRank>::bytes(1);
 constexpr int kEntryShared = kQueryShared > kLatentShared ? kQueryShared : kLatentShared;
 static_assert(Config::kQuery % 8 == 0 && Config::kRank % 8 == 0 && Config::kEntry % 8 == 0,
-              "parts are copied by 16 bytes");
+              "parts are copied in vectors of 16 bytes");
 
-// A part of a row through its norm, which is on its way since before the wait.
+// Normalize a part of a row; the norm's weight was requested before griddepcontrol.wait.
 template <class Normed>
 __device__ __forceinline__ void write_normed(const Normed& normed, const uint16_t* part,
                                              uint16_t* to) {
@@ -45,7 +45,7 @@ __device__ __forceinline__ void write_turned(const uint16_t* part, const float* 
   }
 }
 
-// Where a row's parts go, and what they need on the way.
+// The outputs of a row's parts, and the tables that they need.
 struct EntryTensors {
   const uint16_t* q_norm;
   const uint16_t* latent_norm;
@@ -58,7 +58,7 @@ struct EntryTensors {
   const uint16_t* projected;
 };
 
-// Grid (rows, 2): what queries are made of, then the entry.
+// Grid (rows, 2): the input of the queries, then the entry.
 __device__ __forceinline__ void write_entries(const EntryTensors& in, unsigned char* shared) {
   static_assert(kEntryShared == Config::kEntrySharedBytes, "as the launch says");
   const int64_t row = blockIdx.x;

@@ -1,4 +1,4 @@
-// A pair of outputs of the projection, rows g and g + 8 of a tile for one token.
+// A pair of outputs of the projection: rows g and g + 8 of a tile for one token.
 #pragma once
 
 #include "../../_device/bf16.cuh"

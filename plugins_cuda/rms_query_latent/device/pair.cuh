@@ -1,4 +1,4 @@
-// A pair of outputs of RmsQueryLatent, rows g and g + 8 of a tile for one token.
+// A pair of outputs of RmsQueryLatent: rows g and g + 8 of a tile for one token.
 #pragma once
 
 #include "../../_device/bf16.cuh"
@@ -18,10 +18,10 @@ struct Tensors {
   uint16_t* q;
 };
 
-// What one thread needs beside the sums for a pair of outputs, fetched in the order in which it can
-// be known: constants, then the token's place, then the tables at it.
+// The inputs of the epilogue of a pair, loaded in the order in which their addresses are available:
+// constants, then the token's position or slot, then the tables at this position.
 struct Pair {
-  int tile, i, token;  // i: of a head, or of a latent's 16 columns
+  int tile, i, token;  // i: the index in a head, or in 16 columns of a latent
   float bias[2];
   int place;  // the token's position, or its slot
   float cosine, sine;
