@@ -183,5 +183,5 @@ def test_codes_lose_half_a_step_of_127() -> None:
 
 def test_more_rows_than_share_a_reading_are_refused() -> None:
     weight, x = torch.zeros(16, 32).bfloat16(), torch.zeros(33, 32).bfloat16()
-    with pytest.raises(SpecbuildError, match="HeadScreen: 33 rows, at most 32"):
+    with pytest.raises(SpecbuildError, match="HeadScreen: got 33 rows, expected at most 32"):
         both(weight, x, torch.zeros(33))
