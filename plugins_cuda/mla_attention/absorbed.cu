@@ -1,35 +1,36 @@
-// MlaAttention with absorbed queries: one cache entry of a token is every head's key.
+// MlaAttention with absorbed queries: the cache entry of a token is the key of every head.
 //
 //   q              bf16 [T, Q_HEADS, ENTRY]
 //   c_pool         bf16 [pages, 1, PAGE_SIZE, ENTRY]; the first VALUE columns are the value
-//   page_table, row_start, … , selected, page_position   as in kernel.cu
-//   workspace_sums    f32 [T, Q_HEADS, PLACES, 2, 2], out, of slots in use (latent_state.cuh)
-//   workspace_values  f16 [T, Q_HEADS, PLACES, 8 · kStateUnits], out, of slots in use
-//   workspace_counts  i32 [T], out: slots in use
+//   page_table, row_start, … , selected, page_position   see kernel.cu
+//   workspace_sums    f32 [T, Q_HEADS, PLACES, 2, 2], out, of used splits (latent_state.cuh)
+//   workspace_values  f16 [T, Q_HEADS, PLACES, 8 · kStateUnits], out, of used splits
+//   workspace_counts  i32 [T], out: number of used splits
 //
-// Grid (CTAs, groups of 64 heads). A CTA takes one slot of a row and 64 heads after another
-// (latent_slots.cuh). Three warpgroups: one copies tiles of 64 tokens into a ring of two, the
-// others add them up (absorbed_adder.cuh). project_absorbed joins the slots.
+// Grid (CTAs, groups of 64 heads). A CTA processes items in sequence: one split of a row for 64
+// heads (latent_splits.cuh). One of three warpgroups copies tiles of 64 tokens to a ring of two
+// stages, the others accumulate them (absorbed_adder.cuh). project_absorbed merges the splits.
 //
-// 2·ENTRY bytes and 128·(ENTRY + VALUE) operations a token, row and group of heads. A tile of 512 +
-// 64 is 73.7 KB, 2.2 µs of an SM's share of 4.53 TB/s; S takes 1150 cycles of tensor cores (and all
-// of the bandwidth of shared memory, where both of its operands lie), the sums 1030: 1.25 µs.
+// A token takes 2·ENTRY bytes, and 128·(ENTRY + VALUE) operations per row and group of heads. A
+// tile of 512 + 64 values has 73.7 KB, 2.2 µs of an SM's share of 4.53 TB/s. S takes 1150 cycles of
+// tensor cores, at the full bandwidth of shared memory, which holds both operands. The sums take
+// 1030 cycles: 1.25 µs in total.
 #include "../_device/ptx_ring.cuh"
 #include "device/absorbed_adder.cuh"
 #include "device/config.cuh"
-#include "device/latent_slots.cuh"
+#include "device/latent_splits.cuh"
 
 namespace {
 
-// Whether a tile's tokens adjoin where a row sees all of them and they are committed.
+// Whether the tokens of a tile are adjacent in the pool if all are committed and visible.
 constexpr bool kWithinPages = Config::kPageSize % kTile == 0;
 
-// The copying warpgroup. The launch in front writes entries of the launch's own rows, of which a
-// row sees no more than there are, its last ones: tiles below those do not wait for it
-// (launches.py: reads_early).
+// The copying warpgroup. The previous launch writes the entries of this launch's rows, which are
+// the last visible ones. Earlier tiles are copied without waiting for it (launches.py:
+// reads_early).
 __device__ __forceinline__ void copy_tiles(const uint4* c_pool, const RowInputs& in,
                                            const Memory& memory) {
-  // Bit 0: the stage to fill; bit 1 + s: whether stage s was filled an odd number of times.
+  // Bit 0: the stage to fill; bit 1 + s: the parity of the number of times stage s was filled.
   uint32_t ring = 0;
   Items items(in, memory.starts);
   while (items.advance()) {
@@ -38,7 +39,7 @@ __device__ __forceinline__ void copy_tiles(const uint4* c_pool, const RowInputs&
     ring &= ~1u;
     for (int tile = items.tile; tile < items.end; ++tile) {
       if ((tile + 1) * kTile > sees.last + 1 - Config::kLaunchRows) pdl_wait();
-      // What precedes the first phase counts as complete.
+      // The phase before the first one counts as complete.
       const uint32_t stage = ring & 1u, parity = (ring >> (1 + stage) & 1u) ^ 1u;
       const auto fill = [&](const auto& copy) {
 #pragma unroll
@@ -69,7 +70,7 @@ __device__ __forceinline__ void copy_tiles(const uint4* c_pool, const RowInputs&
 
 template <int group>
 __device__ __forceinline__ void add_up(const uint4* q, const RowInputs& in, const Memory& memory,
-                                       float2* slot_sums, uint4* slot_values) {
+                                       float2* split_sums, uint4* split_values) {
   Adder<group> adder(memory);
   Items items(in, memory.starts);
   int loaded = -1;
@@ -90,7 +91,7 @@ __device__ __forceinline__ void add_up(const uint4* q, const RowInputs& in, cons
         adder.template take_other<0>();
       }
     }
-    adder.leave(items.row, items.slot, slot_sums, slot_values);
+    adder.leave(items.row, items.split, split_sums, split_values);
   }
 }
 

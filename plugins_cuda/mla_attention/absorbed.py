@@ -1,4 +1,4 @@
-"""Absorbed queries on a GPU: items of a row's splits and 64 heads, CTA by CTA."""
+"""Absorbed queries on a GPU. A work item is a split of a row for 64 heads."""
 
 from __future__ import annotations
 
@@ -16,36 +16,38 @@ from specbuild.plugins_cuda.mla_attention.geometry import ABSORBED_HEADS, PANEL,
 
 THREADS = 384
 STAGES = 2
-PARTS, HALVES = 2, 2  # of a tile and of its weights, that arrive by themselves
+PARTS, HALVES = 2, 2  # of a tile and of its weights, with a barrier each
 PROJECT_THREADS = 1024
-# At most, beside a head's weights: sums of splits by sixteen groups of threads, weights of splits.
+# The maximum of scratch memory besides a head's weights: sums of splits by sixteen groups of
+# threads, and weights of splits.
 PROJECT_SCRATCH_BYTES = 36 << 10
-# Splits that a thread of it asks for at once, by CTAs that the registers of a multiprocessor hold:
-# one where each has a multiprocessor to itself, two to keep it busy where they take turns. Two have
-# 32 registers a thread, which spill with four splits.
+# States that a thread loads at once, by the CTAs that share a multiprocessor. A CTA is alone if the
+# launch has at most one per multiprocessor. Otherwise two share one, to keep it busy. Two CTAs have
+# 32 registers per thread, which would spill with four states.
 MAX_AHEAD = {1: 9, 2: 3}
-# Columns of a value that a CTA has the weights of. Over a prompt's chunk a warp holds 16, for so
-# many rows.
+# Columns of a value whose weights a CTA holds. In prefill a warp holds 16 columns, and a CTA
+# processes PROMPT_ROWS rows.
 MAX_COLUMNS, PROMPT_THREADS, PROMPT_ROWS = 128, 256, 256
 _VALUE_ARGUMENTS = (
     *("w_v", "b_v", "row_start", "sinks", "attended"),
     *("workspace_sums", "workspace_values"),
 )
-# A chunk of a prompt is refused that would leave more than so much behind for its second launch.
+# A prompt chunk is refused if the states between its two launches would exceed this.
 MAX_PROMPT_STATE_BYTES = 512 << 20
 
-# Tiles of a split, by the tiles that a row sees: constants, as a row's sums go split by split. A
-# split leaves a state of 2 · value bytes a head, as much as a tile of it: a long context has no
-# more splits than one row needs to fill the GPU, a short one splits that are worth their state.
+# Tiles of a split, by the tiles that a row attends to. They are constants, because the order of a
+# row's sums depends on them. A split has a state of 2 · value bytes per head, as much as a tile. A
+# long context has only as many splits as one row needs to fill the GPU. The splits of a short one
+# are long enough to be worth their state.
 SHORT_CONTEXT, SHORT_SPLIT, LONG_SPLIT, MAX_SPLITS = 160, 4, 8, 132
-# States of a launch that stay in L2 until its second kernel reads them, if caches make space, which
-# they do where no other row or CTA reads them again.
+# The states of a launch stay in L2 until its second kernel reads them, if the cache entries are
+# evicted first. This applies if no other row or CTA reads the entries again.
 BYTES_TO_KEEP = 16 << 20
 
 
 @dataclass(frozen=True)
 class AbsorbedCut:
-    """What a row's context is cut by (latent_slots.cuh), and the most splits that a row has."""
+    """The division of a row's context (latent_splits.cuh), and the maximum of its splits."""
 
     short_context: int
     short_split: int
@@ -55,7 +57,10 @@ class AbsorbedCut:
 
 
 def absorbed_cut(shape: LatentGeometry, *, prompt: bool) -> AbsorbedCut:
-    """The cut of a layer. Rows of a prompt fill the GPU by their number: each has one split."""
+    """Return the cut of a layer.
+
+    Prompt rows fill the GPU by their number and have one split each.
+    """
     if prompt:
         return AbsorbedCut(0, 1, 1, 1, 1)
     places = absorbed_places(shape)
@@ -63,7 +68,7 @@ def absorbed_cut(shape: LatentGeometry, *, prompt: bool) -> AbsorbedCut:
 
 
 def absorbed_places(shape: LatentGeometry) -> int:
-    """The most splits that a row of this layer has where it decodes."""
+    """Return the maximum of splits that a row of this layer has in decoding."""
     tiles = -(-shape.capacity // shape.tile)
     if shape.window:
         tiles = min(tiles, -(-(shape.window - 1) // shape.tile) + 1)
@@ -74,7 +79,7 @@ def absorbed_places(shape: LatentGeometry) -> int:
 def lower_absorbed(
     shape: LatentGeometry, target: Target, arguments: tuple[str, ...], *, prompt: bool
 ) -> Lowering:
-    """A state of every split, row and head; then the splits join and become values."""
+    """Return two launches: a state per split, row and head; then states are merged to values."""
     cut = absorbed_cut(shape, prompt=prompt)
     states = shape.rows * shape.q_heads * cut.places
     launches = (
@@ -90,7 +95,7 @@ def lower_absorbed(
 
 
 def absorbed_refusal(shape: LatentGeometry) -> Unsupported | None:
-    """Why a prompt's chunk has too many rows, if it does."""
+    """Return a refusal if a prompt chunk has too many rows."""
     needed = _state_bytes(shape, absorbed_cut(shape, prompt=True).places)
     if needed <= MAX_PROMPT_STATE_BYTES:
         return None
@@ -102,7 +107,7 @@ def absorbed_refusal(shape: LatentGeometry) -> Unsupported | None:
 
 
 def _value_constants(shape: LatentGeometry, places: int) -> tuple[tuple[str, int], ...]:
-    """What both kernels that make values are compiled with."""
+    """Return the constants of both kernels that compute values."""
     return (
         ("BATCH", shape.batch),
         ("Q_HEADS", shape.q_heads),
@@ -117,7 +122,7 @@ def _value_constants(shape: LatentGeometry, places: int) -> tuple[tuple[str, int
 
 
 def _project(shape: LatentGeometry, places: int, target: Target) -> OpLaunch:
-    """Splits join and become values, a row and head a CTA."""
+    """Return the launch that merges splits and computes values, a row and head per CTA."""
     fits = target.fits_twice(_weight_bytes(shape) + PROJECT_SCRATCH_BYTES)
     ctas = 2 if fits and shape.rows * shape.q_heads > target.multiprocessors else 1
     constants = (
@@ -136,7 +141,7 @@ def _project(shape: LatentGeometry, places: int, target: Target) -> OpLaunch:
 
 
 def _project_prompt(shape: LatentGeometry) -> OpLaunch:
-    """The one split of each row becomes values, 16 rows of a head at a time."""
+    """Return the launch that computes values of single splits, 16 rows of a head at a time."""
     constants = (*_value_constants(shape, 1), ("PROMPT_ROWS", PROMPT_ROWS))
     return OpLaunch(
         Kernel("mla_attention", "project_prompt", constants, file="prompt_values.cu"),
@@ -148,12 +153,12 @@ def _project_prompt(shape: LatentGeometry) -> OpLaunch:
 
 
 def _columns(shape: LatentGeometry) -> int:
-    """Of a value, that a CTA has the weights of."""
+    """Return the columns of a value whose weights a CTA holds."""
     return min(shape.v_width, MAX_COLUMNS)
 
 
 def _state_bytes(shape: LatentGeometry, places: int) -> int:
-    """Of the sums of all splits, rows and heads."""
+    """Return the bytes of the sums of all splits, rows and heads."""
     return 64 * shape.rows * shape.q_heads * places * -(-shape.value // 32)
 
 
@@ -163,8 +168,10 @@ def _keeps_states(shape: LatentGeometry, places: int) -> bool:
 
 
 def _weight_bytes(shape: LatentGeometry) -> int:
-    """Of a head's weights, or those of ``MAX_COLUMNS`` of its columns: 16 bytes for each thread of
-    as many rows as it takes at once."""
+    """Return the bytes of a head's weights, or of ``MAX_COLUMNS`` of its columns.
+
+    Every thread copies 16 bytes of as many rows as the CTA copies at once.
+    """
     rows = PROJECT_THREADS // (_columns(shape) // 8)
     return -(-shape.value // rows) * PROJECT_THREADS * 16
 
@@ -182,15 +189,15 @@ def _attend(
         ("LISTED", 0),
         ("PLACES", cut.places),
         ("SHORT_CONTEXT", cut.short_context),
-        ("SHORT_SLOT", cut.short_split),
-        ("LONG_SLOT", cut.long_split),
-        ("MOST_SLOTS", cut.most_splits),
+        ("SHORT_SPLIT", cut.short_split),
+        ("LONG_SPLIT", cut.long_split),
+        ("MAX_SPLITS", cut.most_splits),
         ("EVICT_FIRST", int(_keeps_states(shape, cut.places))),
         ("LAUNCH_ROWS", shape.rows),
         ("SHARED_BYTES", absorbed_shared_bytes(shape)),
     )
     return OpLaunch(
-        # With entries of no whole panels the copier lacks some registers.
+        # Entries with an incomplete panel need more registers in the copying warpgroup.
         Kernel(
             "mla_attention",
             "attend_absorbed",
@@ -207,8 +214,11 @@ def _attend(
 
 
 def _ctas(shape: LatentGeometry, places: int, target: Target) -> int:
-    """CTAs over the items: one for each SM, such that a CTA meets the same row of a sequence again
-    and again, whose queries it then has already."""
+    """Return the CTAs of the items: one per SM, such that a CTA gets the same row of a sequence
+    again.
+
+    It then has the queries of the row already.
+    """
     ctas = max(1, target.multiprocessors // shape.head_groups)
     sequence_rows = max(1, shape.rows // shape.batch)
     if sequence_rows <= ctas // 2:
@@ -217,8 +227,11 @@ def _ctas(shape: LatentGeometry, places: int, target: Target) -> int:
 
 
 def absorbed_shared_bytes(shape: LatentGeometry) -> int:
-    """As absorbed_memory.cuh lays it out: tiles, queries and weights; factors, bases, sums;
-    barriers; where the items of sequences begin."""
+    """Return the shared memory of absorbed_memory.cuh.
+
+    It has tiles, queries and weights; factors, bases and totals; barriers; the first items of
+    sequences.
+    """
     panels = -(-shape.entry // PANEL)
     queries = (panels + 1) * ABSORBED_HEADS * 2 * PANEL
     barriers = 2 * STAGES * PARTS + 2 * HALVES + 2

@@ -1,20 +1,20 @@
-// MlaAttention with absorbed queries, the end: slots join, and sums of latents become values.
+// MlaAttention with absorbed queries, last launch: merges splits, and projects sums to values.
 //
 //   w_v            bf16 [VALUE, V_HEADS, V_WIDTH], constant
 //   b_v            bf16 [V_HEADS, V_WIDTH], constant; null without HAS_BIAS
 //   row_start      i32  [BATCH + 1]
 //   sinks          f32  [Q_HEADS], null without HAS_SINKS
 //   attended       bf16 [T, Q_HEADS, V_WIDTH], out
-//   workspace_sums, workspace_values, workspace_counts   as in absorbed.cu
+//   workspace_sums, workspace_values, workspace_counts   see absorbed.cu
 //
-// Grid (Q_HEADS, T, groups of COLUMNS of a value): a row and head. A slot's weight is by the
-// greatest of the scores that slots took theirs by. 64 threads have 16 bytes of a state each,
-// sixteen times over: slot s is added by group s mod 16, in order, and the groups in order after
-// it. Then the mean times the head's w_v, which is on its way since before the wait. 129 states of
-// 1 KB are 132 KB, which an SM takes 1.2 µs for from L2.
+// Grid (Q_HEADS, T, groups of COLUMNS of a value): a row and head. The weight of a split depends on
+// the maximum of all splits. 64 threads have 16 bytes of a state each, in sixteen groups: group s
+// mod 16 adds split s, in order, and then the groups are added in order. The mean is multiplied by
+// the head's w_v, which is loaded before griddepcontrol.wait. 129 states of 1 KB are 132 KB, which
+// an SM reads from L2 in 1.2 µs.
 //
-// Constants: CTAS_OF_AN_SM, which registers are to allow; AHEAD, states that a thread asks for at
-// once, all of them where a CTA has an SM to itself.
+// Constants: CTAS_OF_AN_SM, a limit of registers; AHEAD, states that a thread loads at once: all of
+// them if a CTA has an SM to itself.
 #include "device/config.cuh"
 #include "device/latent_mass.cuh"
 #include "device/latent_state.cuh"
@@ -28,100 +28,100 @@ constexpr int kAhead = ceil_div(Config::kPlaces, kGroups) < Config::kAhead
                            ? ceil_div(Config::kPlaces, kGroups)
                            : Config::kAhead;
 constexpr int kSummed = 8 * kStateUnits;
-constexpr int kSlotWarps = ceil_div(Config::kPlaces, 32);  // with a slot a thread
-// Sums of groups of slots, then products of warps.
+constexpr int kSplitWarps = ceil_div(Config::kPlaces, 32);  // with a split per thread
+// Sums of groups of splits, then products of warps.
 constexpr int kScratch = kGroups * kSummed > kThreads / 32 * Config::kColumns
                              ? kGroups * kSummed
                              : kThreads / 32 * Config::kColumns;
 constexpr int kUnits = Config::kColumns / 8;     // of 16 bytes, of a row of w_v
 constexpr int kHeadUnits = Config::kVWidth / 8;  // all of them
-constexpr int kSlices = kThreads / kUnits;       // of the columns that are summed
+constexpr int kSlices = kThreads / kUnits;       // of the summed columns
 constexpr int kSliceRows = ceil_div(Config::kValue, kSlices);
 static_assert(kStateUnits <= kGroupThreads && Config::kPlaces <= kThreads &&
                   Config::kColumns >= 16 && Config::kColumns <= 128 &&
                   Config::kVWidth % Config::kColumns == 0,
               "see above");
 
-// What all slots come to, and for each what its halves' sums are multiplied by.
+// The result of all splits, and the factors of the two halves of each split's sums.
 struct Weights {
   float2 of[Config::kPlaces];
-  float warp_maxima[kSlotWarps], warp_sums[kSlotWarps];
+  float warp_maxima[kSplitWarps], warp_sums[kSplitWarps];
   float maximum;
 
-  // By the whole CTA, a slot a thread, whose sums it has.
-  __device__ __forceinline__ void find(uint4 bits, int slots) {
-    const int slot = threadIdx.x, warp = slot / 32;
-    if (slot >= slots) bits = make_uint4(0, 0, __float_as_uint(no_maximum()), 0);
+  // The complete CTA calls it, a thread per split with the sums of that split.
+  __device__ __forceinline__ void find(uint4 bits, int splits) {
+    const int split = threadIdx.x, warp = split / 32;
+    if (split >= splits) bits = make_uint4(0, 0, __float_as_uint(no_maximum()), 0);
     const float own = __uint_as_float(bits.z);
     float most = own;
-    if (warp < kSlotWarps) {
+    if (warp < kSplitWarps) {
 #pragma unroll
       for (int step = 16; step > 0; step /= 2) {
         most = fmaxf(most, __shfl_xor_sync(kAllLanes, most, step));
       }
-      if (slot % 32 == 0) warp_maxima[warp] = most;
+      if (split % 32 == 0) warp_maxima[warp] = most;
     }
     __syncthreads();
-    if (warp < kSlotWarps) {
+    if (warp < kSplitWarps) {
 #pragma unroll
-      for (int i = 0; i < kSlotWarps; ++i) most = fmaxf(most, warp_maxima[i]);
+      for (int i = 0; i < kSplitWarps; ++i) most = fmaxf(most, warp_maxima[i]);
       const float weight = exp2_fast(own - finite_maximum(most));
       float all = __fmul_rn(__uint_as_float(bits.x), weight);
 #pragma unroll
       for (int step = 16; step > 0; step /= 2) all += __shfl_xor_sync(kAllLanes, all, step);
-      if (slot % 32 == 0) warp_sums[warp] = all;
-      if (slot == 0) maximum = most;
-      if (slot < slots) {
-        of[slot] = make_float2(__fmul_rn(__uint_as_float(bits.y), weight),
-                               __fmul_rn(__uint_as_float(bits.w), weight));
+      if (split % 32 == 0) warp_sums[warp] = all;
+      if (split == 0) maximum = most;
+      if (split < splits) {
+        of[split] = make_float2(__fmul_rn(__uint_as_float(bits.y), weight),
+                                __fmul_rn(__uint_as_float(bits.w), weight));
       }
     }
     __syncthreads();
   }
 
-  // Of all slots' weights.
+  // Return the sum of all splits' weights.
   __device__ __forceinline__ float sum() const {
     float all = 0.0f;
 #pragma unroll
-    for (int i = 0; i < kSlotWarps; ++i) all += warp_sums[i];
+    for (int i = 0; i < kSplitWarps; ++i) all += warp_sums[i];
     return all;
   }
 };
 
-// This thread's states of slots ``first``, + 16, …; zeros past the last.
+// Load this thread's states of splits ``first``, + 16, …; zeros past the last.
 __device__ __forceinline__ void ask(uint4 (&state)[kAhead], const uint4* states, int first,
-                                    int slots) {
+                                    int splits) {
   const int unit = threadIdx.x % kGroupThreads;
 #pragma unroll
   for (int i = 0; i < kAhead; ++i) {
-    const int slot = first + i * kGroups;
+    const int split = first + i * kGroups;
     state[i] = make_uint4(0, 0, 0, 0);
-    if (slot < slots && unit < kStateUnits) {
-      state[i] = load_l2_16(states + static_cast<int64_t>(slot) * kStateUnits + unit);
+    if (split < splits && unit < kStateUnits) {
+      state[i] = load_l2_16(states + static_cast<int64_t>(split) * kStateUnits + unit);
     }
   }
 }
 
-// What a row and head has in shared memory on the way from states to values.
+// The shared memory of a row and head between states and values.
 struct Joined {
   float scratch[kScratch];
-  Weights slot_weights;
+  Weights split_weights;
   float mean[kSummed];
   float mass;
 
-  // The mean of what ``slots`` states sum up, of which this thread has asked for the first.
-  __device__ __forceinline__ void join(uint4 (&state)[kAhead], const uint4* states, int slots,
-                                       uint4 slot_sums, const float* sinks, int head) {
+  // Compute the mean of ``splits`` states; this thread has loaded the first ones.
+  __device__ __forceinline__ void join(uint4 (&state)[kAhead], const uint4* states, int splits,
+                                       uint4 split_sums, const float* sinks, int head) {
     const int group = threadIdx.x / kGroupThreads, state_unit = threadIdx.x % kGroupThreads;
-    slot_weights.find(slot_sums, slots);
+    split_weights.find(split_sums, splits);
     float own[8] = {};
-    for (int first = group; first < slots; first += kGroups * kAhead) {
-      if (first > group) ask(state, states, first, slots);
+    for (int first = group; first < splits; first += kGroups * kAhead) {
+      if (first > group) ask(state, states, first, splits);
 #pragma unroll
       for (int i = 0; i < kAhead; ++i) {
-        const int slot = first + i * kGroups;
-        if (slot >= slots) break;
-        const float2 halves = slot_weights.of[slot];
+        const int split = first + i * kGroups;
+        if (split >= splits) break;
+        const float2 halves = split_weights.of[split];
         const float weight = state_half(state_unit) == 0 ? halves.x : halves.y;
         const uint32_t pairs[4] = {state[i].x, state[i].y, state[i].z, state[i].w};
 #pragma unroll
@@ -140,7 +140,7 @@ struct Joined {
     }
     __syncthreads();
     for (int column = threadIdx.x; column < kSummed; column += kThreads) {
-      Part all{slot_weights.maximum, slot_weights.sum(), make_float4(0.0f, 0.0f, 0.0f, 0.0f)};
+      Part all{split_weights.maximum, split_weights.sum(), make_float4(0.0f, 0.0f, 0.0f, 0.0f)};
 #pragma unroll
       for (int i = 0; i < kGroups; ++i) all.values.x += scratch[i * kSummed + column];
       if (column == 0) mass = mass_of(all, sinks, head);
@@ -150,7 +150,7 @@ struct Joined {
     __syncthreads();
   }
 
-  // The mean times the weights that this thread has copied: warps' products, in scratch.
+  // Multiply the mean by the weights that this thread has copied; warps' products go to scratch.
   __device__ __forceinline__ void multiply(const uint4* weights) {
     const int unit = threadIdx.x % kUnits, slice = threadIdx.x / kUnits;
     float sums[8] = {};
@@ -179,7 +179,7 @@ struct Joined {
     __syncthreads();
   }
 
-  // Value ``column`` of the head, of which b_v has ``bias``.
+  // Return value ``column`` of the head; ``bias`` is that of b_v.
   __device__ __forceinline__ uint16_t value(int column, const uint16_t* bias) const {
     float sum = 0.0f;
 #pragma unroll 8
@@ -202,7 +202,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, Config::kCtasOfAnSm)
   const int head = blockIdx.x, row = blockIdx.y;
   const int v_head = head / (Config::kQHeads / Config::kVHeads);
   pdl_launch_dependents();
-  // A thread reads what it has copied itself.
+  // A thread reads only bytes that it has copied.
   uint4* const weights = copied + threadIdx.x;
 #pragma unroll
   for (int i = 0; i < kSliceRows; ++i) {
@@ -211,14 +211,14 @@ extern "C" __global__ void __launch_bounds__(kThreads, Config::kCtasOfAnSm)
     cp_async_16(weights + i * kThreads, w_v + (k * Config::kVHeads + v_head) * kHeadUnits + unit);
   }
   cp_async_commit();
-  // What the launch of the layer before had: most often it is this one's number, too.
+  // A guess from the previous layer's launch, which usually has the same number of splits.
   const int guess = min(max(load_l2_int(workspace_counts + row), 0), Config::kPlaces);
   pdl_wait();
-  const int slots = load_l2_int(workspace_counts + row);
-  // Of slots in use or not.
+  const int splits = load_l2_int(workspace_counts + row);
+  // Loaded for unused splits too.
   const int64_t place = static_cast<int64_t>(row) * Config::kQHeads + head;
-  const int own_slot = min(static_cast<int>(threadIdx.x), Config::kPlaces - 1);
-  const uint4 slot_sums = load_l2_16(workspace_sums + place * Config::kPlaces + own_slot);
+  const int own_split = min(static_cast<int>(threadIdx.x), Config::kPlaces - 1);
+  const uint4 split_sums = load_l2_16(workspace_sums + place * Config::kPlaces + own_split);
   const uint4* const states = workspace_values + place * Config::kPlaces * kStateUnits;
   const int group = threadIdx.x / kGroupThreads;
   uint4 state[kAhead];
@@ -227,8 +227,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, Config::kCtasOfAnSm)
     cp_async_wait<0>();
     return;
   }
-  if (slots > guess) ask(state, states, group, slots);
-  joined.join(state, states, slots, slot_sums, sinks, head);
+  if (splits > guess) ask(state, states, group, splits);
+  joined.join(state, states, splits, split_sums, sinks, head);
   cp_async_wait<0>();
   joined.multiply(weights);
   if (threadIdx.x >= Config::kColumns) return;

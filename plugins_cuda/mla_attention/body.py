@@ -1,7 +1,7 @@
 """MlaAttention in standard ops: the mask and row layout are those of PagedTreeAttention.
 
-Keys of the whole view are rebuilt on every call. The pool must hold finite values everywhere: what
-a row may not see gets weight 0, and 0 · NaN is NaN.
+The keys of the complete view are rebuilt in every call. The pool must hold finite values
+everywhere: invisible keys get weight 0, and 0 · NaN is NaN.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from specbuild.plugins_cuda.paged_tree_attention.body import (
 
 @dataclass(frozen=True)
 class Rebuild:
-    """What makes keys of a latent: weights [L, Hkv, D], biases [Hkv, D], and rotary tables."""
+    """The parameters of rebuilt keys: weights [L, Hkv, D], biases [Hkv, D], and rotary tables."""
 
     w_k: ir.Value
     b_k: ir.Value | None
@@ -42,7 +42,7 @@ class Rebuild:
 def slot_positions(
     b: BodyBuilder, page_table: ir.Value, page_position: ir.Value | None, page_size: int
 ) -> ir.Value:
-    """The position of every view slot as if it were committed, int64 [B, S]."""
+    """Return the position of every view slot as if it were committed, int64 [B, S]."""
     one, zero = b.scalar(1, np.int64), b.scalar(0, np.int64)
     if page_position is None:
         pages = b.Range(zero, b.Squeeze(b.size(page_table, 2), b.i64(0)), one)
@@ -63,11 +63,11 @@ def key_positions(
     ancestor_bits: ir.Value,
     cos: ir.Value,
 ) -> ir.Value:
-    """The position of every view slot, int64 [B, S], cut to the length of the rotary tables.
+    """Return the position of every view slot, int64 [B, S], limited to the rotary tables.
 
-    ``committed`` is :func:`slot_positions`. A tree slot is as deep as any row that has its bit has
-    ancestors below it. Rows that only pad a sequence to the longest are another sequence's and
-    must not count.
+    ``committed`` is :func:`slot_positions`. The depth of a tree slot is the number of lower
+    ancestors in any row that has its bit. Rows that pad a sequence to the longest one belong to
+    other sequences and do not count.
     """
     one, zero = b.scalar(1, np.int64), b.scalar(0, np.int64)
     bits = unpacked_bits(b, b.cast(per_sequence(b, ancestor_bits, rows), INT64))
@@ -94,12 +94,12 @@ def key_positions(
 def rebuilt_keys(
     b: BodyBuilder, latent: ir.Value, rebuild: Rebuild, positions: ir.Value, *, single: bool
 ) -> ir.Value:
-    """``latent`` [B, S, L] → rotated keys [Hkv, S, D], or [Hkv, B, S, D]."""
+    """Convert ``latent`` [B, S, L] to rotated keys [Hkv, S, D], or [Hkv, B, S, D]."""
     return rotated_keys(b, key_product(b, latent, rebuild), rebuild, positions, single=single)
 
 
 def key_product(b: BodyBuilder, latent: ir.Value, rebuild: Rebuild) -> ir.Value:
-    """``latent`` [B, S, L] → keys [B, S, Hkv·D] without bias and rotation."""
+    """Convert ``latent`` [B, S, L] to keys [B, S, Hkv·D] without bias and RoPE."""
     size, heads, width = (static_size(rebuild.w_k, axis) for axis in range(3))
     return b.MatMul(latent, b.reshape(rebuild.w_k, size, heads * width))
 
@@ -107,10 +107,10 @@ def key_product(b: BodyBuilder, latent: ir.Value, rebuild: Rebuild) -> ir.Value:
 def rotated_keys(
     b: BodyBuilder, k: ir.Value, rebuild: Rebuild, positions: ir.Value, *, single: bool
 ) -> ir.Value:
-    """:func:`key_product` with its bias, rotated: [Hkv, S, D], or [Hkv, B, S, D].
+    """Add the bias to a :func:`key_product` and rotate it: [Hkv, S, D], or [Hkv, B, S, D].
 
-    The rotation takes every slot as a sequence of one: ONNX Runtime refuses sequences that are
-    longer than its tables, as padding pages may make a view.
+    Every slot is a sequence of one for the rotation, because ONNX Runtime refuses sequences that
+    are longer than its tables. Padding pages can make views that long.
     """
     _, heads, width = (static_size(rebuild.w_k, axis) for axis in range(3))
     if rebuild.b_k is not None:
@@ -127,7 +127,7 @@ def rotated_keys(
 def values_of(
     b: BodyBuilder, mixed: ir.Value, mass: ir.Value, w_v: ir.Value, b_v: ir.Value | None
 ) -> ir.Value:
-    """``mixed`` [Hq, T, Lv] and ``mass`` [Hq, T, 1] → attended [T, Hq, Dv]."""
+    """Convert ``mixed`` [Hq, T, Lv] and ``mass`` [Hq, T, 1] to attended [T, Hq, Dv]."""
     v_latent, v_heads, v_width = (static_size(w_v, axis) for axis in range(3))
     weight = b.Transpose(w_v, perm=[1, 0, 2])
     if b_v is not None:
@@ -143,10 +143,10 @@ def values_of(
 def body(
     b: BodyBuilder, inputs: Sequence[ir.Value | None], attributes: Mapping[str, Any]
 ) -> Sequence[ir.Value]:
-    """The standard-ONNX form; the pool's axes are (1, pages, page_size, latent).
+    """Return the body's outputs; the pool's axes are (1, pages, page_size, latent).
 
-    The batch axis of ``page_table`` decides: static 1 gives the form of one sequence, anything
-    else the one that pads every sequence to the longest.
+    If the batch axis of ``page_table`` is the static 1, the body is for one sequence. Otherwise it
+    pads every sequence to the longest one.
     """
     q, c_pool, w_k, b_k, w_v, b_v, cos, sin = inputs[:8]
     page_table, row_start, row_slot, tree_start, words, sinks, selected = inputs[8:15]
@@ -170,9 +170,9 @@ def body(
     if not single:
         forth, back = grouped_rows(b, rows, group)
         queries = b.Gather(queries, forth, axis=1)
-    found = gathered(b, c_pool, page_table, single=single)
-    latent = found if single else b.Squeeze(found, b.i64(0))
-    k = found
+    entries = gathered(b, c_pool, page_table, single=single)
+    latent = entries if single else b.Squeeze(entries, b.i64(0))
+    k = entries
     if w_k is not None:
         assert cos is not None and sin is not None
         committed = slot_positions(b, page_table, inputs[15], static_size(c_pool, 2))

@@ -14,12 +14,12 @@ from specbuild.plugins_cuda.paged_tree_attention.described import BUSHY, Branch,
 
 @dataclass(frozen=True)
 class LatentLaunch:
-    """A launch, and the geometry of a layer whose cache is latent.
+    """A launch, and the geometry of a layer with a latent cache.
 
-    ``rope`` None rebuilds keys (MLA-lite). A number absorbs the query (MLA): each slot holds
-    ``latent`` values, of which the last ``rope`` take no part in the value, and every query head
-    has a value head of its own. ``pages_skipped`` shifts the view of sequence b by so many pages,
-    and by one more for each of its pages: the pages of a partial view do not adjoin.
+    With ``rope`` None, keys are rebuilt (MLA-lite). A number means absorbed queries (MLA): each
+    slot holds ``latent`` values, of which the last ``rope`` are not part of the value, and every
+    query head has a separate value head. ``pages_skipped`` shifts the view of sequence b by so many
+    pages, and by one more for each of its pages: the pages of a partial view are not adjacent.
     """
 
     launch: Launch
@@ -39,7 +39,7 @@ class LatentLaunch:
 
     @property
     def _weight_scale(self) -> float:
-        """Keys of a wide latent stay as large as those of a narrow one."""
+        """The scale that keeps keys of a wide latent as large as those of a narrow one."""
         return min(0.3, 1.5 * self.latent**-0.5)
 
     @property
@@ -48,7 +48,7 @@ class LatentLaunch:
         return {"scale": self.width**-0.5, "window": self.launch.window}
 
     def arrays(self, rng: np.random.Generator) -> Arrays:
-        """The op's inputs; every slot that no sequence uses holds NaN."""
+        """Return the op's inputs; slots that no sequence uses are NaN."""
         drawn = self.launch.arrays(rng)
         shape, pool = drawn[0], drawn[1]
         assert shape is not None and pool is not None
@@ -78,7 +78,7 @@ class LatentLaunch:
         return q, pool, *keys, w_v, b_v, *tables, *views, sinks, selected, begins
 
     def _page_positions(self, table: np.ndarray | None) -> np.ndarray | None:
-        """int32 [B, P], or None where a view slot is its position."""
+        """Return int32 [B, P], or None if view slots equal positions."""
         if self.pages_skipped is None:
             return None
         assert table is not None
@@ -93,14 +93,14 @@ class LatentLaunch:
         return int(begins.max()) + self.launch.page_size
 
     def case(self, name: str) -> Case:
-        """This launch as a case; padding rows are unspecified."""
+        """Return this launch as a case; padding rows are unspecified."""
         compare = {"attended": np.s_[: len(self.launch.rows())]}
-        # Keys, weights and sums of latents are rounded to bf16 on the way.
+        # Keys, weights and sums of latents are rounded to bf16.
         return Case(name, self.arrays, self.attributes, compare=compare, kernel_atol=3e-2)
 
 
 def rope_tables(width: int, positions: int) -> tuple[np.ndarray, np.ndarray]:
-    """Cosine and sine, fp32 [positions, width / 2], of a fast rotation."""
+    """Return cosines and sines, fp32 [positions, width / 2], of a fast rotation."""
     angle = np.outer(np.arange(positions), 50.0 ** (-2 * np.arange(width // 2) / width))
     return np.cos(angle).astype(np.float32), np.sin(angle).astype(np.float32)
 
@@ -116,7 +116,7 @@ def latent_launch(
     widths: tuple[int, int] = (16, 16),
     **changes: Any,
 ) -> LatentLaunch:
-    """``heads``: KV heads and query heads to each. ``widths``: of a query and of a value."""
+    """Create a launch. ``heads``: KV heads, query heads per KV head. ``widths``: query, value."""
     launch = Launch(branches, kv_heads=1, group=1, width=latent, v_width=1, **changes)
     return LatentLaunch(launch, *heads, *widths, latent, rope, biases, pages_skipped)
 
@@ -200,7 +200,7 @@ _KERNEL_LAUNCHES = {
     ),
 }  # fmt: skip
 
-# Sizes of a test that an emulator takes long for.
+# Sizes that are slow in the emulator.
 _SLOW_LAUNCHES = {
     "heads of 64, a latent of 80": latent_launch(
         [Branch(130, 0, BUSHY), Branch(70, 2)],
@@ -242,7 +242,7 @@ _SLOW_LAUNCHES = {
 
 
 def _real(branches: Sequence[Branch], latent: int = 512, **changes: Any) -> LatentLaunch:
-    """GPT-OSS's heads and pages."""
+    """Create a launch with GPT-OSS's heads and pages."""
     sizes = {"page_size": 64, **changes}
     return latent_launch(branches, heads=(8, 8), widths=(64, 64), latent=latent, **sizes)
 
@@ -250,7 +250,7 @@ def _real(branches: Sequence[Branch], latent: int = 512, **changes: Any) -> Late
 def _deepseek(
     branches: Sequence[Branch], heads: int = 64, value: int = 64, **changes: Any
 ) -> LatentLaunch:
-    """Heads over a latent of 512 and a rotated key of 64, their values as wide as asked."""
+    """Create a launch with a latent of 512, a rotated key of 64, and values of width ``value``."""
     return latent_launch(
         branches, heads=(1, heads), widths=(64, value), latent=576, rope=64, biases=False,
         sinks=False, page_size=64, **changes,

@@ -1,4 +1,4 @@
-"""How a launch of latent attention with rebuilt keys is cut over rows and the context."""
+"""The grid of latent attention with rebuilt keys: rows and splits of the context."""
 
 from __future__ import annotations
 
@@ -15,17 +15,18 @@ from specbuild.plugins_cuda.mla_attention.geometry import (
 )
 from specbuild.runtime.errors import SpecbuildError
 
-# Heads of a KV head that a row of weights has capacity for.
+# Heads of a KV head in a row of weights.
 HEADS = 8
 MAX_STAGES, FEWEST_STAGES = 5, 2
-# Warpgroups of a CTA that attend, each for two rows of its own, where keys are stored; and of a
-# thread the registers for sums beside which narrow heads, of which there are more, find space.
+# The attending warpgroups of a CTA with stored keys; each has two rows. Then the registers of a
+# thread for sums, with which narrow heads, of which there are more, still fit.
 CONSUMER_WARPGROUPS = 2
 MAX_SUMS_OF_NARROW_HEADS = 96
 
-# Splits of the context, and groups of them that join first: constants of the layer, as a row's sums
-# are taken split by split. The CTAs of one row are to fill the GPU; those of many rows take whole
-# groups and leave fewer states. A window spans few tiles, each of which is a CTA's.
+# Splits of the context, and groups of them that are merged first. They are constants of the layer,
+# because the order of a row's sums depends on them. The CTAs of one row should fill the GPU; those
+# of many rows process complete groups, which leaves fewer states. A window has few tiles, one per
+# CTA.
 CTAS_WANTED = 128
 MAX_SPLITS, FEWEST_SPLITS, WINDOW_SPLITS = 128, 16, 4
 SPLITS_OF_A_GROUP, FEWEST_GROUPS = 8, 8
@@ -34,10 +35,10 @@ WIDEST_WINDOW_OF_FEW_SPLITS = 256
 
 @dataclass(frozen=True)
 class LatentCut:
-    """How one launch is cut; ``rows`` are those of a warpgroup that attends.
+    """The grid of one launch; ``rows`` are those of an attending warpgroup.
 
-    With one of these in a CTA it rebuilds its keys itself, and a sequence has ``row_ctas``; several
-    ``consumer_warpgroups`` share keys that were rebuilt in front. Rows with lists have
+    A CTA with one such warpgroup rebuilds its keys itself, and a sequence has ``row_ctas``. Several
+    ``consumer_warpgroups`` share keys that an earlier launch rebuilt. Rows with lists have
     ``listed_ctas`` over the context, and as many places.
     """
 
@@ -52,12 +53,12 @@ class LatentCut:
 
     @property
     def places(self) -> int:
-        """States of a row and head in the workspaces: of splits, or of whole groups of them."""
+        """States of a row and head in the workspaces, per split or per complete group."""
         whole_groups = self.context_ctas <= self.groups < self.split
         return min(self.groups, self.splits_in_use) if whole_groups else self.splits_in_use
 
     def constants(self, shape: LatentGeometry) -> tuple[tuple[str, int | float], ...]:
-        """Compile-time constants of what attends."""
+        """Return the constants of the attending kernels."""
         return (
             *shape.walk_constants(),
             ("VALUE", shape.value),
@@ -67,21 +68,22 @@ class LatentCut:
             ("SPLIT", self.split),
             ("GROUPS", self.groups),
             ("PLACES", self.places),
-            ("SLOTS_IN_USE", self.splits_in_use),
+            ("SPLITS_IN_USE", self.splits_in_use),
             ("CONTEXT_CTAS", self.context_ctas),
             ("ROWS", self.rows),
-            ("MIXERS", self.consumer_warpgroups),
+            ("CONSUMER_WARPGROUPS", self.consumer_warpgroups),
         )
 
     def states(self, shape: LatentGeometry) -> int:
-        """Rows of weights of a consumer warpgroup: of its rows, two or more KV heads, and their
-        query heads."""
+        """Return the rows of weights of a consumer warpgroup.
+
+        They are its rows × two or more KV heads × their query heads.
+        """
         return self.rows * (CTA_FEATURES // shape.width) * HEADS
 
 
 def latent_cut(request: LoweringRequest, shape: LatentGeometry) -> LatentCut:
-    """By the tactic's ``rows``, ``consumer_warpgroups`` and ``context_ctas``, where it names
-    them."""
+    """Return the grid, with overrides by the tactic's ``rows``, ``consumer_warpgroups`` etc."""
     split, split_groups = _split(shape)
     in_use = max(1, min(split, -(-shape.capacity // shape.tile)))
     sequence_rows = -(-shape.rows // shape.batch)
@@ -97,9 +99,8 @@ def latent_cut(request: LoweringRequest, shape: LatentGeometry) -> LatentCut:
         fill = min(in_use, max(fewest, request.target.multiprocessors // groups))
         return min(in_use, request.tactic.get("context_ctas", _even(fill, split)))
 
-    # A launch may have capacity for more rows than there are: those that are there are still to
-    # fill the GPU, which costs nothing where keys are not rebuilt, as groups leave one state
-    # anyway.
+    # A launch may have capacity for more rows than there are. The actual rows should still fill the
+    # GPU. This is free if keys are stored, because groups have one state anyway.
     context_ctas = ctas(rows * consumer_warpgroups, 1 if consumer_warpgroups == 1 else split_groups)
     listed_ctas = ctas(rows, 1)
     if shape.has_lists and listed_ctas <= split_groups:
@@ -111,17 +112,17 @@ def latent_cut(request: LoweringRequest, shape: LatentGeometry) -> LatentCut:
 
 
 def _fits_registers(shape: LatentGeometry) -> bool:
-    """Whether registers hold what warpgroups need that attend to stored keys."""
-    most = MAX_SUMS if shape.width == max(WIDTHS) else MAX_SUMS_OF_NARROW_HEADS
-    return shape.sums_held(2) <= most
+    """Return whether the registers suffice for warpgroups that attend to stored keys."""
+    max_sums = MAX_SUMS if shape.width == max(WIDTHS) else MAX_SUMS_OF_NARROW_HEADS
+    return shape.sums_held(2) <= max_sums
 
 
 def stages_of(
     request: LoweringRequest, shape: LatentGeometry, bytes_of: Callable[[int], int]
 ) -> int:
-    """Tiles in flight, as many as find space in shared memory, of which ``bytes_of`` so many.
+    """Return the tiles in flight: as many as fit in shared memory by ``bytes_of``.
 
-    SpecbuildError where the fewest do not.
+    Raises SpecbuildError if the minimum does not fit.
     """
     limit = request.target.shared_bytes_per_block
     stages = request.tactic.get("stages", MAX_STAGES)
@@ -132,16 +133,16 @@ def stages_of(
 
 
 def require_shared(shape: LatentGeometry, nbytes: int, limit: int) -> None:
-    """SpecbuildError for more bytes of shared memory than a CTA has."""
+    """Raise SpecbuildError for more bytes of shared memory than a CTA has."""
     if nbytes > limit:
         raise SpecbuildError(
             f"MlaAttention: cache entries of {shape.entry} values need {nbytes} bytes of shared "
-            f"memory, of which a CTA has {limit}: build for the cpu target."
+            f"memory, a CTA has {limit}; build for the cpu backend"
         )
 
 
 def _split(shape: LatentGeometry) -> tuple[int, int]:
-    """Splits of a layer's context, and the groups that they join in."""
+    """Return the splits of a layer's context, and their groups."""
     if 0 < shape.window <= WIDEST_WINDOW_OF_FEW_SPLITS:
         return WINDOW_SPLITS, WINDOW_SPLITS
     splits = 1 << (CTAS_WANTED // shape.head_groups).bit_length() - 1
@@ -150,5 +151,5 @@ def _split(shape: LatentGeometry) -> tuple[int, int]:
 
 
 def _even(context_ctas: int, split: int) -> int:
-    """The most CTAs, up to these, that have as many splits each."""
+    """Return the largest number of CTAs, up to ``context_ctas``, that divides the splits evenly."""
     return min(split, 1 << context_ctas.bit_length() - 1)

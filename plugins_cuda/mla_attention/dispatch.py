@@ -1,7 +1,7 @@
-"""Which kernels attend to latents: one table, of which the first rule that takes a launch decides.
+"""The dispatch table of attention to latents. The first rule that matches a launch applies.
 
-Sizes are the engine's, never those of a run. All forms of one layer for decoding give the same
-bits.
+Sizes are those of the engine, never those of a run. All decoding kernels of a layer return the
+same bits.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from specbuild.plugins_cuda.mla_attention.geometry import LatentGeometry
 
 @dataclass(frozen=True)
 class Facts:
-    """What the table is asked of a launch; ``cut`` is None where nothing is cut into rows."""
+    """The facts of a launch that the table tests; ``cut`` is None if rows are not divided."""
 
     shape: LatentGeometry
     prompt: bool
@@ -24,12 +24,12 @@ class Facts:
 
     @property
     def has_prompt_kernel(self) -> bool:
-        """Whether plain attention's prompt kernels take what was rebuilt."""
+        """Whether the prompt kernels of plain attention support the rebuilt keys and values."""
         return self.prompt and self.shape.rebuilt and self.shape.v_width == self.shape.width
 
     @property
     def shares_keys(self) -> bool:
-        """Whether rows of a sequence share keys that were rebuilt in front."""
+        """Whether the rows of a sequence share keys that an earlier launch rebuilt."""
         return self.cut is not None and self.cut.consumer_warpgroups > 1
 
 
@@ -99,8 +99,8 @@ TABLE: tuple[Rule[Facts], ...] = (
 
 
 def facts_of(request: LoweringRequest, shape: LatentGeometry) -> Facts:
-    """What the table is asked of a request."""
+    """Return the facts of a request."""
     prompt = request.phase == "prefill"
-    whole = Facts(shape, prompt, None)
-    cut = shape.rebuilt and not whole.has_prompt_kernel
-    return Facts(shape, prompt, latent_cut(request, shape)) if cut else whole
+    uncut = Facts(shape, prompt, None)
+    cut = shape.rebuilt and not uncut.has_prompt_kernel
+    return Facts(shape, prompt, latent_cut(request, shape)) if cut else uncut

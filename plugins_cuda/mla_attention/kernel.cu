@@ -1,4 +1,4 @@
-// MlaAttention with rebuilt keys, for decoding, verification and drafting: split over the context.
+// MlaAttention with rebuilt keys, for decoding, verification and drafting, with splits.
 //
 //   q              bf16 [T, KV_HEADS·GROUP, WIDTH], rotated
 //   c_pool         bf16 [pages, 1, PAGE_SIZE, ENTRY]
@@ -10,22 +10,24 @@
 //   row_slot       i32  [T]
 //   tree_start     i32  [B]
 //   ancestor_bits  i32  [T, WORDS]
-//   selected       not taken: null
-//   page_position  i32  [B, TABLE], the position of each page's first slot, VIEWED; else null
+//   selected       not used: null
+//   page_position  i32  [B, TABLE], the position of each page's first slot, if VIEWED; else null
 //   workspace_sums    f32  [T, KV_HEADS·GROUP, PLACES, 2], out
 //   workspace_values  f32  [T, KV_HEADS·GROUP, PLACES, ENTRY], out, of places with a tile
 //
-// Grid (CONTEXT_CTAS, feature groups, B·ROW_CTAS). A CTA takes 128 features (two heads of 64),
-// ROWS rows of a sequence, and slots x, x + CONTEXT_CTAS, … of the context (latent_walk.cuh). Four
-// warpgroups hand tiles on: one copies latents and rotary tables into a ring; two keep the CTA's
-// part of w_k in registers and rebuild a tile's keys, 64 features each (latent_keys.cuh), for which
-// each has the tensor cores while the other rotates; the last has S = Q·Kᵀ, the weights, and their
-// sums of latents (latent_mix.cuh). project_values (values.cu) joins the slots. The sums of a row
-// depend neither on the rows that share the launch nor on the grid.
+// Grid (CONTEXT_CTAS, feature groups, B·ROW_CTAS). A CTA has 128 features (two heads of 64), ROWS
+// rows of a sequence, and splits x, x + CONTEXT_CTAS, … of the context (latent_walk.cuh). Its four
+// warpgroups form a pipeline:
+// - one copies latents and rotary tables to a ring;
+// - two hold the CTA's part of w_k in registers and rebuild the keys of a tile, 64 features each
+//   (latent_keys.cuh); one uses the tensor cores while the other rotates;
+// - the last computes S = Q·Kᵀ, the weights, and their sums of latents (latent_mix.cuh).
+// project_values (values.cu) merges the splits. The sums of a row depend neither on other rows of
+// the launch nor on the grid.
 //
-// A token takes 2·ENTRY bytes from memory, and as many from L2 for each feature group; 2·ENTRY·
-// KV_HEADS·WIDTH operations for its keys, 2·KV_HEADS·GROUP·(WIDTH + ENTRY) for each row. For
-// GPT-OSS with a latent of 512 that is 1 KB and 0.52 + 0.07 MFLOP: bound by the rebuilding.
+// A token takes 2·ENTRY bytes from memory, and as many from L2 for each feature group. It takes
+// 2·ENTRY·KV_HEADS·WIDTH operations for its keys, and 2·KV_HEADS·GROUP·(WIDTH + ENTRY) per row. For
+// GPT-OSS with a latent of 512 these are 1 KB and 0.52 + 0.07 MFLOP: the rebuild is the bottleneck.
 #include "device/attend.cuh"
 #include "device/config.cuh"
 
@@ -38,7 +40,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   DYNAMIC_SHARED(unsigned char, shared);
   const Memory memory(shared);
   const Inputs in = INPUTS;
-  // Whether this CTA may have a tile is a guess before the wait, good enough to load weights by.
+  // Before griddepcontrol.wait, guess whether this CTA has a tile, to load its weights early.
   const auto early = [&] {
     const int sequence = blockIdx.z / Config::kRowCtas;
     const int slot =

@@ -1,4 +1,4 @@
-"""MlaAttention on a GPU: which launches attend, and how their splits join."""
+"""MlaAttention on a GPU: the attending launches, and the merge of their splits."""
 
 from __future__ import annotations
 
@@ -46,12 +46,13 @@ ATTEND = (
 
 
 def lower(request: LoweringRequest) -> Lowering:
-    """Attention over the splits, then their join and the projection to values.
+    """Return the launches: attention over the splits, then their merge and the projection to
+    values.
 
-    In phase ``decode`` a row's sums do not depend on the grid that is chosen here. Prompt chunks
-    have plain attention over what was rebuilt for all of their rows, where keys are rebuilt. Where
-    rows have lists, what attends for those that see everything comes first, and a launch for the
-    others follows, which leaves the same states.
+    In phase ``decode`` a row's sums do not depend on the grid. In prompt chunks keys and values are
+    rebuilt for all rows, followed by plain attention, unless queries are absorbed. If rows have
+    lists, the launch for whole rows comes first, and a launch for the others follows; both leave
+    the same kind of states.
     """
     shape = latent_geometry(request)
     require(refusal(request))
@@ -81,7 +82,7 @@ def lower(request: LoweringRequest) -> Lowering:
 
 
 def tactics(request: LoweringRequest) -> tuple[Tactic, ...]:
-    """Tiles in flight, rows that share their keys, CTAs over the context; the default first."""
+    """Return tiles in flight, rows that share keys, CTAs over the context; the default first."""
     shape = latent_geometry(request)
     if request.phase == "prefill" or not shape.rebuilt or "selected" in request.tensors:
         return ({},)
@@ -94,7 +95,7 @@ def tactics(request: LoweringRequest) -> tuple[Tactic, ...]:
 
 
 def refusal(request: LoweringRequest) -> Unsupported | None:
-    """Why no kernel takes the request, by its phase and its lists."""
+    """Return the reason why no kernel supports the request, by its phase and its lists."""
     shape = latent_geometry(request)
     prompt = request.phase == "prefill"
     if "selected" in request.tensors:
@@ -121,7 +122,7 @@ def refusal(request: LoweringRequest) -> Unsupported | None:
 def _attend(
     request: LoweringRequest, shape: LatentGeometry, cut: LatentCut, form: str
 ) -> tuple[tuple[OpLaunch, ...], tuple[Workspace, ...]]:
-    """What leaves the states of splits, and workspaces that it alone has."""
+    """Return the launches that write the states of splits, and their other workspaces."""
     if form == "rebuilding":
         return (attend_rebuilding(request, shape, cut, ATTEND),), ()
     if form == "stored":

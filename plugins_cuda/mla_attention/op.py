@@ -1,4 +1,4 @@
-"""MlaAttention: attention over a latent cache, from which keys are rebuilt and values absorbed."""
+"""MlaAttention: attention to a latent cache, with rebuilt or absorbed keys and absorbed values."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ LATENT_POOL_BODY_AXES = ("1", "pages", "page_size", "latent")
 def key_positions(
     tree_start: int, ancestor_bits: torch.Tensor, page_position: torch.Tensor, page_size: int
 ) -> torch.Tensor:
-    """The position of each view slot of one sequence: int64 [P·page_size].
+    """Return the position of each view slot of one sequence: int64 [P·page_size].
 
-    A page's slots follow its first one, which stands at ``page_position`` [P]. A tree slot stands
-    as many places after slot ``tree_start`` as it has ancestors, which every row that sees it has
-    too; what no row sees may stand anywhere.
+    The first slot of a page is at ``page_position`` [P], the others follow. The distance of a tree
+    slot from slot ``tree_start`` is the number of its ancestors, which are equal in every row that
+    attends to it. Positions of invisible slots are arbitrary.
     """
     import torch
 
@@ -43,9 +43,9 @@ def key_positions(
 def rotated(
     x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, positions: torch.Tensor
 ) -> torch.Tensor:
-    """Half-split rotation of ``x`` [S, heads, D] at ``positions`` [S], fp32.
+    """Rotate ``x`` [S, heads, D] by half-split RoPE at ``positions`` [S], fp32.
 
-    Positions past the tables (slots behind the last page in use) take their last row.
+    Positions past the tables (slots behind the last used page) use the last row.
     """
     import torch
 
@@ -76,14 +76,14 @@ def reference(
     scale: float,
     window: int,
 ) -> torch.Tensor:
-    """Attention of ``q`` [T, Hq, D] over the latents c_s of each sequence → [T, Hq, Dv], fp32.
+    """Return attention of ``q`` [T, Hq, D] to the latents c_s of each sequence, [T, Hq, Dv], fp32.
 
     With ``w_k`` [L, Hkv, D] the key of head h is rebuilt: ``k_s = RoPE(c_s w_k,h + b_k,h)`` at the
-    slot's position, of which ``page_position`` [B, P] says where each page begins (absent: the
-    view slot). Without it the query is absorbed (D = L) and the latent is every head's key.
-    Values are absorbed: ``o_h = (Σ w_s c_s[:Lv]) w_v,h + b_v,h · Σ w_s``, ``w_v`` [Lv, Hv, Dv],
-    where a sink makes Σ w_s < 1. Rows, views, windows, sinks and ``selected`` are those of
-    PagedTreeAttention; the slots that a launch's rows stand in are the last that each of them sees.
+    slot's position. ``page_position`` [B, P] is the first position of each page; without it, slots
+    equal positions. Without ``w_k`` the query is absorbed (D = L), and the latent is the key of
+    every head. Values are absorbed: ``o_h = (Σ w_s c_s[:Lv]) w_v,h + b_v,h · Σ w_s``, ``w_v`` [Lv,
+    Hv, Dv]; with a sink Σ w_s < 1. Rows, views, windows, sinks and ``selected`` are those of
+    PagedTreeAttention. The slots of a launch's rows are the last visible ones of each row.
     """
     import torch
 
@@ -99,7 +99,7 @@ def reference(
         if selected is not None:
             mask &= among(selected[first:last], keys)[:, 0]
         latent = c_pool[page_table[sequence, 0].long(), 0].flatten(0, 1).float()
-        # What no row sees may hold anything, NaN included: 0 · NaN must not enter the sum.
+        # Invisible slots may hold anything, including NaN: 0 · NaN must not enter the sum.
         latent = latent.where(mask.any(0)[:, None], 0.0)
         k = latent.unsqueeze(1)
         if w_k is not None:
@@ -129,14 +129,14 @@ def reference(
 
 
 def traffic(request: TrafficRequest) -> Traffic:
-    """Latents of what rows see, which those of a sequence share; lists are each row's.
+    """Return the traffic: visible latents, shared by the rows of a sequence; lists of each row.
 
-    Keys that are rebuilt are rebuilt once for the rows of a sequence, or for each row's list.
+    Keys are rebuilt once for the rows of a sequence, or for each row's list.
     """
     pool, (q_heads, width) = request.tensors["c_pool"], request.tensors["q"].shape[1:]
     value, _, v_width = request.tensors["w_v"].shape
     entry = pool.shape[3] * ITEM_BYTES[pool.dtype]
-    # A row's products with a latent: its score, and its part in the weighted sum.
+    # The products of a row with a latent: its score, and its part of the weighted sum.
     attending = 2 * q_heads * (width + value)
     w_k = request.tensors.get("w_k")
     rebuilding = 2 * prod(w_k.shape) if w_k is not None else 0

@@ -1,4 +1,4 @@
-"""MlaAttention of prompt chunks: keys and values are rebuilt once for all rows of the chunk."""
+"""MlaAttention in prefill: keys and values are rebuilt once for all rows of the chunk."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from specbuild.plugins_cuda.paged_tree_attention.prefill import attend_prompt
 
 
 def lower_prefill(request: LoweringRequest, shape: LatentGeometry) -> Lowering:
-    """``q`` [T, Hq, D] → ``attended``: rebuild what is seen, then attend to it as to plain caches.
+    """Return the launches for ``q`` [T, Hq, D] → ``attended``: rebuild, then plain attention.
 
-    The workspaces take one layer's keys and values of the group's pages.
+    The workspaces hold one layer's keys and values of the group's pages.
     """
     shape = replace(shape, tile=64 if shape.entry <= MAX_HELD else 32)
     stage = shape.stage_bytes + shape.table_bytes
@@ -62,7 +62,7 @@ def lower_prefill(request: LoweringRequest, shape: LatentGeometry) -> Lowering:
 
 
 def _plain(shape: LatentGeometry) -> Geometry:
-    """The same launch over a cache of keys and values."""
+    """Return the geometry of the same launch with a cache of keys and values."""
     return Geometry(
         rows=shape.rows,
         batch=shape.batch,

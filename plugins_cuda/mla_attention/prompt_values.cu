@@ -1,18 +1,19 @@
-// MlaAttention with absorbed queries over a prompt's chunk, the end: sums of latents become values.
+// MlaAttention with absorbed queries in prefill, last launch: projects sums of latents to values.
 //
 //   w_v            bf16 [VALUE, V_HEADS, V_WIDTH], constant
 //   b_v            bf16 [V_HEADS, V_WIDTH], constant; null without HAS_BIAS
 //   row_start      i32  [BATCH + 1]
 //   sinks          f32  [Q_HEADS], null without HAS_SINKS
 //   attended       bf16 [T, Q_HEADS, V_WIDTH], out
-//   workspace_sums, workspace_values   as in absorbed.cu, of one slot a row
+//   workspace_sums, workspace_values   see absorbed.cu; one split per row
 //
 // Grid (Q_HEADS, groups of PROMPT_ROWS rows, groups of COLUMNS of a value). A warp holds the
-// weights of 16 columns in registers, and multiplies 16 rows at a time, whose means stand in shared
-// memory. A product's sum goes over VALUE in order, so a row's bits are its own.
+// weights of 16 columns in registers, and multiplies 16 rows at a time, whose means are in shared
+// memory. A sum is accumulated over VALUE in order, so the bits of a row do not depend on other
+// rows.
 //
-// 2·VALUE·V_WIDTH operations a row and head: 2048 rows of DeepSeek-V3's 128 heads are 34 GFLOP and
-// 268 MB of states, 60 µs from L2 and memory.
+// It takes 2·VALUE·V_WIDTH operations per row and head. 2048 rows of DeepSeek-V3's 128 heads are 34
+// GFLOP and 268 MB of states, 60 µs from L2 and memory.
 #include "../_device/ptx.cuh"
 #include "device/config.cuh"
 #include "device/latent_mass.cuh"
@@ -21,11 +22,11 @@
 namespace {
 
 constexpr int kThreads = 256, kTokens = 16, kWarpColumns = 16;
-// Of those that bring states together the first multiply.
+// All warps load states; the first ones multiply.
 constexpr int kMultiplyingWarps = Config::kColumns / kWarpColumns;
 constexpr int kSteps = Config::kValue / 16, kPanelSteps = 4, kPanelRows = 16 * kPanelSteps;
 constexpr int kPanels = ceil_div(kSteps, kPanelSteps);
-// 16 bytes more than a row has, so that banks differ.
+// Strides with 16 bytes of padding against bank conflicts.
 constexpr int kMeanStride = Config::kValue + 8, kPanelStride = Config::kColumns + 8;
 constexpr int kUnits = kTokens * kStateUnits, kOwnUnits = ceil_div(kUnits, kThreads);
 static_assert(Config::kPlaces == 1 && 32 * kMultiplyingWarps <= kThreads &&
@@ -37,7 +38,7 @@ static_assert(Config::kPlaces == 1 && 32 * kMultiplyingWarps <= kThreads &&
 struct HeldWeights {
   uint32_t of[kSteps][4];
 
-  // By the whole CTA; ``panel``: [kPanelRows][kPanelStride] in shared memory.
+  // The complete CTA calls it; ``panel`` is [kPanelRows][kPanelStride] in shared memory.
   __device__ __forceinline__ void load(const uint16_t* w_v, int v_head, uint16_t* panel) {
     constexpr int kRowUnits = Config::kColumns / 8;
     const int lane = threadIdx.x % 32, column = threadIdx.x / 32 * kWarpColumns;
@@ -65,8 +66,8 @@ struct HeldWeights {
   }
 };
 
-// What a thread has of the states of 16 rows, from ``first`` on: units of 16 bytes, with the sums
-// of their rows.
+// A thread's part of the states of 16 rows from ``first`` on: units of 16 bytes, with the sums of
+// their rows.
 struct OwnStates {
   uint4 units[kOwnUnits];
   uint4 sums[kOwnUnits];
@@ -83,7 +84,7 @@ struct OwnStates {
     }
   }
 
-  // Their means, [kTokens][kMeanStride], and how much of a row's attention falls on values.
+  // Write the means, [kTokens][kMeanStride], and the part of each row's attention on values.
   __device__ __forceinline__ void write(const float* sinks, uint16_t* mean, float* mass) const {
 #pragma unroll
     for (int i = 0; i < kOwnUnits; ++i) {
@@ -110,7 +111,7 @@ struct OwnStates {
   }
 };
 
-// Values of 16 rows from ``first`` on, below ``end``.
+// Store the values of 16 rows from ``first`` on, below ``end``.
 __device__ __forceinline__ void leave_values(const float (&sums)[2][4], const uint16_t* b_v,
                                              const float* mass, int v_head, int first, int end,
                                              uint16_t* attended) {

@@ -1,24 +1,25 @@
-// MlaAttention of prompt chunks, the beginning: keys and values of what the chunk's rows see.
+// MlaAttention in prefill, first launch: keys and values of the tokens visible to the chunk.
 //
 //   c_pool         bf16 [pages, 1, PAGE_SIZE, ENTRY]
 //   w_k, w_v       bf16 [ENTRY, KV_HEADS, WIDTH], constant
 //   b_k, b_v       bf16 [KV_HEADS, WIDTH], constant; null without HAS_BIAS
 //   cos, sin       f32  [POSITIONS, WIDTH/2], constant
 //   page_table     i32  [BATCH, 1, TABLE]
-//   row_start, row_slot, tree_start, ancestor_bits   as in kernel.cu
-//   workspace_keys, workspace_values  bf16 [pages, KV_HEADS, PAGE_SIZE, WIDTH], out: those of the
-//                  pages that are seen
+//   row_start, row_slot, tree_start, ancestor_bits   see kernel.cu
+//   workspace_keys, workspace_values  bf16 [pages, KV_HEADS, PAGE_SIZE, WIDTH], out, for visible
+//                  pages
 //
-// Grid (CTAs over tiles, 2 · feature groups: keys, then values). A prompt's rows are many, so each
-// latent is rebuilt once for all of them and attended to by the kernel of plain caches
-// (paged_tree_attention/prefill.cu); the workspaces hold one layer's keys and values. 2·ENTRY·
-// KV_HEADS·WIDTH operations for the keys of a token, and for its values.
+// Grid (CTAs over tiles, 2 · feature groups: keys, then values). A prompt chunk has many rows, so
+// each latent is rebuilt once for all of them. The kernel of plain caches
+// (paged_tree_attention/prefill.cu) then attends to the results. The workspaces hold one layer's
+// keys and values. A token takes 2·ENTRY·KV_HEADS·WIDTH operations for its keys, and as many for
+// its values.
 #include "device/config.cuh"
 #include "device/latent_keys.cuh"
 
 namespace {
 
-static_assert(kLoadUnits <= 2 * kStageUnits, "weights come by way of the ring");
+static_assert(kLoadUnits <= 2 * kStageUnits, "weights pass through the ring");
 
 struct Inputs {
   const uint4* c_pool;
@@ -28,7 +29,7 @@ struct Inputs {
   const int* ancestor_bits;
 };
 
-// The slots that some row of a sequence sees; with all threads.
+// Return the slots that any row of a sequence attends to; all threads call it.
 __device__ __forceinline__ Span seen_slots(const Inputs& in, int begin, int stop, int tree_start,
                                            int* bounds) {
   if (threadIdx.x == 0) bounds[0] = kNowhere, bounds[1] = -1;
@@ -46,7 +47,7 @@ __device__ __forceinline__ Span seen_slots(const Inputs& in, int begin, int stop
   return seen;
 }
 
-// Where a slot stands: in the tree, behind the ancestors that every row which sees it has.
+// Return the position of a slot; in the tree it follows from the ancestors of any row with it.
 __device__ __forceinline__ int position_of(const Inputs& in, int begin, int stop, int tree_start,
                                            int slot) {
   const int bit = slot - tree_start;
@@ -91,7 +92,7 @@ extern "C" __global__ void __launch_bounds__(kLatentThreads, 1)
                     uint32_t* workspace_values) {
   DYNAMIC_SHARED(unsigned char, shared);
   static_assert(16 * (2 * (kStageUnits + kTableUnits) + kWaitingUnits) == Config::kSharedBytes,
-                "the launch gives as much as is laid out below");
+                "the launch requests the layout below");
   __shared__ int bounds[2];
   __shared__ int entries[2][kTile];
   uint4* ring = reinterpret_cast<uint4*>(shared);  // [2][kStageUnits]

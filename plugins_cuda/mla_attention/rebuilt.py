@@ -1,4 +1,4 @@
-"""Latent attention that rebuilds keys where it attends: the launches of a row or two."""
+"""Latent attention that rebuilds its keys, for launches with one or two rows per sequence."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from specbuild.plugins_cuda.mla_attention.geometry import (
     LatentGeometry,
 )
 
-# Warpgroups: one copies, two rebuild keys, one attends. Registers of a thread, of 512 for the four.
+# Warpgroups: one copies, two rebuild keys, one attends; registers of four threads, one of each.
 THREADS = 512
 ALL_REGISTERS = 512
 KEYS = ("q", "c_pool", "w_k", "b_k", "cos", "sin")
@@ -27,7 +27,7 @@ def attend_rebuilding(
     *,
     listed: bool = False,
 ) -> OpLaunch:
-    """Rows that see everything, or with ``listed`` one that has a list, a CTA each ``cut.rows``."""
+    """Return a launch for whole rows, or if ``listed`` for rows with lists; see ``cut.rows``."""
     stages = stages_of(request, shape, lambda count: _shared_bytes(shape, cut, count))
     shared_bytes = _shared_bytes(shape, cut, stages)
     copy, keys, mix = _registers(shape, cut.rows)
@@ -56,7 +56,7 @@ def attend_rebuilding(
 def attend_whole(
     request: LoweringRequest, shape: LatentGeometry, cut: LatentCut, arguments: tuple[str, ...]
 ) -> OpLaunch:
-    """Where rows have lists, those that see everything."""
+    """Return the launch for whole rows, if other rows have lists."""
     launch = attend_rebuilding(request, shape, cut, arguments)
     return _of_lists(launch, request, "attend_whole_rows", "whole_rows.cu")
 
@@ -64,7 +64,7 @@ def attend_whole(
 def attend_listed(
     request: LoweringRequest, shape: LatentGeometry, cut: LatentCut, arguments: tuple[str, ...]
 ) -> OpLaunch:
-    """The rows whose lists name what they see, each in CTAs of its own."""
+    """Return the launch for rows with lists, each in separate CTAs."""
     single = replace(
         cut,
         rows=1,
@@ -86,7 +86,7 @@ def _of_lists(launch: OpLaunch, request: LoweringRequest, entry: str, file: str)
 
 
 def _registers(shape: LatentGeometry, rows: int) -> tuple[int, int, int]:
-    """Of a thread that copies, that rebuilds keys, that attends."""
+    """Return the registers of a thread that copies, one that rebuilds keys, one that attends."""
     steps = min(shape.held_steps(rows), shape.entry // ENTRY_STEP)
     if steps == MAX_HELD_STEPS:
         return 40, 176, 120
@@ -96,7 +96,7 @@ def _registers(shape: LatentGeometry, rows: int) -> tuple[int, int, int]:
 
 
 def _shared_bytes(shape: LatentGeometry, cut: LatentCut, stages: int) -> int:
-    """As the kernel lays it out: a ring of tiles, then what keys, weights and states need."""
+    """Return the kernel's shared memory: a ring of tiles, then keys, weights and states."""
     heads, states = CTA_FEATURES // shape.width, cut.states(shape)
     ring = stages * (shape.stage_bytes + shape.table_bytes)
     keys = 2 * CTA_FEATURES * shape.tile * 2

@@ -1,16 +1,17 @@
-// MlaAttention over lists of slots (DSA): latents of a row's list are gathered, its keys rebuilt.
+// MlaAttention with lists of slots (DSA): gathers the latents of a row's list and rebuilds its
+// keys.
 //
-//   selected       i32  [T, 1, held], rising, −1 behind the last
-//   the rest       as kernel.cu's; ROWS 1, LISTED 1
+//   selected       i32  [T, 1, held], rising, padded with −1
+//   the rest       see kernel.cu; ROWS 1, LISTED 1
 //
-// A row whose list begins with −2 is left as the launch in front summed it. For GPT-OSS with a
-// latent of 512 a row of 2116 entries takes 2.2 MB, and from L2 as many for each feature group,
-// and 1.2 GFLOP; the weights that every CTA takes in, 128 kB, are asked for before the wait.
+// The states of a row whose list starts with −2 are those of the previous launch. For GPT-OSS with
+// a latent of 512, a row of 2116 entries takes 2.2 MB, as many bytes from L2 for each feature
+// group, and 1.2 GFLOP. The weights of a CTA, 128 kB, are requested before griddepcontrol.wait.
 #include "device/attend.cuh"
 
 namespace {
 
-// The entries of a list, counted by a warp: where its −1 begin, in two looks.
+// Return the number of entries of a list, by a warp: it searches for the first −1 in two steps.
 __device__ __forceinline__ int entries_of(const int* list, int held) {
   const int lane = thread_index() % 32, stride = ceil_div(held, 32);
   const bool begins = lane * stride < held && list[lane * stride] >= 0;

@@ -1,38 +1,38 @@
-// MlaAttention with rebuilt keys for sequences of several rows: attention to keys of rebuild_keys.
+// MlaAttention with rebuilt keys for sequences of several rows: attention to stored keys.
 //
-//   q, c_pool, page_table, row_start, row_slot, tree_start, ancestor_bits   as in kernel.cu
-//   selected         as in stored_keys.cu: of CTAs none of whose rows sees everything nothing is
-//                    summed
+//   q, c_pool, page_table, row_start, row_slot, tree_start, ancestor_bits   see kernel.cu
+//   selected         see stored_keys.cu; CTAs without a whole row compute nothing
 //   workspace_keys   bf16, stored tiles (stored_tiles.cuh)
-//   workspace_sums, workspace_values   as in kernel.cu, out
+//   workspace_sums, workspace_values   see kernel.cu, out
 //
-// Grid (CONTEXT_CTAS, feature groups, row tiles). A CTA takes two heads, a tile of rows of one
-// sequence, ROWS for each of MIXERS warpgroups, and slots as in kernel.cu. One more warpgroup
-// copies tiles of latents and of keys, which all rows share; each mixer has scores, weights and
-// sums of latents of its rows, in the order of attend_latents: its sums have those bits.
+// Grid (CONTEXT_CTAS, feature groups, row tiles). A CTA has two heads, a tile of rows of one
+// sequence (ROWS for each of CONSUMER_WARPGROUPS attending warpgroups), and splits as in kernel.cu.
+// One more warpgroup copies tiles of latents and of keys, which all rows share. Each attending
+// warpgroup computes scores, weights and sums of latents of its rows, in the order of
+// attend_latents, so that the bits are equal.
 //
-// A token takes 2·ENTRY bytes and 256 of keys from L2 for each feature group and MIXERS·ROWS rows;
-// 2·KV_HEADS·GROUP·(WIDTH + ENTRY) operations for each row.
+// A token takes 2·ENTRY bytes, and 256 bytes of keys from L2, for each feature group and
+// CONSUMER_WARPGROUPS·ROWS rows. It takes 2·KV_HEADS·GROUP·(WIDTH + ENTRY) operations per row.
 #include "../_device/ptx_ring.cuh"
 #include "../_device/row_tile.cuh"
 #include "device/config.cuh"
 #include "device/latent_copy.cuh"
 #include "device/latent_mix.cuh"
 #include "device/latent_scores.cuh"
-#include "device/slot_states.cuh"
+#include "device/split_states.cuh"
 #include "device/stored_tiles.cuh"
 #include "device/warpgroup_registers.cuh"
 
 namespace {
 
-constexpr int kThreads = Config::kMixers * kMixThreads + kCopyThreads;
-constexpr int kRows = Config::kMixers * Config::kRows;  // of a CTA
-// A mixer's only row would count its own tiles among those of all rows (latent_rows.cuh).
-static_assert(Config::kRows == 2, "rows have tiles of their own, as in the walk");
+constexpr int kThreads = Config::kConsumerWarpgroups * kMixThreads + kCopyThreads;
+constexpr int kRows = Config::kConsumerWarpgroups * Config::kRows;  // of a CTA
+// With one row per warpgroup, its tiles would count as shared tiles (latent_rows.cuh).
+static_assert(Config::kRows == 2, "rows have separate tiles, as in the walk");
 constexpr int kWeightUnits = kStates * kTile / 8;
 using Walk = WalkOf<StoredRows<kRows>>;
 
-// What a mixer has to itself.
+// The buffers of one attending warpgroup.
 struct Mine {
   uint4* weights;  // [kStates][kTile]
   float* maxima;   // [kMixWarps][kWarpStates]
@@ -43,16 +43,16 @@ struct Mine {
 
 constexpr int kSharedBytes =
     16 * Config::kStages * (kStageUnits + kKeyUnits + 1) +
-    Config::kMixers * (16 * (kWeightUnits + kStates) + 4 * (kMixWarps * kWarpStates + kStates));
-static_assert(kSharedBytes == Config::kSharedBytes,
-              "the launch gives as much as is laid out below");
+    Config::kConsumerWarpgroups *
+        (16 * (kWeightUnits + kStates) + 4 * (kMixWarps * kWarpStates + kStates));
+static_assert(kSharedBytes == Config::kSharedBytes, "the launch requests the layout below");
 
 struct Memory {
   uint4* ring;      // [STAGES][kStageUnits]
   uint4* keys;      // [STAGES][kKeyUnits]
-  uint4* weights;   // of all mixers, as what follows
-  float2* states;   // [MIXERS][2][kStates]
-  float* floats;    // [MIXERS][kMixWarps · kWarpStates + kStates]
+  uint4* weights;   // of all attending warpgroups, like the following
+  float2* states;   // [CONSUMER_WARPGROUPS][2][kStates]
+  float* floats;    // [CONSUMER_WARPGROUPS][kMixWarps · kWarpStates + kStates]
   Mbarrier* full;   // [STAGES]
   Mbarrier* empty;  // [STAGES]
 
@@ -60,10 +60,10 @@ struct Memory {
     ring = reinterpret_cast<uint4*>(shared);
     keys = ring + Config::kStages * kStageUnits;
     weights = keys + Config::kStages * kKeyUnits;
-    states = reinterpret_cast<float2*>(weights + Config::kMixers * kWeightUnits);
-    floats = reinterpret_cast<float*>(states + Config::kMixers * 2 * kStates);
-    full =
-        reinterpret_cast<Mbarrier*>(floats + Config::kMixers * (kMixWarps * kWarpStates + kStates));
+    states = reinterpret_cast<float2*>(weights + Config::kConsumerWarpgroups * kWeightUnits);
+    floats = reinterpret_cast<float*>(states + Config::kConsumerWarpgroups * 2 * kStates);
+    full = reinterpret_cast<Mbarrier*>(floats + Config::kConsumerWarpgroups *
+                                                    (kMixWarps * kWarpStates + kStates));
     empty = full + Config::kStages;
   }
 
@@ -76,7 +76,7 @@ struct Memory {
   __device__ __forceinline__ void open_barriers() const {
     for (int i = 0; i < Config::kStages; ++i) {
       mbarrier_init(full + i, kCopyThreads);
-      mbarrier_init(empty + i, Config::kMixers * kMixWarps);
+      mbarrier_init(empty + i, Config::kConsumerWarpgroups * kMixWarps);
     }
     mbarrier_init_fence();
   }
@@ -88,8 +88,8 @@ struct Inputs {
   RowInputs rows;
   const int* selected;
   const uint4* stored;
-  float2* slot_sums;
-  float* slot_values;
+  float2* split_sums;
+  float* split_values;
   int held;
 
   __device__ __forceinline__ void open(Walk& walk, int first, int count, int sequence) const {
@@ -111,8 +111,8 @@ struct Inputs {
   }
 };
 
-// Calls use(walk, first, count, sequence) for the CTA's rows, if one of them sees everything. Whole
-// warps call it, of any warpgroup by itself.
+// Call use(walk, first, count, sequence) for the CTA's rows if one of them is whole. Complete warps
+// of any warpgroup call it.
 template <class Use>
 __device__ __forceinline__ void with_rows(const Inputs& in, const Use& use) {
   const RowTile own =
@@ -127,7 +127,7 @@ __device__ __forceinline__ void with_rows(const Inputs& in, const Use& use) {
   use(walk, own.first, own.count, own.sequence);
 }
 
-// The warpgroup that copies.
+// The copying warpgroup.
 __device__ __forceinline__ void copy_tiles(const Inputs& in, const Memory& memory) {
   int filled = 0;
   with_rows(in, [&](const Walk& walk, int first, int, int sequence) {
@@ -151,7 +151,7 @@ __device__ __forceinline__ void copy_tiles(const Inputs& in, const Memory& memor
   });
 }
 
-// A mixer.
+// An attending warpgroup.
 __device__ __forceinline__ void attend(const Inputs& in, const Memory& memory, int mixer) {
   const Mine mine = memory.of(mixer);
   int filled = 0;
@@ -165,19 +165,19 @@ __device__ __forceinline__ void attend(const Inputs& in, const Memory& memory, i
     }
     TileCursor at = walk.begin();
     if (at.ended()) {
-      leave_empty(first, count, in.slot_sums);
+      leave_empty(first, count, in.split_sums);
       return;
     }
     Softmax softmax;
     if (count > 0) softmax.open(in.q, first, count);
     Mixer<kMTiles> mixed;
-    for (int slot = blockIdx.x; slot < Config::kSplit; slot = next_slot(slot)) {
-      if (slot >= Config::kSlotsInUse) continue;
+    for (int split = blockIdx.x; split < Config::kSplit; split = next_split(split)) {
+      if (split >= Config::kSplitsInUse) continue;
       bool any = false;
       mixed.clear();
       softmax.clear();
 #pragma unroll 1
-      for (; at.slot() == slot; walk.advance(at), ++filled) {
+      for (; at.split() == split; walk.advance(at), ++filled) {
         const int stage = filled % Config::kStages;
         const TileCursor own{at.owner == 0 ? 0 : at.owner - mixer * Config::kRows, at.tile};
         const bool sees = at.owner == 0 ? at.tile * kTile <= rows.shared_end
@@ -198,8 +198,8 @@ __device__ __forceinline__ void attend(const Inputs& in, const Memory& memory, i
       }
       if (count <= 0) continue;
       softmax.publish(mine.state, mine.maxima);
-      mixed.end_slot(slot, any, mine.state, mine.joined, in.slot_sums, in.slot_values,
-                     [&](int row) { return place_of(row, first, count); });
+      mixed.end_split(split, any, mine.state, mine.joined, in.split_sums, in.split_values,
+                      [&](int row) { return place_of(row, first, count); });
     }
   });
 }
@@ -229,7 +229,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   if (thread_index() == 0) memory.open_barriers();
   __syncthreads();
   const int warpgroup = thread_index() / 128;
-  if (warpgroup == Config::kMixers) {
+  if (warpgroup == Config::kConsumerWarpgroups) {
     registers_set<kThreads, Config::kCopyRegisters>();
     pdl_wait();
     copy_tiles(in, memory);

@@ -1,4 +1,4 @@
-"""Latent attention of several rows of a sequence: their keys are rebuilt once, and stored."""
+"""Latent attention of several rows of a sequence, with keys that are rebuilt once and stored."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from specbuild.plugins_cuda.mla_attention.geometry import (
 WARPGROUP = 128
 # Registers of a thread, of 504 for three warpgroups: one copies, two rebuild keys or attend.
 COPY_REGISTERS, OTHER_REGISTERS = 40, 232
-# Of w_k, on its way to registers.
+# Rows of w_k that pass through shared memory at once.
 LOADED_ROWS = 64
 SHARED_ALIGNMENT = 1024
 _SEEN = ("page_table", "row_start", "row_slot", "tree_start", "ancestor_bits", "selected")
@@ -24,34 +24,34 @@ _SEEN = ("page_table", "row_start", "row_slot", "tree_start", "ancestor_bits", "
 def store_and_attend(
     request: LoweringRequest, shape: LatentGeometry, cut: LatentCut
 ) -> tuple[tuple[OpLaunch, OpLaunch], Workspace]:
-    """Keys of all that rows see, attention to them, and where they stand meanwhile."""
+    """Return the launches that rebuild and attend, and the workspace of the stored keys."""
     tiles = shape.batch * _tiles(shape) + shape.rows * _own_tiles(shape)
     keys = Workspace("workspace_keys", tiles * shape.head_groups * _key_bytes(shape))
     return (_rebuild(request, shape), _attend(request, shape, cut)), keys
 
 
 def _tiles(shape: LatentGeometry) -> int:
-    """Of a sequence, at most."""
+    """Return the maximum of a sequence's tiles."""
     return -(-shape.capacity // shape.tile)
 
 
 def _own_tiles(shape: LatentGeometry) -> int:
-    """Of a row with as many ancestors as it can have, the first of them anywhere in a tile."""
+    """Return the tiles of a row with the maximum of ancestors, the first anywhere in a tile."""
     return -(-(shape.tile - 1 + 32 * shape.words) // shape.tile)
 
 
 def _key_bytes(shape: LatentGeometry) -> int:
-    """Of a tile's keys, of a CTA's features."""
+    """Return the bytes of a tile's keys, for the features of a CTA."""
     return CTA_FEATURES * shape.tile * 2
 
 
 def _held(request: LoweringRequest) -> int:
-    """Entries of a list, where rows have any."""
+    """Return the entries of a list, if rows have lists."""
     return request.tensors["selected"].shape[2] if "selected" in request.tensors else 1
 
 
 def _sizes(shape: LatentGeometry, stages: int) -> tuple[tuple[str, int | float], ...]:
-    """Constants that both launches have."""
+    """Return the constants of both launches."""
     return (
         *shape.key_constants(MAX_HELD_STEPS),
         ("BATCH", shape.batch),
@@ -92,7 +92,7 @@ def _rebuild(request: LoweringRequest, shape: LatentGeometry) -> OpLaunch:
 
 
 def _extent_bytes(shape: LatentGeometry) -> int:
-    """Of what it notes of sequences and rows, in front of memory that begins at a multiple."""
+    """Return the bytes of sequence and row extents, before the aligned buffers."""
     return -(-4 * (shape.batch + shape.rows) // SHARED_ALIGNMENT) * SHARED_ALIGNMENT
 
 
@@ -107,7 +107,7 @@ def _attend(request: LoweringRequest, shape: LatentGeometry, cut: LatentCut) -> 
         )
 
     stages = stages_of(request, shape, shared_bytes)
-    # Sequences end in a tile of their own: at most one more than whole tiles for each.
+    # Sequences end with a separate tile: at most one incomplete tile each.
     row_tiles = (shape.rows - 1) // (cut.rows * cut.consumer_warpgroups) + shape.batch
     constants = (
         *cut.constants(shape),

@@ -1,17 +1,17 @@
-// MlaAttention with rebuilt keys for sequences of several rows, the beginning: keys of what some
-// row sees.
+// MlaAttention with rebuilt keys for sequences of several rows, first launch: keys of visible
+// tokens.
 //
 //   c_pool         bf16 [pages, 1, PAGE_SIZE, ENTRY]
 //   w_k, b_k, cos, sin, page_table, row_start, row_slot, tree_start, ancestor_bits, page_position
-//                  as in kernel.cu
-//   selected       i32  [T, 1, held], null without lists; a list that begins with −2 stands for all
-//                  that its row sees. Of sequences without such a row nothing is rebuilt.
+//                  see kernel.cu
+//   selected       i32  [T, 1, held], null without lists; a list that starts with −2 is that of a
+//                  whole row. Keys are rebuilt only for sequences with a whole row.
 //   workspace_keys bf16, out: stored tiles (stored_tiles.cuh)
 //
-// Grid (CTAs over tiles, feature groups). One warpgroup copies latents and rotary tables into a
-// ring; two keep the CTA's part of w_k in registers and rebuild 64 features each (latent_keys.cuh),
-// as attend_latents does: keys have its bits. 2·ENTRY·KV_HEADS·WIDTH operations for a token, once;
-// its keys are written, and read by attend_stored for every few rows.
+// Grid (CTAs over tiles, feature groups). One warpgroup copies latents and rotary tables to a ring.
+// Two hold the CTA's part of w_k in registers and rebuild 64 features each (latent_keys.cuh), as
+// attend_latents does, so that keys have the same bits. A token takes 2·ENTRY·KV_HEADS·WIDTH
+// operations once. attend_stored reads its keys for every few rows.
 #include "../_device/ptx_ring.cuh"
 #include "device/config.cuh"
 #include "device/latent_copy.cuh"
@@ -21,21 +21,20 @@
 namespace {
 
 constexpr int kThreads = kLatentThreads + kCopyThreads;
-constexpr int kCopyBarrier = 3;  // of the warpgroup that copies
+constexpr int kCopyBarrier = 3;  // of the copying warpgroup
 
 constexpr int kSharedBytes =
     16 * (Config::kStages * (kStageUnits + kTableUnits + 1) + kLoadUnits + kWaitingUnits) + 8;
-static_assert(kSharedBytes <= Config::kSharedBytes,
-              "the launch gives as much as is laid out below");
+static_assert(kSharedBytes <= Config::kSharedBytes, "the launch requests the layout below");
 
 struct Memory {
   uint4* ring;         // [STAGES][kStageUnits]
   uint4* tables;       // [STAGES][kTableUnits]
-  uint4* space;        // by which weights come
+  uint4* space;        // through which weights are loaded
   uint4* waiting;      // of KeyMaker
   Mbarrier* full;      // [STAGES]
   Mbarrier* empty;     // [STAGES]
-  Mbarrier* measured;  // extents are there
+  Mbarrier* measured;  // extents are available
 
   __device__ __forceinline__ explicit Memory(unsigned char* shared) {
     ring = reinterpret_cast<uint4*>(shared);
@@ -57,10 +56,10 @@ struct Memory {
   }
 };
 
-// What a launch's rows see, in shared memory.
+// The extents of the launch's rows, in shared memory.
 struct Extents {
-  int shared_end[Config::kBatch];     // of a sequence's tiles of all rows, −1 where there are none
-  int own_last[Config::kLaunchRows];  // of a row's own, −1 where it has none
+  int shared_end[Config::kBatch];     // of a sequence's shared tiles, −1 if there are none
+  int own_last[Config::kLaunchRows];  // of a row's separate tiles, −1 if there are none
 };
 
 struct Inputs {
@@ -72,8 +71,7 @@ struct Inputs {
   const int* page_position;
   int held;
 
-  // With the warpgroup that copies. A sequence counts as a whole if one of its rows sees
-  // everything.
+  // The copying warpgroup calls it. A sequence is processed completely if one of its rows is whole.
   __device__ __forceinline__ void measure(Extents& extents) const {
     const int lane = copy_thread() % 32;
     for (int sequence = copy_thread() / 32; sequence < Config::kBatch;
@@ -102,14 +100,13 @@ struct Inputs {
 
 using Walk = WalkOf<StoredRows<1>>;
 
-// Calls use(walk, at, place) for each of the CTA's tiles. Whole warps call it, of any warpgroup by
-// itself.
+// Call use(walk, at, place) for each of the CTA's tiles. Complete warps of any warpgroup call it.
 template <class Use>
 __device__ __forceinline__ void for_tiles(const Inputs& in, const Extents& extents,
                                           const Use& use) {
   const int ctas = static_cast<int>(gridDim.x), cta = static_cast<int>(blockIdx.x);
   Walk walk;
-  int turn = cta;  // the next tile of all rows that is this CTA's
+  int turn = cta;  // the next shared tile of this CTA
   for (int sequence = 0; sequence < Config::kBatch; ++sequence) {
     const int shared_end = extents.shared_end[sequence];
     const int begin = in.rows.row_start[sequence], stop = in.rows.row_start[sequence + 1];
@@ -137,7 +134,7 @@ __device__ __forceinline__ void for_tiles(const Inputs& in, const Extents& exten
   }
 }
 
-// The warpgroup that copies.
+// The copying warpgroup.
 __device__ __forceinline__ void copy_tiles(const Inputs& in, const Extents& extents,
                                            const Memory& memory) {
   int filled = 0;
@@ -156,7 +153,7 @@ __device__ __forceinline__ void copy_tiles(const Inputs& in, const Extents& exte
   });
 }
 
-// The two that rebuild. ``load`` gives the maker its weights.
+// The two rebuilding warpgroups. ``load`` loads the weights of the maker.
 template <class Load>
 __device__ __forceinline__ void rebuild(const Inputs& in, const Extents& extents,
                                         const Memory& memory, KeyMaker& maker, bool loaded,

@@ -1,5 +1,5 @@
-// MlaAttention with rebuilt keys, the end: slots join, sinks join, and sums of latents become
-// values.
+// MlaAttention with rebuilt keys, last launch: merges splits and sinks, and projects sums of
+// latents to values.
 //
 //   w_v            bf16 [VALUE, V_HEADS, V_WIDTH], constant
 //   b_v            bf16 [V_HEADS, V_WIDTH], constant; null without HAS_BIAS
@@ -13,10 +13,10 @@
 //   workspace_arrivals  i32 [tiles, V_HEADS], zeros before and after
 //
 // Grid (PANELS, V_HEADS, tiles of 16 rows of the product). A row of the product is a row of the
-// launch and one of the query heads that share the value head. A CTA joins 64 columns of 16 rows:
-// place p belongs to group p mod GROUPS; those of a group join in order, then the groups do. It
-// multiplies them by its panel of w_v; the last of the PANELS to arrive adds the products in order,
-// and the bias as often as the weights sum to.
+// launch and one of the query heads that share the value head. A CTA merges 64 columns of 16 rows.
+// Place p belongs to group p mod GROUPS; the places of a group are merged in order, then the
+// groups. The CTA multiplies the result by its panel of w_v. The last of the PANELS to arrive adds
+// the products in order, and the bias times the sum of the weights.
 #include "../_device/attention_tile.cuh"
 #include "device/config.cuh"
 #include "device/latent_mass.cuh"
@@ -32,7 +32,7 @@ constexpr int kWidthUnits = Config::kVWidth / 8;
 constexpr int kParts = Config::kVWidth / 16;
 constexpr int kWarpParts = ceil_div(kParts, kWarps);
 constexpr int kGroupPlaces = ceil_div(Config::kPlaces, Config::kGroups);
-// Rows whose places are joined at once: a thread has a group of one of them at most.
+// Rows whose places are merged at once: a thread has at most one group of one of them.
 constexpr int kPassRows = Config::kGroups > 8   ? 1
                           : Config::kGroups > 4 ? 2
                           : Config::kGroups > 2 ? 4
@@ -47,7 +47,7 @@ __device__ __forceinline__ int64_t place_of(int row, int rows) {
   return static_cast<int64_t>(at / kShared) * Config::kQHeads + blockIdx.y * kShared + at % kShared;
 }
 
-// Four columns of the places of a group in front of ``places``, in order.
+// Merge four columns of the first ``places`` of a group, in order.
 __device__ __forceinline__ Part joined(int64_t row, int column, int group, int places,
                                        const float2* sums, const float* values) {
   Part part[kGroupPlaces];
@@ -71,8 +71,8 @@ __device__ __forceinline__ Part joined(int64_t row, int column, int group, int p
   return whole;
 }
 
-// Places of a row that may hold a state. Where the context is read from its start in tiles that the
-// slots share out, those behind its last tile do not.
+// Return the places of a row that may hold a state. Without a window, tiles are assigned to splits
+// from the start of the context, so those after the last tile have none.
 __device__ __forceinline__ int places_of(int64_t row, const int* row_slot) {
   return Config::kWindow > 0 ? Config::kPlaces : row_slot[row] / Config::kTile + 1;
 }
@@ -110,7 +110,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
     reinterpret_cast<uint2*>(mixed + tile_unit<64>(i / kQuads, i % kQuads / 2))[i % 2] =
         make_uint2(0u, 0u);
   }
-  // One group of one row's quad for each thread, then the groups.
+  // A thread merges one group of one row's quad; then the groups are merged.
   const int item = threadIdx.x % (kPassRows * kQuads), quad = item % kQuads;
   const int group = threadIdx.x / (kPassRows * kQuads);
 #pragma unroll 1

@@ -1,10 +1,10 @@
-// MlaAttention where rows have lists of slots (DSA): those whose list stands for everything.
+// MlaAttention with lists of slots (DSA), for whole rows.
 //
-//   selected       i32  [T, 1, held]; a list that begins with −2 stands for all that a row sees
-//   the rest       as kernel.cu's
+//   selected       i32  [T, 1, held]; a list that starts with −2 is that of a whole row
+//   the rest       see kernel.cu
 //
-// A CTA none of whose rows has such a list leaves them alone; any other is the plain kernel's CTA,
-// so that these rows get its bits. What it sums of rows with other lists, attend_listed replaces.
+// A CTA without a whole row returns. Any other is the plain kernel's CTA, so that these rows have
+// its bits. attend_listed overwrites the sums of the other rows.
 #include "device/attend.cuh"
 #include "device/config.cuh"
 
@@ -17,10 +17,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   DYNAMIC_SHARED(unsigned char, shared);
   const Memory memory(shared);
   const Inputs in = INPUTS;
-  // Most launches have no such row.
+  // Most launches have no whole row.
   const auto early = [] { return false; };
   attend_sequence(in, memory, early, [&](LatentRows& rows, int first, int count, int sequence) {
-    // Of rows that are left alone too: their spans would otherwise be held in registers twice.
+    // All rows are opened, even others: otherwise the registers hold their spans twice.
     rows.open(first, count, in.rows, tree_start[sequence]);
     bool whole = false;
 #pragma unroll

@@ -1,4 +1,4 @@
-"""Moe in standard ops: every expert on every row, weighted by a routing that is mostly zero."""
+"""Moe in standard ops: every expert computes every row, weighted by a routing that is mostly 0."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from specbuild.plugins_cuda.moe.e2m1 import E2M1_CODES
 FLOAT, INT64 = ir.DataType.FLOAT, ir.DataType.INT64
 
 ACTIVATIONS = ("swiglu_clamped", "swiglu", "geglu_tanh")
-# How many of a group's best scores are summed to its own.
+# The number of a group's best scores that are added to the score of the group.
 GROUP_SCORES = {"sum_of_two": 2, "max": 1}
-# Keeps a sum of vanishing sigmoids from dividing by zero.
+# A sum of vanishing sigmoids must not be a zero divisor.
 MIN_SUM = 1e-20
 UNCHOSEN = -1e30
 
 
 def _in_best_groups(b: BodyBuilder, scores: ir.Value, attributes: Mapping[str, Any]) -> ir.Value:
-    """``scores`` [T, E], far down outside the groups that score best."""
+    """Return ``scores`` [T, E], lowered outside of the best groups."""
     group_score = str(attributes["group_score"])
     if group_score not in GROUP_SCORES:
         raise ValueError(f"Moe: unknown group_score {group_score!r}")
@@ -44,7 +44,7 @@ def routing(
     experts: int,
     scale: ir.Value | None = None,
 ) -> ir.Value:
-    """Weights of all experts, fp32 [T, E], zero for those that a row did not choose.
+    """Return the weights of all experts, fp32 [T, E], zero for experts that a row did not select.
 
     ``scale`` [E] is a factor of each expert's weights.
     """
@@ -74,13 +74,13 @@ def routing(
         weights = b.Mul(weights, b.scalar(scaling))
     if scale is not None:
         weights = b.Mul(weights, b.Gather(scale, chosen))
-    # One node where a shape and a fill would be two; router logits are finite.
+    # One node instead of a shape and a fill; router logits are finite.
     zeros = b.Sub(logits, logits)
     return b.ScatterElements(zeros, chosen, weights, axis=1)
 
 
 def expert_weight(b: BodyBuilder, weight: ir.Value, scales: ir.Value | None) -> ir.Value:
-    """An expert weight as fp32 [E, in, out], dequantised where it is MXFP4."""
+    """Return an expert weight as fp32 [E, in, out], dequantized if it is MXFP4."""
     if scales is None:
         return weight
     byte = b.cast(weight, INT64)
@@ -97,7 +97,7 @@ def expert_weight(b: BodyBuilder, weight: ir.Value, scales: ir.Value | None) -> 
 
 
 def gated(b: BodyBuilder, gate: ir.Value, up: ir.Value, attributes: Mapping[str, Any]) -> ir.Value:
-    """The activation of experts, of gate and up [..., I] each → [..., I]."""
+    """Return the activation of experts for gate and up [..., I] each: [..., I]."""
     kind = attributes["activation"]
     if kind not in ACTIVATIONS:
         raise ValueError(f"Moe: unknown activation {kind!r}")
@@ -121,7 +121,7 @@ def _gate_and_up(b: BodyBuilder, y: ir.Value) -> tuple[ir.Value, ir.Value]:
 def body(
     b: BodyBuilder, inputs: Sequence[ir.Value | None], attributes: Mapping[str, Any]
 ) -> Sequence[ir.Value]:
-    """The portable form, on the declared inputs; ``weighted_body.py`` has faster ones."""
+    """Return the portable body's outputs; ``weighted_body.py`` has faster ones."""
     x, logits, gate_up, gate_up_scales, gate_up_bias, down, down_scales, down_bias = inputs[:8]
     assert x is not None and logits is not None and gate_up is not None and down is not None
     experts, scale = static_size(logits, 1), inputs[9]

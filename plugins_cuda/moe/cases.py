@@ -12,7 +12,7 @@ from specbuild.plugins_cuda.cases import Arrays, Case
 
 @dataclass(frozen=True)
 class Layer:
-    """Rows and geometry of a case."""
+    """The rows and geometry of a case."""
 
     rows: int = 4
     hidden: int = 64
@@ -35,7 +35,7 @@ class Layer:
     expert_scale: bool = False
 
     def attributes(self) -> dict[str, Any]:
-        """The op's attributes."""
+        """Return the op's attributes."""
         return {
             "top_k": self.top_k,
             "gating": self.gating,
@@ -59,7 +59,7 @@ class Layer:
         return weight.astype(np.float32), None
 
     def arrays(self, rng: np.random.Generator) -> Arrays:
-        """The op's inputs."""
+        """Return the op's inputs."""
         x = (rng.standard_normal((self.rows, self.hidden)) * self.x_scale).astype(np.float32)
         logits = rng.standard_normal((self.rows, self.experts)).astype(np.float32)
         if self.tied_router:
@@ -76,13 +76,13 @@ class Layer:
         return x, logits, gate_up, gate_up_scales, first, down, down_scales, second, bias, scale
 
     def case(self, name: str) -> Case:
-        """This layer as a case."""
-        # Rows of some tens are summed in another order: 1e-5 of the largest term.
+        """Return this layer as a case."""
+        # With some tens of rows, sums have another order: 1e-5 of the largest term.
         return Case(name, self.arrays, self.attributes(), atol=1e-4, rtol=1e-5)
 
 
 _MXFP4 = Layer(mxfp4=True)
-# DeepSeek-V3's: two of four groups, three experts of those.
+# DeepSeek-V3's: two of four groups, three experts of these.
 _GROUPED = Layer(
     rows=17,
     experts=8,

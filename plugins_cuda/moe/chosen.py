@@ -1,7 +1,7 @@
-"""Moe as a loop over the experts that some row chose, each on its own rows.
+"""Moe as a loop over the selected experts, each with its rows only.
 
-ONNX Runtime's ``MoE`` knows SwiGLU alone among gated activations, and no weights of a router that
-are below 0. This form has any activation and any weights; it reads no expert that no row chose.
+SwiGLU is the only gated activation of ONNX Runtime's ``MoE``, which also does not support negative
+router weights. This body supports any activation and any weights, and reads only selected experts.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def chosen_weights(
     down_scales: torch.Tensor | None,
     down_bias: torch.Tensor | None,
 ) -> dict[str, torch.Tensor]:
-    """The op's weights in fp32 as :func:`chosen_body` wants them, all gates before all ups.
+    """Convert the op's weights to fp32 for :func:`chosen_body`, with all gates before all ups.
 
     ``w1`` [E, H, 2·I], ``b1`` [E, 2·I], ``w2`` [E, I, H], ``b2`` [E, H].
     """
@@ -52,9 +52,9 @@ def chosen_body(
     weights: Mapping[str, ir.Value],
     attributes: Mapping[str, Any],
 ) -> ir.Value:
-    """``x`` [T, H] → [T, H] over :func:`chosen_weights`.
+    """Compute ``x`` [T, H] → [T, H] with :func:`chosen_weights`.
 
-    ``router`` are its logits [T, E], the bias that experts are chosen by, and the factor of each.
+    ``router`` has the logits [T, E], the selection bias of experts, and the factor of each expert.
     """
     logits, choice_bias, scale = router
     assert logits is not None

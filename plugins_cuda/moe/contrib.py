@@ -1,4 +1,4 @@
-"""Moe as ONNX Runtime's ``com.microsoft.MoE``, which computes only the chosen experts."""
+"""Moe as ONNX Runtime's ``com.microsoft.MoE``, which computes only the selected experts."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from specbuild.plugins_cuda.moe.expert_weight import expert_weight
 if TYPE_CHECKING:
     import torch
 
-# Above this many inner columns over all experts, computing only the chosen ones is faster.
+# With more inner columns over all experts, computing only the selected ones is faster.
 DENSE_COLUMNS = 512
 
 
 def cpu_form(experts: int, inner: int) -> Literal["dense", "contrib"]:
-    """Which form runs faster on a CPU."""
+    """Return the body that is faster on a CPU."""
     return "dense" if experts * inner <= DENSE_COLUMNS else "contrib"
 
 
@@ -31,7 +31,7 @@ def contrib_weights(
     down_scales: torch.Tensor | None,
     down_bias: torch.Tensor | None,
 ) -> dict[str, torch.Tensor]:
-    """The op's weights in fp32 as :func:`contrib_body` wants them.
+    """Convert the op's weights to fp32 for :func:`contrib_body`.
 
     ``w1`` [E, 2·I, H] (gate and up interleaved), ``b1`` [E, 2·I], ``w2`` [E, H, I], ``b2`` [E, H].
     """
@@ -50,16 +50,17 @@ def contrib_weights(
 
 
 def without_ties(b: BodyBuilder, logits: ir.Value, top_k: int) -> ir.Value:
-    """The logits with all but the chosen ones far down: the op breaks ties its own way."""
+    """Lower all logits except the selected ones, because ONNX Runtime breaks ties differently."""
     picked, chosen = b.topk(logits, b.i64(top_k))
     low = b.ConstantOfShape(b.Shape(logits), value=ir.tensor([UNCHOSEN], dtype=ir.DataType.FLOAT))
     return b.ScatterElements(low, chosen, picked, axis=1)
 
 
 def as_logits(b: BodyBuilder, routed: ir.Value) -> tuple[ir.Value, ir.Value]:
-    """Logits whose softmax is ``routed`` [T, E] over its sum, and that sum, [T, 1].
+    """Return logits whose softmax is ``routed`` [T, E] / its sum, and that sum, [T, 1].
 
-    The op knows softmax over the chosen only: any other weights go in as their logarithms.
+    The weights of ONNX Runtime's op are a softmax over the selected experts; other weights are
+    passed as logarithms.
     """
     zero = b.scalar(0.0)
     logits = b.Where(b.Greater(routed, zero), b.Log(routed), b.scalar(UNCHOSEN))
@@ -76,13 +77,13 @@ def contrib_body(
     *,
     experts: int,
 ) -> ir.Value:
-    """``x`` [T, H] and ``router_logits`` [T, E] → [T, H] over :func:`contrib_weights`."""
+    """Compute ``x`` [T, H] with ``router_logits`` [T, E] and :func:`contrib_weights`: [T, H]."""
     top_k = int(attributes["top_k"])
-    own = attributes["gating"] == "softmax_selected" and choice_bias is None
-    own = own and attributes["scaling"] == 1.0
-    own = own and attributes["groups_chosen"] == attributes["groups"]
+    is_supported = attributes["gating"] == "softmax_selected" and choice_bias is None
+    is_supported = is_supported and attributes["scaling"] == 1.0
+    is_supported = is_supported and attributes["groups_chosen"] == attributes["groups"]
     total = None
-    if not own:
+    if not is_supported:
         routed = routing(b, router_logits, choice_bias, attributes, experts=experts)
         router_logits, total = as_logits(b, routed)
     elif top_k < experts:

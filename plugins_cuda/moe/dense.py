@@ -1,8 +1,8 @@
 """Moe as two Gemms over all experts at once, with constants folded into the weights.
 
-For few or narrow experts the CPU is faster when it computes all of them and weights the
-unchosen ones with 0. With the gate scaled by alpha before the activation and 1/alpha after it,
-``g · sigmoid(alpha · g)`` is QuickGelu at alpha 1, and the +1 of ``up + 1`` moves into its bias.
+With few or narrow experts, a CPU is faster if it computes all of them and weights the others with
+0. The gate is scaled by alpha before the activation and by 1/alpha after it. Then ``g ·
+sigmoid(alpha · g)`` is QuickGelu with alpha 1. The +1 of ``up + 1`` is added to its bias.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ def dense_weights(
     alpha: float,
     activation: str,
 ) -> dict[str, torch.Tensor]:
-    """The op's weights as fp32 matrices for :func:`dense_body`.
+    """Convert the op's weights to fp32 matrices for :func:`dense_body`.
 
-    ``w1`` [H, 2·E·I] and ``b1`` [2·E·I]: all gates, times alpha, then all ups, plus 1 in the
-    bias. ``w2`` [E·I, H], divided by alpha. ``b2`` [E, H]. ``spread`` is :func:`dense_spread`.
-    For ``swiglu`` alpha is 1 and nothing is added to the ups.
+    ``w1`` [H, 2·E·I] and ``b1`` [2·E·I]: all gates times alpha, then all ups with 1 added to the
+    bias. ``w2`` [E·I, H], divided by alpha. ``b2`` [E, H]. ``spread`` is :func:`dense_spread`. For
+    ``swiglu`` alpha is 1, and nothing is added to the ups.
     """
     import torch
 
@@ -56,7 +56,7 @@ def dense_weights(
 
 
 def dense_spread(experts: int, inner: int) -> torch.Tensor:
-    """[E, E·I]: repeats a row's expert weight over that expert's inner columns."""
+    """Return [E, E·I], which repeats a row's expert weight over that expert's inner columns."""
     import torch
 
     return torch.eye(experts).repeat_interleave(inner, dim=1)
@@ -72,7 +72,7 @@ def dense_body(
     *,
     experts: int,
 ) -> ir.Value:
-    """``x`` [T, H] and ``router_logits`` [T, E] → [T, H] over :func:`dense_weights`."""
+    """Compute ``x`` [T, H] with ``router_logits`` [T, E] and :func:`dense_weights`: [T, H]."""
     alpha, limit = float(attributes["alpha"]), float(attributes["limit"])
     chosen = routing(b, router_logits, choice_bias, attributes, experts=experts)
     y = b.Gemm(x, weights["w1"], weights["b1"])

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from specbuild.plugins_cuda.placed_words import PlacedWords
 
-# By the low three bits of a code; the fourth is the sign.
+# By the low three bits; the fourth bit is the sign.
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 E2M1_CODES = (*E2M1, *(-value for value in E2M1))
 
-# Eight codes of a word (mantissa, exponent low, exponent high, sign). The bf16 pairs (0, 1),
-# (2, 3), (4, 5), (6, 7), each e2m1 · 2^-126 in bits 8:6 and the sign in bit 15 of its half, then
-# take 9 instructions: see ``place_word`` in ``_device/mxfp4.cuh``.
+# The bits of eight values of a word (mantissa, exponent low, exponent high, sign). In this order
+# the bf16 pairs (0, 1), (2, 3), (4, 5), (6, 7) take 9 instructions: ``place_word`` in
+# ``_device/mxfp4.cuh``. Each is e2m1 · 2^-126 in bits 8:6 of its half, with the sign in bit 15.
 E2M1_WORDS = PlacedWords(
     (
         (6, 7, 8, 15),

@@ -1,4 +1,4 @@
-"""What an expert's stored weight stands for."""
+"""The dequantization of an expert's stored weight."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ if TYPE_CHECKING:
 
 
 def expert_weight(weight: torch.Tensor, scales: torch.Tensor | None) -> torch.Tensor:
-    """An expert weight as fp32 [E, in, out].
+    """Return an expert weight as fp32 [E, in, out].
 
-    ``mxfp4``: blocks u8 [E, out, in/32, 16] (low nibble = even element, e2m1) and scales u8
-    [E, out, in/32], value = e2m1 · 2^(scale − 127). Otherwise the weight is [E, in, out] itself.
+    ``mxfp4``: blocks u8 [E, out, in/32, 16] (low nibble = even element, e2m1) and scales u8 [E,
+    out, in/32]; a value is e2m1 · 2^(scale − 127). Otherwise the weight is [E, in, out] already.
     """
     import torch
 

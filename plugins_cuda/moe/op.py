@@ -1,4 +1,4 @@
-"""Moe: router logits to top-k experts, their gated feed-forward, and the weighted sum."""
+"""Moe: router logits select top-k experts; their gated feed-forward; the weighted sum."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def _best(scores: torch.Tensor, count: int) -> torch.Tensor:
-    """The ``count`` best of each row, best first; ties go to the lower index."""
+    """Return the indices of the ``count`` best of each row, best first; lower ones win ties."""
     import torch
 
     return torch.sort(scores, dim=-1, descending=True, stable=True).indices[:, :count]
@@ -23,7 +23,7 @@ def _best(scores: torch.Tensor, count: int) -> torch.Tensor:
 def _in_best_groups(
     scores: torch.Tensor, groups: int, groups_chosen: int, group_score: str
 ) -> torch.Tensor:
-    """``scores`` [T, E], −inf outside the groups that score best."""
+    """Return ``scores`` [T, E] with −inf outside of the best groups."""
     import torch
 
     if group_score not in GROUP_SCORES:
@@ -45,17 +45,17 @@ def route(
     group_score: str = "sum_of_two",
     scaling: float = 1.0,
 ) -> torch.Tensor:
-    """Weights of all experts [T, E], zero for those that a row did not choose.
+    """Return the weights of all experts [T, E], zero for experts that a row did not select.
 
-    ``softmax_selected``: softmax over the chosen logits (GPT-OSS). ``softmax_topk``: softmax
-    over all, the chosen ones kept as they are. ``sigmoid_norm``: sigmoids, normalised to sum 1
-    over the chosen; ``sigmoid``: sigmoids as they are. Ties go to the lower id.
+    ``softmax_selected``: softmax over the selected logits (GPT-OSS). ``softmax_topk``: softmax over
+    all logits, without renormalization. ``sigmoid_norm``: sigmoids, normalized to sum 1 over the
+    selected ones. ``sigmoid``: sigmoids without normalization. Ties go to the lower id.
 
-    DeepSeek-V3 (arXiv 2412.19437, section 2.1.2): ``choice_bias`` [E] is added to the sigmoids
-    that experts are chosen by, not to their weights; experts stand in ``groups`` of equal size, of
-    which a row takes the ``groups_chosen`` that score best, and ``top_k`` experts of those;
-    ``scaling`` multiplies the weights. ``group_score``: the sum of a group's two best scores
-    (``sum_of_two``), or its best one (``max``, DeepSeek-V2, arXiv 2405.04434, section 2.2.2).
+    DeepSeek-V3 (arXiv 2412.19437, section 2.1.2): ``choice_bias`` [E] is added to the sigmoids for
+    the selection, but not to the weights. Experts are in ``groups`` of equal size. A row selects
+    the ``groups_chosen`` best groups, and ``top_k`` experts of these. ``scaling`` multiplies the
+    weights. ``group_score`` is the sum of a group's two best scores (``sum_of_two``), or its best
+    one (``max``, DeepSeek-V2, arXiv 2405.04434, section 2.2.2).
     """
     import torch
 
@@ -79,20 +79,20 @@ def route(
 
 
 def clamped_swiglu(y: torch.Tensor, alpha: float, limit: float) -> torch.Tensor:
-    """GPT-OSS's activation of [..., 2·I] with gate and up interleaved → [..., I]."""
+    """Return GPT-OSS's activation [..., I] of [..., 2·I] with gate and up interleaved."""
     gate = y[..., 0::2].clamp(max=limit)
     up = y[..., 1::2].clamp(min=-limit, max=limit)
     return gate * (alpha * gate).sigmoid() * (up + 1)
 
 
 def swiglu(y: torch.Tensor) -> torch.Tensor:
-    """``silu(gate) · up`` of [..., 2·I] with gate and up interleaved → [..., I]."""
+    """Return ``silu(gate) · up`` [..., I] of [..., 2·I] with gate and up interleaved."""
     gate, up = y[..., 0::2], y[..., 1::2]
     return gate * gate.sigmoid() * up
 
 
 def geglu(y: torch.Tensor) -> torch.Tensor:
-    """``gelu(gate) · up``, GELU by tanh, of [..., 2·I] with gate and up interleaved → [..., I]."""
+    """Return ``gelu_tanh(gate) · up`` [..., I] of [..., 2·I] with gate and up interleaved."""
     from torch.nn import functional as F
 
     return F.gelu(y[..., 0::2], approximate="tanh") * y[..., 1::2]
@@ -120,12 +120,13 @@ def reference(
     group_score: str = "sum_of_two",
     scaling: float = 1.0,
 ) -> torch.Tensor:
-    """Mixture of experts on ``x`` [T, H] → [T, H]; fp32 inside, experts summed by rising id.
+    """Return the mixture of experts of ``x`` [T, H], in fp32, with experts added by rising id: [T,
+    H].
 
-    A row's expert e gives ``W2 · act(W1 x + b1) + b2``; the router's weight multiplies the
-    bias too (:func:`route`), and so does ``expert_scale`` [E]. ``activation``: ``swiglu_clamped``,
-    or ``swiglu`` or ``geglu_tanh``, which have no use for ``alpha`` and ``limit``; gate and up are
-    interleaved for all.
+    Expert e of a row computes ``W2 · act(W1 x + b1) + b2``. The router's weight multiplies the bias
+    too (:func:`route`), and so does ``expert_scale`` [E]. ``activation`` is ``swiglu_clamped``, or
+    ``swiglu`` or ``geglu_tanh``, which do not use ``alpha`` and ``limit``. Gate and up are
+    interleaved in all cases.
     """
     import torch
 

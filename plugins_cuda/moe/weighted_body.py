@@ -1,5 +1,6 @@
-"""Moe on a CPU: all experts as two Gemms, or only the chosen ones, by ONNX Runtime's own op if it
-can."""
+"""Moe on a CPU: all experts as two Gemms, or only selected ones, with ONNX Runtime's op if
+possible.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ def weighted_body(
     attributes: Mapping[str, Any],
     derive: DeriveWeight,
 ) -> Sequence[ir.Value]:
-    """The fastest form that there is, over weights that are derived from the declared ones."""
+    """Return the outputs of the fastest body, with weights derived from the declared ones."""
     x, logits, weights = *inputs[:2], inputs[2:8]
     choice_bias, scale = inputs[8:10]
     gate_up = weights[0]
@@ -53,7 +54,7 @@ def weighted_body(
     if looped:
         return [chosen_body(b, x, (logits, choice_bias, scale), derived, attributes)]
     if form is dense_body:
-        # The same for every layer, and of no tensor of the checkpoint.
+        # The same for every layer, and derived from no tensor of the checkpoint.
         name = f"expert_spread.{experts}x{inner}"
         derived["spread"] = derive(name, (), partial(dense_spread, experts, inner))
     return [form(b, x, logits, choice_bias, derived, attributes, experts=experts)]

@@ -378,7 +378,7 @@ def test_what_no_kernel_does_is_refused() -> None:
     refuses("value heads of 8", w_v=TensorInfo((32, 2, 8), "bfloat16"))
     wide = replace(Layer(), heads=(1, 9))
     refuses(
-        "9 of them on a KV head",
+        "heads of 16 and 9 per KV head",
         **{
             name: tensor_info(array)
             for name, array in Launch(wide, [alone(Text.drawn(4, wide, 7), 3)]).inputs().items()

@@ -1,1 +1,1 @@
-"""Device code of this op alone: CUDA headers, and no Python."""
+"""CUDA headers of this op."""

@@ -1,35 +1,38 @@
-// The warpgroups of absorbed attention that add up: scores, weights, sums, and the state of a slot.
+// The accumulating warpgroups of absorbed attention: scores, weights, sums, and the state of a
+// split.
 //
-// One has a slot's even tiles and one the odd ones: S = Q·Cᵀ [64 heads, 64 tokens] by wgmma, and
-// the weights to shared memory. Both then add every tile's weighted values, each to its half of the
-// columns, in the order of the tiles. A pair of tiles is a chain of waits (scores, weights, sums of
-// the even one, weights and sums of the odd one, whose scores go beside the even one's weights), as
-// two stages hold no other that could go beside it. Every slot begins in the first stage, so that
-// all addresses are constants; behind an odd number of tiles the copier waits for the last one's
-// sums before it goes on.
+// Warpgroup 0 has the even tiles of a split, warpgroup 1 the odd ones. Each computes S = Q·Cᵀ [64
+// heads, 64 tokens] by wgmma, and writes the weights to shared memory. Both then accumulate the
+// weighted values of every tile, each for half of the columns, in the order of tiles.
 //
-// Config: those of absorbed_memory.cuh, Q_HEADS and PLACES.
+// A pair of tiles is a chain of dependent steps: scores, weights and sums of the even tile, then
+// weights and sums of the odd one. Only the scores of the odd tile overlap with the weights of the
+// even one, because the two stages hold no further tile. Every split starts in the first stage, so
+// that all addresses are constants. After an odd number of tiles the copying warpgroup waits for
+// the sums of the last one.
+//
+// Config: the members of absorbed_memory.cuh, Q_HEADS and PLACES.
 #pragma once
 
 #include "absorbed_memory.cuh"
 #include "config.cuh"
 
-// One of the two warpgroups that add up. Lane 4·g + t of warp w has heads 16w + 8j + g.
+// One of the two accumulating warpgroups. Lane 4·g + t of warp w has heads 16w + 8j + g.
 template <int group>
 struct Adder {
   const Memory& memory;
-  float sums[kOwnColumns / 2];  // of columns 8n + 2t, + 1 of this warpgroup's
+  float sums[kOwnColumns / 2];  // of this warpgroup's columns 8n + 2t, + 1
   uint32_t held[kHeldSteps][4];
-  float base[2];          // the score that weights are taken by: see settle
-  float total[2];         // of the weights of this thread's keys
-  uint32_t odd[kStages];  // whether the CTA has had an odd number of such tiles
+  float base[2];          // the reference score of the weights: see settle()
+  float total[2];         // sum of the weights of this thread's keys
+  uint32_t odd[kStages];  // whether the CTA has had an odd number of tiles in this stage
 
   __device__ __forceinline__ explicit Adder(const Memory& shared) : memory(shared), odd{} {}
 
   __device__ __forceinline__ static int head_of(int j) {
     return static_cast<int>(threadIdx.x) / 32 % 4 * 16 + 8 * j + threadIdx.x % 32 / 4;
   }
-  // The first of this warpgroup's panels of values: where their number is odd, both have one.
+  // The first of this warpgroup's panels of values; with an odd number, both have the middle one.
   static constexpr int kFirstPanel = group * (kValuePanels - kOwnPanels);
 
   __device__ __forceinline__ void clear() {
@@ -39,7 +42,7 @@ struct Adder {
     for (int j = 0; j < 2; ++j) base[j] = no_maximum(), total[j] = 0.0f;
   }
 
-  // A row's queries, zeros past the last head; with both warpgroups, between items.
+  // Load a row's queries, zeros past the last head. Both warpgroups call it between items.
   __device__ __forceinline__ void load_queries(const uint4* q, int row) {
     named_barrier_sync(1, kConsumers);
     for (int i = threadIdx.x; i < kHeads * kEntryUnits; i += kConsumers) {
@@ -65,10 +68,10 @@ struct Adder {
     named_barrier_sync(1, kConsumers);
   }
 
-  // S = Q·Cᵀ as the tile arrives: sums 4n + 2j, + 1 are head j's at tokens 8n + 2t, + 1.
+  // S = Q·Cᵀ as the tile arrives: sums 4n + 2j, + 1 are those of head j at tokens 8n + 2t, + 1.
   __device__ __forceinline__ void start_scores(float (&score)[32]) {
     constexpr int stage = group;
-    // A panel further is as many units of 16 bytes, which matrices count in.
+    // The stride of panels in descriptors, which count 16-byte units.
     const uint64_t queries = wgmma_matrix(memory.queries);
     const uint64_t tokens = wgmma_matrix(memory.ring + stage * kStageUnits);
 #pragma unroll
@@ -96,9 +99,9 @@ struct Adder {
     wgmma_commit();
   }
 
-  // What a tile's scores weigh by: ``shift`` in exponents. A head's base stays where no score
-  // stands far above it, since sums need no multiplying then; weights up to 2^8 are as exact as
-  // those up to 1 (Flash-Attention 4's conditional rescaling).
+  // Compute the exponents' ``shift`` for a tile's weights. A head's base changes only if a score is
+  // far above it, so that sums are rarely rescaled. Weights up to 2^8 are as exact as those up to 1
+  // (conditional rescaling of FlashAttention-4).
   __device__ __forceinline__ void settle(float (&score)[32], Span sees, int tile, int parity,
                                          float (&shift)[2]) {
     const int t = threadIdx.x % 4, first = tile * kTile + 2 * t;
@@ -133,7 +136,7 @@ struct Adder {
     }
   }
 
-  // Half of a tile's scores become weights, for both warpgroups to see; ``added`` grows by them.
+  // Convert half of a tile's scores to weights for both warpgroups; ``added`` accumulates them.
   template <int half>
   __device__ __forceinline__ void weigh(const float (&score)[32], const float (&shift)[2],
                                         int parity, float (&added)[2]) {
@@ -159,7 +162,7 @@ struct Adder {
     if (threadIdx.x % 32 == 0) mbarrier_arrive(memory.weighed + kHalves * parity + half);
   }
 
-  // Sums of the tiles before, in the weights of the next one.
+  // Rescale the sums of earlier tiles to the base of the next one.
   __device__ __forceinline__ void rescale_sums(int parity) {
     float factor[2];
 #pragma unroll
@@ -168,14 +171,14 @@ struct Adder {
       base[j] = memory.bases[parity * kHeads + head_of(j)];
       total[j] = __fmul_rn(total[j], factor[j]);
     }
-    // Times 1 changes nothing.
+    // A factor of 1 changes nothing.
     if (__any_sync(kAllLanes, factor[0] != 1.0f || factor[1] != 1.0f)) {
 #pragma unroll
       for (int i = 0; i < kOwnColumns / 2; ++i) sums[i] *= factor[i % 4 / 2];
     }
   }
 
-  // sums += weights · values, of half of a tile's tokens.
+  // sums += weights · values, for half of a tile's tokens.
   template <int parity, int half>
   __device__ __forceinline__ void start_sums() {
     constexpr int kSteps = kTile / 16 / kHalves;
@@ -189,7 +192,7 @@ struct Adder {
     wgmma_commit();
   }
 
-  // The next tile's weighted values: what tensor cores can begin with, then the rest.
+  // The weighted values of the next tile: first the half whose weights are ready, then the rest.
   template <int parity>
   __device__ __forceinline__ void begin_sums() {
     mbarrier_wait(memory.weighed + kHalves * parity, odd[parity]);
@@ -206,7 +209,7 @@ struct Adder {
     odd[parity] ^= 1u;
   }
 
-  // Waits for them and gives the tile and its weights back.
+  // Wait for the sums, and release the tile and its weights.
   __device__ __forceinline__ void finish_sums(int parity) {
     wgmma_wait<0>();
     wgmma_pin(sums);
@@ -222,8 +225,8 @@ struct Adder {
     for (int j = 0; j < 2; ++j) total[j] += added[j];
   }
 
-  // Warpgroup 0's next tile, of whose weights it makes the second half while tensor cores sum the
-  // first.
+  // Process warpgroup 0's next tile. The second half of its weights is computed while the tensor
+  // cores sum the first half.
   __device__ __forceinline__ void take_even(Span sees, int tile) {
     float score[32], shift[2], added[2] = {0.0f, 0.0f};
     start_scores(score);
@@ -238,7 +241,7 @@ struct Adder {
     finish_sums(0);
   }
 
-  // The other warpgroup's next tile.
+  // Process the next tile of the other warpgroup.
   template <int parity>
   __device__ __forceinline__ void take_other() {
     begin_sums<parity>();
@@ -246,8 +249,9 @@ struct Adder {
     finish_sums(parity);
   }
 
-  // Warpgroup 1: an even tile and ``tile`` behind it. Tensor cores make the odd one's scores while
-  // the other warpgroup weighs the even one, and sum that one while this weighs.
+  // In warpgroup 1, process an even tile and the odd one ``tile`` after it. The tensor cores
+  // compute the odd scores while warpgroup 0 computes the even weights. They sum the even tile
+  // while this warpgroup computes the odd weights.
   __device__ __forceinline__ void take_two(Span sees, int tile) {
     float score[32], shift[2], added[2] = {0.0f, 0.0f};
     start_scores(score);
@@ -265,15 +269,16 @@ struct Adder {
     finish_sums(1);
   }
 
-  // Whether this warpgroup leaves its columns 8n … 8n + 7: those of the middle panel are both's.
+  // Whether this warpgroup writes its columns 8n … 8n + 7; both have the middle panel.
   __device__ __forceinline__ static bool leaves(int n) {
     const int column = kFirstPanel * 64 + 8 * n;
     if (Config::kValue % 64 != 0 && column >= Config::kValue) return false;
     return kValuePanels % 2 == 0 || group == 0 || n >= 8;
   }
 
-  // A slot's state goes to the workspaces.
-  __device__ __forceinline__ void leave(int row, int slot, float2* slot_sums, uint4* slot_values) {
+  // Write the state of a split to the workspaces.
+  __device__ __forceinline__ void leave(int row, int split, float2* split_sums,
+                                        uint4* split_values) {
     const int t = threadIdx.x % 4;
     float greatest[2] = {0.0f, 0.0f};
 #pragma unroll
@@ -296,15 +301,15 @@ struct Adder {
       const int head = head_of(j), q_head = static_cast<int>(blockIdx.y) * kHeads + head;
       if (q_head >= Config::kQHeads) continue;
       const int64_t place =
-          (static_cast<int64_t>(row) * Config::kQHeads + q_head) * Config::kPlaces + slot;
+          (static_cast<int64_t>(row) * Config::kQHeads + q_head) * Config::kPlaces + split;
       const StateScale scale(greatest[j]);
       if (t == 0) {
-        // Group 0 alone reads totals: what group 1 writes of the next slot waits for it.
+        // Only group 0 reads the totals: group 1 waits for it before the next split.
         float first = __fmul_rn(base[j], kScale);
         if (group == 0) first = memory.totals[head] + memory.totals[kHeads + head];
-        slot_sums[2 * place + group] = make_float2(first, scale.unit);
+        split_sums[2 * place + group] = make_float2(first, scale.unit);
       }
-      uint4* const to = slot_values + place * kStateUnits + kFirstPanel * 8 + t;
+      uint4* const to = split_values + place * kStateUnits + kFirstPanel * 8 + t;
 #pragma unroll
       for (int n = 0; n < kOwnColumns / 8; n += 4) {
         if (!leaves(n)) continue;

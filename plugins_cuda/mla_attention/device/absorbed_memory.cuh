@@ -1,6 +1,6 @@
-// What a CTA of absorbed attention has in shared memory, and who waits there for whom.
+// The shared memory of a CTA of absorbed attention, and its barriers.
 //
-// Config: those of latent_rows.cuh and latent_state.cuh, and SCALE.
+// Config: the members of latent_rows.cuh and latent_state.cuh, and SCALE.
 #pragma once
 
 #include "../../_device/attention_softmax.cuh"
@@ -11,21 +11,21 @@
 
 constexpr int kHeads = 64;
 constexpr int kConsumers = 256, kThreads = kConsumers + kCopyThreads;
-constexpr int kStages = 2;  // of even and of odd tiles
+constexpr int kStages = 2;  // one for even, one for odd tiles
 constexpr int kEntrySteps = Config::kEntry / 16;
 constexpr int kLastPanel = kEntryPanels - 1;
 constexpr int kHeldSteps = kEntrySteps - 4 * kLastPanel;
 constexpr int kQueryUnits = kHeads * 8;  // of a panel
-// Of a tile, that arrive and are given back by themselves: the panels whose values warpgroup 0
-// sums, and the others. Where both sum the middle one, both give both back.
+// The parts of a tile, which have separate barriers: the panels whose values warpgroup 0 sums, and
+// the others. If both sum the middle panel, both release both parts.
 constexpr int kParts = 2, kFirstPanels = kValuePanels / 2;
 constexpr int kReaders = kValuePanels % 2 == 0 ? 1 : 2;
 constexpr int kOwnColumns = 64 * kOwnPanels;
-constexpr int kHalves = 2;  // of a tile's weights, that arrive by themselves
+constexpr int kHalves = 2;  // of a tile's weights, which have separate barriers
 constexpr float kScale = static_cast<float>(Config::kScale) * kLog2E;
-// Of scores: how far one may stand above what weights are taken by.
+// The maximum difference of a score above the base of the weights.
 constexpr float kSlack = 8.0f / kScale;
-// Where few columns are summed the copier has what they leave.
+// With few summed columns, the copying warpgroup gets the registers that they save.
 constexpr int kConsumerRegisters = kOwnColumns > 192 ? 232 : 208;
 constexpr int kCopierRegisters = 3 * registers_at_entry(kThreads) - 2 * kConsumerRegisters;
 static_assert(kThreads == 3 * 128 && kCopierRegisters >= 40,
@@ -34,24 +34,23 @@ static_assert(Config::kTile == 64 && Config::kScale > 0 && Config::kValue % 16 =
                   kOwnColumns <= 256,
               "see above");
 
-// The last panel of the queries is held in registers; weights of odd tiles take its place.
+// The last panel of the queries is in registers; weights of odd tiles replace it in shared memory.
 constexpr int kSharedBytes = 16 * (kStages * kStageUnits + (kEntryPanels + 1) * kQueryUnits) +
                              4 * 6 * kHeads + 8 * (2 * kStages * kParts + 2 * kHalves + 2) +
                              4 * (Config::kBatch + 1);
-static_assert(kSharedBytes == Config::kSharedBytes,
-              "the launch gives as much as is laid out below");
+static_assert(kSharedBytes == Config::kSharedBytes, "the launch requests the layout below");
 
 struct Memory {
   uint4* ring;          // [kStages][kStageUnits]
   uint4* queries;       // [kEntryPanels][kHeads][8]
   uint4* even_weights;  // [kHeads][8]
-  float* rescale;       // [2][kHeads]: what sums before a tile are multiplied by
-  float* bases;         // [2][kHeads]: the score that a tile's weights are taken by
+  float* rescale;       // [2][kHeads]: factors of the sums before a tile
+  float* bases;         // [2][kHeads]: the base of a tile's weights
   float* totals;        // [2][kHeads]
   Mbarrier* full;       // [kStages][kParts]
   Mbarrier* empty;      // [kStages][kParts]
-  Mbarrier* weighed;    // [2][kHalves]: weights are there
-  Mbarrier* spent;      // [2]: weights are used up
+  Mbarrier* weighed;    // [2][kHalves]: weights are available
+  Mbarrier* spent;      // [2]: weights have been used
   int* starts;          // [BATCH + 1]
 
   __device__ __forceinline__ explicit Memory(unsigned char* shared) {
@@ -81,7 +80,7 @@ struct Memory {
   }
 };
 
-// Panels in front of a part; behind the last: of a tile.
+// The first panel of a part; for the part past the last, the number of panels of a tile.
 __device__ __forceinline__ constexpr int part_start(int part) {
   return part == 0 ? 0 : part == 1 ? kFirstPanels : kEntryPanels;
 }

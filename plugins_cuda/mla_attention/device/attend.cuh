@@ -1,7 +1,7 @@
-// MlaAttention with rebuilt keys: what a CTA does with the rows of a sequence.
+// MlaAttention with rebuilt keys: the work of a CTA for the rows of a sequence.
 //
-// kernel.cu says how it is cut and what its tensors are; whole_rows.cu and selected.cu attend with
-// lists of slots.
+// The grid and the arguments are described in kernel.cu. whole_rows.cu and selected.cu also use
+// this header, for launches with lists of slots.
 #pragma once
 
 #include "../../_device/ptx_ring.cuh"
@@ -10,7 +10,7 @@
 #include "latent_keys.cuh"
 #include "latent_mix.cuh"
 #include "latent_scores.cuh"
-#include "slot_states.cuh"
+#include "split_states.cuh"
 #include "warpgroup_registers.cuh"
 
 namespace {
@@ -22,14 +22,13 @@ static_assert(Config::kCopyRegisters * kCopyThreads + Config::kKeyRegisters * kL
                       Config::kMixRegisters * kMixThreads <=
                   registers_at_entry(kThreads) * kThreads,
               "no more registers than there are");
-static_assert(kLoadUnits <= 2 * kFragmentUnits, "weights come by way of the keys' place");
+static_assert(kLoadUnits <= 2 * kFragmentUnits, "weights pass through the buffer of the keys");
 
 constexpr int kSharedBytes = 16 * (Config::kStages * (kStageUnits + kTableUnits) +
                                    2 * kFragmentUnits + kWeightUnits + kWaitingUnits) +
                              4 * kMixWarps * kWarpStates + 20 * kStates +
                              8 * (2 * Config::kStages + 4) + 16;
-static_assert(kSharedBytes == Config::kSharedBytes,
-              "the launch gives as much as is laid out below");
+static_assert(kSharedBytes == Config::kSharedBytes, "the launch requests the layout below");
 
 struct Memory {
   uint4* ring;        // [STAGES][kStageUnits]
@@ -43,9 +42,9 @@ struct Memory {
   float2* joined;     // [kStates]
   Mbarrier* full;     // [STAGES]
   Mbarrier* empty;    // [STAGES]
-  Mbarrier* rebuilt;  // [2]: keys are there
-  Mbarrier* scored;   // [2]: keys are used up
-  int* guess;         // whether a tile is likely
+  Mbarrier* rebuilt;  // [2]: keys are available
+  Mbarrier* scored;   // [2]: keys have been used
+  int* guess;         // whether the CTA probably has a tile
 
   __device__ __forceinline__ explicit Memory(unsigned char* shared) {
     ring = reinterpret_cast<uint4*>(shared);
@@ -90,13 +89,13 @@ struct Inputs {
   const uint4* sin;
   RowInputs rows;
   const int* page_position;
-  float2* slot_sums;
-  float* slot_values;
+  float2* split_sums;
+  float* split_values;
 };
 
-// Calls use(walk, first) for each of the CTA's groups of rows, from row ``first`` on, that
-// ``opens(walk.rows, first, count, sequence)`` has attended here: it gives them to the walk, or
-// says false. Whole warps call it, of any warpgroup by itself.
+// Call use(walk, first) for each of the CTA's groups of rows, from row ``first`` on.
+// ``opens(walk.rows, first, count, sequence)`` opens the rows in the walk, or returns false to skip
+// them. Complete warps of any warpgroup call it.
 template <class Opens, class Use>
 __device__ __forceinline__ void for_rows(const Inputs& in, const Opens& opens, const Use& use) {
   const int sequence = blockIdx.z / Config::kRowCtas;
@@ -111,7 +110,7 @@ __device__ __forceinline__ void for_rows(const Inputs& in, const Opens& opens, c
   }
 }
 
-// The warpgroup that copies.
+// The copying warpgroup.
 template <class Opens>
 __device__ __forceinline__ void copy_tiles(const Inputs& in, const Memory& memory,
                                            const Opens& opens) {
@@ -132,7 +131,7 @@ __device__ __forceinline__ void copy_tiles(const Inputs& in, const Memory& memor
   });
 }
 
-// The two that rebuild keys. ``maker`` has its weights if ``loaded``.
+// The two rebuilding warpgroups. ``maker`` has its weights if ``loaded``.
 template <class Opens>
 __device__ __forceinline__ void rebuild_keys(const Inputs& in, const Memory& memory,
                                              const Opens& opens, KeyMaker& maker, bool loaded) {
@@ -167,7 +166,7 @@ __device__ __forceinline__ void rebuild_keys(const Inputs& in, const Memory& mem
   });
 }
 
-// The one that attends.
+// The attending warpgroup.
 template <class Opens>
 __device__ __forceinline__ void attend(const Inputs& in, const Memory& memory, const Opens& opens) {
   int attended = 0;
@@ -175,19 +174,19 @@ __device__ __forceinline__ void attend(const Inputs& in, const Memory& memory, c
     const int count = walk.rows.count;
     TileCursor at = walk.begin();
     if (at.ended()) {
-      leave_empty(first, count, in.slot_sums);
+      leave_empty(first, count, in.split_sums);
       return;
     }
     Softmax softmax;
     softmax.open(in.q, first, count);
     Mixer<kMTiles> mixer;
-    for (int slot = blockIdx.x; slot < Config::kSplit; slot = next_slot(slot)) {
-      if (slot >= Config::kSlotsInUse) continue;
-      const bool any = at.slot() == slot;
+    for (int split = blockIdx.x; split < Config::kSplit; split = next_split(split)) {
+      if (split >= Config::kSplitsInUse) continue;
+      const bool any = at.split() == split;
       mixer.clear();
       softmax.clear();
 #pragma unroll 1
-      for (; at.slot() == slot; walk.advance(at), ++attended) {
+      for (; at.split() == split; walk.advance(at), ++attended) {
         const int stage = attended % Config::kStages;
         const int half = attended % 2;
         const auto keys = [&] {
@@ -204,14 +203,14 @@ __device__ __forceinline__ void attend(const Inputs& in, const Memory& memory, c
         arrive(memory.empty + stage);
       }
       softmax.publish(memory.state, memory.maxima);
-      mixer.end_slot(slot, any, memory.state, memory.joined, in.slot_sums, in.slot_values,
-                     [&](int row) { return place_of(row, first, count); });
+      mixer.end_split(split, any, memory.state, memory.joined, in.split_sums, in.split_values,
+                      [&](int row) { return place_of(row, first, count); });
     }
   });
 }
 
-// What a CTA does, in its warpgroups. ``early()``, asked of thread 0 before the wait: whether w_k
-// is likely wanted. ``opens``: see for_rows.
+// The work of a CTA, by warpgroups. ``early()`` returns, in thread 0 before griddepcontrol.wait,
+// whether w_k is probably required. ``opens``: see for_rows().
 template <class Early, class Opens>
 __device__ __forceinline__ void attend_sequence(const Inputs& in, const Memory& memory,
                                                 const Early& early, const Opens& opens) {

@@ -1,25 +1,25 @@
-// A warpgroup copies tiles of latents into shared memory; constants of latent_rows.cuh.
+// A warpgroup that copies tiles of latents to shared memory. Constants: see latent_rows.cuh.
 #pragma once
 
 #include "../../_device/ptx_attention.cuh"
 #include "latent_rows.cuh"
 
 constexpr int kCopyThreads = 128;
-constexpr int kCopyTokens = kCopyThreads / 8;  // that are copied at once
+constexpr int kCopyTokens = kCopyThreads / 8;  // tokens that are copied at once
 constexpr int kCopies = kTile / kCopyTokens;
 
-// This thread's number: eight threads have 128 bytes of a token at a time.
+// The index of this thread in the warpgroup: eight threads copy 128 bytes of a token at a time.
 __device__ __forceinline__ int copy_thread() {
   return thread_index() % kCopyThreads;
 }
 
-// Where in the pool the tokens of a tile are that this thread copies.
+// The pool addresses of the tokens of a tile that this thread copies.
 struct TileCopy {
   const uint4* places[kCopies];
   bool seen[kCopies];
 
-  // ``entry_of(token)``: a token's entry in the pool, negative where nobody sees it. What nobody
-  // sees becomes zeros: a weight of 0 silences no NaN.
+  // ``entry_of(token)`` is the pool entry of a token, negative if it is invisible. Invisible tokens
+  // become zeros, because a weight of 0 does not cancel NaN.
   template <class EntryOf>
   __device__ __forceinline__ void look_up(const uint4* c_pool, const EntryOf& entry_of) {
 #pragma unroll
@@ -38,7 +38,7 @@ struct TileCopy {
   }
 };
 
-// The same where all tokens are seen and adjoin. Not an address a token: registers are few.
+// The same for visible tokens with adjacent entries. Addresses are computed, to save registers.
 struct AdjoiningCopy {
   const uint4* c_pool;
   int entry;  // of the first
@@ -52,8 +52,8 @@ struct AdjoiningCopy {
   }
 };
 
-// Starts the copies of panels first … stop − 1, constants, to a stage. ``evict_first``: something
-// else had better stay in L2.
+// Start to copy panels first … stop − 1, constants, to a stage. ``evict_first``: other data should
+// stay in L2.
 template <bool evict_first = false, class Copy>
 __device__ __forceinline__ void start_copies(const Copy& copy, uint4* stage, int first, int stop) {
   const int token = copy_thread() / 8, unit = copy_thread() % 8;

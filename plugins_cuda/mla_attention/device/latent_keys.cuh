@@ -1,13 +1,13 @@
-// Keys rebuilt of latents on tensor cores: K = RoPE(C·W_k + b_k), 64 features of a warpgroup.
+// Keys rebuilt from latents on tensor cores: K = RoPE(C·W_k + b_k), 64 features per warpgroup.
 //
-// Config: ENTRY, TILE, KV_HEADS, WIDTH (16, 32 or 64), HAS_BIAS, HELD (steps of 16
-// values whose weights stay in registers).
+// Config: ENTRY, TILE, KV_HEADS, WIDTH (16, 32 or 64), HAS_BIAS, HELD (steps of 16 values whose
+// weights are in registers).
 //
-// Weights are the A operand and stay in registers, latents are B: D[64 features, TILE tokens] of
+// Weights are the A operand, in registers; latents are B. D[64 features, TILE tokens] accumulates
 // one wgmma after another over the latent's values. Warp w of a warpgroup has packed rows 16w …
-// 16w+15: rows g and g + 8 of them are features i and i + WIDTH/2 of one head, which a rotation
-// mixes, so that a lane rotates what it has added up. Weights that find no place in registers wait
-// in shared memory; they are those of the first values, so that the order of sums stays the same.
+// 16w+15. Rows g and g + 8 of them are features i and i + WIDTH/2 of one head, a pair of RoPE, so
+// that a lane rotates its sums. Weights that do not fit in registers are in shared memory. They are
+// those of the first values, so that the order of sums is the same.
 #pragma once
 
 #include "../../_device/bf16.cuh"
@@ -26,22 +26,22 @@ constexpr int kHeldSteps = kEntrySteps < Config::kHeld ? kEntrySteps : Config::k
 constexpr int kWaitingSteps = kEntrySteps - kHeldSteps;
 constexpr int kWaitingUnits = kWaitingSteps * kLatentThreads;  // of 16 bytes
 constexpr int kLoadSteps =
-    kEntrySteps < kTile / 8 ? kEntrySteps : kTile / 8;  // of weights on their way
+    kEntrySteps < kTile / 8 ? kEntrySteps : kTile / 8;  // of weights that are loaded at once
 constexpr int kLoadUnits = kLoadSteps * 16 * 16;
 constexpr int kKeyBarrier = 2;  // of the two warpgroups
 constexpr int kTableStride =
-    Config::kWidth + 4;  // cosines, sines, and what sets tokens in different banks
+    Config::kWidth + 4;  // cosines, sines, and padding against bank conflicts
 constexpr int kTableUnits = kTile * kTableStride / 4;
 static_assert(Config::kWidth == 16 || Config::kWidth == 32 || Config::kWidth == 64,
-              "a warpgroup has whole heads");
+              "a warpgroup has complete heads");
 
 struct KeyMaker {
   uint32_t held[kHeldSteps][4];
   float sums[kTile / 2];
-  const uint4* waiting;  // this lane's part of the first steps
+  const uint4* waiting;  // this lane's weights of the first steps, in shared memory
   float bias[2];
 
-  // The head of this lane's rows among the warpgroup's, and the lower of its two features.
+  // The head of this lane's rows in the warpgroup, and the lower of its two features.
   __device__ __forceinline__ static int group_head() {
     return thread_index() / 32 % 4 / kHeadTiles;
   }
@@ -52,8 +52,8 @@ struct KeyMaker {
     return thread_index() / 128;
   }
 
-  // Takes features 128 · group … of w [ENTRY, KV_HEADS, WIDTH] in, by way of ``space``
-  // (kLoadUnits), with both warpgroups; what waits goes to ``waits`` (kWaitingUnits).
+  // Load features 128 · group … of w [ENTRY, KV_HEADS, WIDTH] through ``space`` (kLoadUnits). Both
+  // warpgroups call it. Weights of the first steps go to ``waits`` (kWaitingUnits).
   __device__ __forceinline__ void load(const uint4* w, const uint16_t* biases, int group,
                                        uint4* space, uint4* waits) {
     const int head = warpgroup() * kGroupHeads + group_head();
@@ -86,7 +86,7 @@ struct KeyMaker {
     }
   }
 
-  // Starts a tile's wgmma; wait() ends them.
+  // Start a tile's wgmma; wait() waits for them.
   __device__ __forceinline__ void start(const uint4* stage) {
 #pragma unroll
     for (int i = 0; i < kTile / 2; ++i) sums[i] = 0.0f;
@@ -121,9 +121,8 @@ struct KeyMaker {
     wgmma_pin(sums);
   }
 
-  // Every pair of tokens' values of this lane's two features goes to use(n, low, high): tokens 8n +
-  // 2t and 8n + 2t + 1, of features i (low) and i + WIDTH/2 (high), rounded. With ``tables`` of the
-  // tile they are rotated.
+  // Pass the values of every pair of tokens to use(n, low, high): tokens 8n + 2t and 8n + 2t + 1 of
+  // features i (low) and i + WIDTH/2 (high), rounded. With ``tables`` of the tile they are rotated.
   template <class Use>
   __device__ __forceinline__ void finish(const float* tables, const Use& use) const {
     const int t = thread_index() % 4, i = feature();
@@ -143,12 +142,12 @@ struct KeyMaker {
         }
       }
       use(n, pack_bf16x2(low[0], low[1]), pack_bf16x2(high[0], high[1]));
-      __syncwarp();  // else the compiler asks for so much ahead that registers run out
+      __syncwarp();  // otherwise the compiler hoists so many loads that it runs out of registers
     }
   }
 
  private:
-  // 16 · kLoadSteps rows of the weight from row k_first on.
+  // Load 16 · kLoadSteps rows of the weight from row k_first on.
   __device__ __forceinline__ static void load_block(const uint4* w, int group, int k_first,
                                                     uint4* space) {
 #pragma unroll 4
@@ -164,14 +163,14 @@ struct KeyMaker {
     named_barrier_sync(kKeyBarrier, kLatentThreads);
   }
 
-  // Step ``step`` of a tile's matrix: 32 bytes further, or a panel.
+  // The descriptor of step ``step`` of a tile: 32 bytes further, or in the next panel.
   __device__ __forceinline__ static uint64_t matrix(uint64_t tile, int step) {
     return tile + step / 4 * kPanelUnits + 2 * (step % 4);
   }
 };
 
-// Starts the copies of the rotary tables' rows at the positions of a tile's tokens, with so many
-// threads. Past the tables' last row there are only tokens that nobody sees.
+// Start to copy the rows of the rotary tables at the positions of a tile's tokens, with ``threads``
+// threads. Only invisible tokens have positions past the tables.
 template <int threads, class PositionOf>
 __device__ __forceinline__ void fetch_tables(const uint4* cos, const uint4* sin, int positions,
                                              uint4* tables, const PositionOf& position_of) {

@@ -1,9 +1,9 @@
-// Sums of latents, weighted: M rows of weights in shared memory times a tile, by one warpgroup.
+// Weighted sums of latents: M rows of weights in shared memory times a tile, by one warpgroup.
 //
-// Config: those of latent_walk.cuh, VALUE (columns of an entry that are summed),
-// Q_HEADS, PLACES (of the workspaces, for a row and head), MIXERS (warpgroups of the CTA that do
-// this for rows of their own, the first ones where there are several). A warp has 16 columns of
-// every 64 and all rows of weights.
+// Config: the members of latent_walk.cuh, VALUE (summed columns of an entry), Q_HEADS, PLACES (of
+// the workspaces, per row and head), CONSUMER_WARPGROUPS (warpgroups of the CTA that do this for
+// separate rows; with several, they are the first ones). A warp has 16 columns of every 64 and all
+// rows of weights.
 #pragma once
 
 #include "../../_device/attention_softmax.cuh"
@@ -13,25 +13,26 @@
 
 constexpr int kColumnParts = Config::kValue / 16;
 constexpr int kMixWarps = 4, kMixThreads = 32 * kMixWarps;
-constexpr int kMixBarrier = 3;  // of the first mixer
-static_assert(Config::kMixers == 1 || Config::kMixers == 2, "each has a barrier of its own");
+constexpr int kMixBarrier = 3;  // of the first of these warpgroups
+static_assert(Config::kConsumerWarpgroups == 1 || Config::kConsumerWarpgroups == 2,
+              "each has a separate barrier");
 constexpr int kWarpParts = ceil_div(kColumnParts, kMixWarps);
-static_assert(Config::kValue % 16 == 0, "an mma has eight columns, and two share a load");
+static_assert(Config::kValue % 16 == 0, "an mma has eight columns; two share a load");
 
-// This thread among the warpgroup's.
+// The index of this thread in the warpgroup.
 __device__ __forceinline__ int mix_thread() {
   return thread_index() % kMixThreads;
 }
 __device__ __forceinline__ void mix_sync() {
-  // A number that is a constant: a barrier by register would have to be any of them.
-  if (Config::kMixers == 1 || thread_index() < kMixThreads) {
+  // The barrier index is a constant: a variable one would reserve all barriers.
+  if (Config::kConsumerWarpgroups == 1 || thread_index() < kMixThreads) {
     named_barrier_sync(kMixBarrier, kMixThreads);
   } else {
     named_barrier_sync(kMixBarrier + 1, kMixThreads);
   }
 }
 
-// A row of weights' own softmax, by one thread: of a head and a row of the launch.
+// The softmax state of a row of weights, for a head and a row of the launch, in one thread.
 struct RowState {
   float maximum;  // of the scores, before the scale
   float sum;      // over this thread's keys
@@ -69,7 +70,7 @@ struct Mixer {
 #pragma unroll
     for (int m = 0; m < kMTiles; ++m) {
       const float low = rescale[16 * m + g], high = rescale[16 * m + g + 8];
-      // Times 1 changes nothing.
+      // A factor of 1 changes nothing.
       if (!__any_sync(kAllLanes, low != 1.0f || high != 1.0f)) continue;
 #pragma unroll
       for (int i = 0; i < kWarpParts * 2; ++i) {
@@ -77,8 +78,8 @@ struct Mixer {
         own[0] *= low, own[1] *= low, own[2] *= high, own[3] *= high;
       }
     }
-    // Part i of a warp lies in panel i, at the same place of each.
-    static_assert(kMixWarps == 4, "a panel has 16 columns for each warp");
+    // Part i of a warp is in panel i, at the same offset of each.
+    static_assert(kMixWarps == 4, "a panel has 16 columns per warp");
     const uint4* const own = stage + entry_unit(lane % 16, 2 * part_of(0) + lane / 16);
 #pragma unroll(kMTiles* kWarpParts <= 8 ? 2 : 1)
     for (int step = 0; step < kTile / 16; ++step) {
@@ -102,27 +103,27 @@ struct Mixer {
     }
   }
 
-  // Ends a slot: its states go to the workspaces. ``place_of(m)`` is the (row, head) of a row of
-  // weights in them, or negative; ``state`` [16 · kMTiles] has its maximum, in units of log 2, and
-  // its sum. The slots of a whole group join one after another in their place; ``joined`` has what
-  // those before came to. ``any``: whether the slot has a tile.
+  // End a split and write its states to the workspaces. ``place_of(m)`` is the (row, head) of a row
+  // of weights in them, or negative. ``state`` [16 · kMTiles] has its maximum, in units of log 2,
+  // and its sum. The splits of a complete group are merged in sequence in their place; ``joined``
+  // has the result of the earlier ones. ``any``: whether the split has a tile.
   template <class PlaceOf>
-  __device__ __forceinline__ void end_slot(int slot, bool any, const float2* state, float2* joined,
-                                           float2* slot_sums, float* slot_values,
-                                           const PlaceOf& place_of) const {
-    const bool is_first = !kWholeGroups || slot < Config::kGroups;
+  __device__ __forceinline__ void end_split(int split, bool any, const float2* state,
+                                            float2* joined, float2* split_sums, float* split_values,
+                                            const PlaceOf& place_of) const {
+    const bool is_first = !kWholeGroups || split < Config::kGroups;
     for (int row = mix_thread(); row < 16 * kMTiles && is_first; row += kMixThreads) {
       joined[row] = make_float2(no_maximum(), 0.0f);
     }
     mix_sync();
-    if (any) store(place_of_slot(slot), state, joined, slot_values, place_of);
+    if (any) store(place_of_split(split), state, joined, split_values, place_of);
     mix_sync();
     for (int row = mix_thread(); row < 16 * kMTiles; row += kMixThreads) {
       Part all{joined[row].x, joined[row].y, {}};
       if (any) join(all, {state[row].x, state[row].y, {}});
       joined[row] = make_float2(all.maximum, all.sum);
       const int64_t at = place_of(row);
-      if (at >= 0) slot_sums[at * Config::kPlaces + place_of_slot(slot)] = joined[row];
+      if (at >= 0) split_sums[at * Config::kPlaces + place_of_split(split)] = joined[row];
     }
     mix_sync();
   }
@@ -156,8 +157,8 @@ struct Mixer {
     }
   }
 
-  // Joins a slot's sums to those before, whose maxima are given, as join() does. Many are asked for
-  // at once.
+  // Merge a split's sums with earlier ones, whose maxima are given, as join() does. Several loads
+  // are issued at once.
   __device__ __forceinline__ void add_to(float2* to, int m, int j, float before, float own) const {
     const float maximum = fmaxf(before, own);
     const float a = exp2_fast(before - maximum), b = exp2_fast(own - maximum);

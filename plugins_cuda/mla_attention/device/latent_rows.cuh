@@ -1,16 +1,18 @@
-// What rows of latent attention see, by position, and how a tile of latents lies in shared memory.
+// The visible positions of rows of latent attention, and the layout of a tile of latents.
 //
-// Config: ENTRY (values of a token in the cache), TILE (positions of a tile, 32 or
-// 64), WORDS, WINDOW, ROWS (of the CTA or, where it has several, of a mixer: 1 or 2), LISTED (a
-// row's list of slots stands for the context: DSA).
+// Config: ENTRY (values of a token in the cache), TILE (positions of a tile, 32 or 64), WORDS,
+// WINDOW, ROWS (of the CTA, or of one of several attending warpgroups: 1 or 2), LISTED (a row's
+// list of slots replaces the context: DSA).
 //
-// Tile c is the positions TILE·c … TILE·c + TILE − 1. A row with ancestors in the tree has tiles of
-// its own from tree_start's on, in which entries stand where they will once they are committed;
-// where a CTA has one row only, all of its tiles are such. With a list its entry i stands at
-// position i, wherever its slot is: tiles, slots and joins are those of a context of so many
-// tokens, so that a list of everything gives the bits of the whole context. A tile in shared memory
-// is [panels of 64 values][TILE tokens][128 bytes] in the 128-byte swizzle: that of a wgmma's B
-// operand (ptx_wgmma.cuh).
+// Tile c has positions TILE·c … TILE·c + TILE − 1. From tree_start's tile on, a row with ancestors
+// in the tree has separate tiles, in which entries are at the positions that they will have after
+// the commit. If a CTA has one row only, all of its tiles are separate.
+//
+// With a list, entry i is at position i, regardless of its slot. Tiles, splits and merges are those
+// of a context of that length, so that a list of all slots gives the bits of full attention.
+//
+// A tile in shared memory is [panels of 64 values][TILE tokens][128 bytes] in the 128-byte swizzle
+// of a wgmma's B operand (ptx_wgmma.cuh).
 #pragma once
 
 #include "../../_device/attention_rows.cuh"
@@ -24,12 +26,12 @@ constexpr int kPanelUnits = kTile * 8;
 constexpr int kStageUnits = kEntryPanels * kPanelUnits;
 constexpr int kNowhere = 1 << 30;
 static_assert(Config::kEntry % 16 == 0 && (Config::kTile == 32 || Config::kTile == 64),
-              "wgmma takes 16 values at once");
+              "wgmma processes 16 values at once");
 static_assert(!Config::kListed || (Config::kRows == 1 && Config::kWindow == 0),
-              "what a row sees is in a list of its own");
+              "a row with a list has separate tiles");
 
-// threadIdx.x, read anew: what is made of it is not kept in registers from one tile to the next, of
-// which there are too few.
+// threadIdx.x, read again. Values derived from it are not kept in registers between tiles, because
+// there are too few.
 __device__ __forceinline__ int thread_index() {
 #ifdef SPECBUILD_EMULATE
   return static_cast<int>(threadIdx.x);
@@ -40,7 +42,7 @@ __device__ __forceinline__ int thread_index() {
 #endif
 }
 
-// Where a 16-byte unit of a token stands in a tile, in units.
+// The index of a 16-byte unit of a token in a tile.
 __device__ __forceinline__ int entry_unit(int token, int unit) {
   return unit / 8 * kPanelUnits + token * 8 + ((unit % 8) ^ (token % 8));
 }
@@ -54,7 +56,7 @@ struct Span {
   }
 };
 
-// What says which rows a launch has, and what each sees.
+// The inputs that determine the rows of a launch and their visible keys.
 struct RowInputs {
   const int* page_table;
   const int* row_start;
@@ -71,20 +73,20 @@ struct RowInputs {
   }
 };
 
-// The last position that a row with such a view sees in tiles of all rows.
+// Return the last position that a row with this view attends to in shared tiles.
 __device__ __forceinline__ int shared_last_of(const RowView& view) {
   return view.last >= 0 ? view.tree_start / kTile * kTile - 1 : view.end();
 }
 
-// A CTA's rows of a sequence; those past the last see nothing.
+// The rows of a CTA, of one sequence; rows past the last attend to nothing.
 struct LatentRows {
   static constexpr int kOwners = Config::kRows == 1 ? 1 : 1 + Config::kRows;
   RowView view[Config::kRows];
-  int shared_last[Config::kRows];  // the last position that each sees in tiles of all rows
+  int shared_last[Config::kRows];  // the last visible position of each row in shared tiles
   const int* bits[Config::kRows];  // of its ancestors
   int count, tree_start;
-  int first, shared_end;  // positions of the tiles of all rows
-  const int* list;        // of the only row, LISTED; `own` is its slot
+  int first, shared_end;  // positions of the shared tiles
+  const int* list;        // of the only row, if LISTED; `own` is its slot
   int own;
 
   __device__ __forceinline__ void open(int first_row, int rows, const RowInputs& in,
@@ -105,7 +107,7 @@ struct LatentRows {
     }
   }
 
-  // The only row, LISTED, with the first `entries` of a list.
+  // Open the only row, if LISTED, with the first `entries` of a list.
   __device__ __forceinline__ void open_list(int row, const RowInputs& in, int sequence_tree_start,
                                             const int* slots, int entries) {
     count = 1;
@@ -118,7 +120,7 @@ struct LatentRows {
     view[0] = {0, entries - 1, tree_start, -1};
   }
 
-  // The slot of an entry of the list, or −1 where the row does not see it.
+  // Return the slot of an entry of the list, or −1 if it is invisible to the row.
   __device__ __forceinline__ int listed_slot(int entry) const {
     const int slot = entry <= shared_end ? list[entry] : -1;
     if (slot < tree_start) return slot <= own ? slot : -1;
@@ -127,7 +129,7 @@ struct LatentRows {
     return static_cast<uint32_t>(bits[0][node / 32]) >> (node % 32) & 1u ? slot : -1;
   }
 
-  // Where the token stands that has a place in a tile.
+  // Return the position of the token at a place of a tile.
   __device__ __forceinline__ int position_of(int place) const {
     if (!Config::kListed) return place;
     const int slot = listed_slot(place);
@@ -135,20 +137,20 @@ struct LatentRows {
     return tree_start + bits_below<Config::kWords>(bits[0], slot - tree_start);
   }
 
-  // What row r sees of a tile of all rows (owner 0) or of row owner − 1.
+  // Return the visible positions of row r in a shared tile (owner 0), or in one of row owner − 1.
   __device__ __forceinline__ Span span(int r, int owner) const {
     if (owner == 0) return {view[r].first, shared_last[r]};
     if (owner != r + 1) return {0, -1};
     return {view[r].first, view[r].last};
   }
 
-  // What some row sees of it.
+  // Return the positions that are visible to any row.
   __device__ __forceinline__ Span any_span(int owner) const {
     if (owner == 0) return {first, shared_end};
     return Config::kRows > 1 && owner == 2 ? span(Config::kRows - 1, 2) : span(0, 1);
   }
 
-  // The view slot of a position.
+  // Return the view slot of a position.
   __device__ __forceinline__ int slot_of(int position, int owner) const {
     const bool second = Config::kRows > 1 && owner == 2;
     const bool lineage = Config::kRows == 1 ? view[0].last >= 0 : owner > 0;

@@ -1,30 +1,30 @@
-// Scores of rebuilt keys and their softmax, by the warpgroup that attends.
+// Scores of rebuilt keys and their softmax, in the attending warpgroup.
 //
-// Config: those of latent_keys.cuh and latent_mix.cuh, GROUP, SCALE.
+// Config: the members of latent_keys.cuh and latent_mix.cuh, GROUP, SCALE.
 #pragma once
 
 #include "config.cuh"
 #include "latent_keys.cuh"
 #include "latent_mix.cuh"
 
-constexpr int kHeads = 8;  // of a KV head, GROUP of them real
+constexpr int kHeads = 8;  // of a KV head; the first GROUP are used
 constexpr int kMTiles = Config::kRows * kCtaHeads * kHeads / 16;
 constexpr int kStates = 16 * kMTiles;
 constexpr int kBlocks = kTile / 32;  // of 8 tokens, of a warp
 constexpr int kWarpStates = kCtaHeads * 2 * kHeads;
-// Whether queries stay in registers from one tile to the next.
+// Whether queries remain in registers between tiles.
 constexpr bool kHoldsQueries = Config::kValue <= 512;
 constexpr float kScale = static_cast<float>(Config::kScale) * kLog2E;
 static_assert(Config::kGroup <= kHeads && Config::kScale > 0,
               "one mma holds two rows of a KV head's heads");
 
-// One arrival of a warp, when all of its lanes are here.
+// One arrival per warp, after all of its lanes.
 __device__ __forceinline__ void arrive(Mbarrier* barrier) {
   __syncwarp();
   if (thread_index() % 32 == 0) mbarrier_arrive(barrier);
 }
 
-// Weights of a tile of a warp's tokens: lane 4·g + t has head g of row j, tokens 8n + 2t, + 1.
+// The weights of a warp's tokens: lane 4·g + t has head g of row j, tokens 8n + 2t, + 1.
 struct Softmax {
   const uint32_t* queries;
   int first_row, rows_held;
@@ -40,7 +40,7 @@ struct Softmax {
     return (j * kCtaHeads + head) * kHeads + thread_index() % 32 / 4;
   }
 
-  // For rows first … of the launch, ``count`` of them.
+  // Open ``count`` rows from row ``first`` of the launch.
   __device__ __forceinline__ void open(const uint32_t* q, int first, int count) {
     queries = q;
     first_row = first;
@@ -48,7 +48,7 @@ struct Softmax {
     if (kHoldsQueries) load();
   }
 
-  // The queries as A operands: one row leaves half of each empty.
+  // Load the queries as A operands; with one row half of each is empty.
   __device__ __forceinline__ void load() {
     const int g = thread_index() % 32 / 4, t = thread_index() % 4;
 #pragma unroll
@@ -74,8 +74,8 @@ struct Softmax {
       state[i / Config::kRows][i % Config::kRows].clear();
   }
 
-  // S = Q·Kᵀ of a tile's keys, what is not seen left out; and each row's greatest to ``maxima``.
-  // ``keys()`` gives them once they are there, ``used_up()`` gives them back.
+  // Compute S = Q·Kᵀ of a tile's keys without invisible ones, and write each row's maximum to
+  // ``maxima``. ``keys()`` waits for the keys, ``used_up()`` releases them.
   template <class Keys, class UsedUp>
   __device__ __forceinline__ void take_scores(const Keys& keys, const UsedUp& used_up,
                                               float* maxima, const LatentRows& rows,
@@ -127,7 +127,8 @@ struct Softmax {
     }
   }
 
-  // Weights by the greatest of all four warps' scores, and what the sums so far are multiplied by.
+  // Compute weights relative to the maximum of all four warps' scores, and the factors of the sums
+  // so far.
   __device__ __forceinline__ void take_weights(uint4* weights, float* rescale,
                                                const float* maxima) {
     const int lane = thread_index() % 32, g = lane / 4, t = lane % 4, block = warp() * kBlocks;
@@ -160,8 +161,8 @@ struct Softmax {
     }
   }
 
-  // The rows' maxima and sums over a slot, by way of ``maxima``.
-  __device__ __forceinline__ void publish(float2* slot_state, float* maxima) const {
+  // Exchange the rows' maxima and sums over a split, through ``maxima``.
+  __device__ __forceinline__ void publish(float2* split_state, float* maxima) const {
     const int lane = thread_index() % 32, g = lane / 4, t = lane % 4;
 #pragma unroll
     for (int i = 0; i < kCtaHeads * Config::kRows; ++i) {
@@ -180,7 +181,7 @@ struct Softmax {
         float sum = 0.0f;
 #pragma unroll
         for (int other = 0; other < kMixWarps; ++other) sum += from[other * kWarpStates];
-        slot_state[row_of(i / Config::kRows, i % Config::kRows)] = make_float2(
+        split_state[row_of(i / Config::kRows, i % Config::kRows)] = make_float2(
             __fmul_rn(state[i / Config::kRows][i % Config::kRows].maximum, kScale), sum);
       }
     }

@@ -1,11 +1,11 @@
-// The state of a slot, row and head of absorbed attention in the workspaces.
+// The state of a split, row and head of absorbed attention in the workspaces.
 //
-// Config: VALUE. Columns are summed by two warpgroups, each of which has half of
-// their panels of 64. A half's sums are fp16 times a power of two that sets their greatest between
-// 2^14 and 2^15: rounding is 2^-11 of a sum, of small ones 2^-40 of the greatest (the weights' own
-// is 2^-9 of each). The pair of floats of a half is that power, behind the sum of the weights (half
-// 0) or the score that they are taken by (half 1), which stands at most 8 in exponents below their
-// greatest. 16 bytes are the four pairs of columns that a thread of a wgmma's sums has of 32.
+// Config: VALUE. Two warpgroups sum the columns, each half of their panels of 64. The sums of a
+// half are fp16 values times a power of two such that the largest is between 2^14 and 2^15. The
+// rounding error is 2^-11 of a sum; for small sums it is 2^-40 of the largest (that of the weights
+// is 2^-9 of each). The pair of floats of a half has, first, the sum of the weights (half 0) or
+// their base score (half 1), at most 8 below the largest in exponents, and second, the power. A
+// unit of 16 bytes has the four pairs of columns that a thread of wgmma has of 32.
 #pragma once
 
 #include "../../_device/f16.cuh"
@@ -19,17 +19,17 @@ __device__ __forceinline__ constexpr int state_column(int u, int i) {
   return u / 4 * 32 + 8 * i + u % 4 * 2;
 }
 
-// The half that sums up a unit's columns.
+// The half that sums the columns of a unit.
 __device__ __forceinline__ constexpr int state_half(int u) {
   return u / 8 >= kOwnPanels;
 }
 
-// The power of two of sums up to ``greatest``, and what they are multiplied by to be stored.
+// The power of two for sums up to ``greatest``, and the factor with which they are stored.
 struct StateScale {
   float unit, inverse;
 
   __device__ __forceinline__ explicit StateScale(float greatest) {
-    // Bits of an exponent; below 2^-95 sums keep fewer bits.
+    // Exponent bits; below 2^-95 sums have fewer significant bits.
     constexpr uint32_t kOne = 1u << 23, kLeast = 32 * kOne, kStored = 14 * kOne;
     const uint32_t power = max(__float_as_uint(greatest) & 0x7F800000u, kLeast);
     unit = __fmul_rn(__uint_as_float(power), 1.0f / 16384);

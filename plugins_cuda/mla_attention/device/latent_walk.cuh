@@ -1,11 +1,12 @@
-// Which tiles of positions a CTA of latent attention walks over, and where their entries lie.
+// The tiles of positions that a CTA of latent attention processes, and the addresses of their
+// entries.
 //
-// Config: those of latent_rows.cuh, PAGE_SIZE, TABLE, VIEWED (a sequence's pages
-// are some of its own: SpecPV), SPLIT, GROUPS, CONTEXT_CTAS.
+// Config: the members of latent_rows.cuh, PAGE_SIZE, TABLE, VIEWED (the pages of a view are not
+// adjacent: SpecPV), SPLIT, GROUPS, CONTEXT_CTAS.
 //
-// A tile (latent_rows.cuh) belongs to slot c mod SPLIT, which is one of group slot mod GROUPS. A
-// row's slots join group by group, those of a group in order. CTAs take single slots each, or where
-// they are few whole groups, of which they leave one state.
+// Tile c (latent_rows.cuh) belongs to split c mod SPLIT, which belongs to group split mod GROUPS.
+// The splits of a group are merged in order, then the groups. CTAs process single splits, or
+// complete groups if there are few CTAs; a complete group has one state.
 #pragma once
 
 #include "config.cuh"
@@ -16,44 +17,44 @@ constexpr int kNoTile = kNowhere / Config::kTile;
 constexpr bool kWholeGroups =
     Config::kContextCtas <= Config::kGroups && Config::kGroups < Config::kSplit;
 static_assert((Config::kSplit & (Config::kSplit - 1)) == 0 && Config::kRows <= 2,
-              "slots are found by masks");
-static_assert(Config::kSplit % Config::kGroups == 0, "groups have as many slots each");
+              "splits are computed with masks");
+static_assert(Config::kSplit % Config::kGroups == 0, "groups have equally many splits");
 static_assert(!Config::kListed || (Config::kRows == 1 && Config::kWindow == 0),
-              "what a row sees is in a list of its own");
+              "a row with a list has separate tiles");
 
-// The slot after one of a CTA's, or SPLIT.
-__device__ __forceinline__ int next_slot(int slot) {
-  if (!kWholeGroups) return min(slot + Config::kContextCtas, Config::kSplit);
-  if (slot + Config::kGroups < Config::kSplit) return slot + Config::kGroups;
-  const int group = slot % Config::kGroups + Config::kContextCtas;
+// The next split of a CTA after this one, or SPLIT.
+__device__ __forceinline__ int next_split(int split) {
+  if (!kWholeGroups) return min(split + Config::kContextCtas, Config::kSplit);
+  if (split + Config::kGroups < Config::kSplit) return split + Config::kGroups;
+  const int group = split % Config::kGroups + Config::kContextCtas;
   return group < Config::kGroups ? group : Config::kSplit;
 }
 
-// Where a slot's state stands in the workspaces.
-__device__ __forceinline__ int place_of_slot(int slot) {
-  return kWholeGroups ? slot % Config::kGroups : slot;
+// The place of a split's state in the workspaces.
+__device__ __forceinline__ int place_of_split(int split) {
+  return kWholeGroups ? split % Config::kGroups : split;
 }
 
-// A place in a CTA's list of tiles: those of all rows, then of each row alone, slot by slot.
+// A position in a CTA's list of tiles: shared tiles, then those of each row, split by split.
 struct TileCursor {
   int owner;  // see LatentRows::span
-  int tile;   // kNoTile: there are no more
+  int tile;   // kNoTile after the last
 
   __device__ __forceinline__ bool ended() const {
     return tile == kNoTile;
   }
-  __device__ __forceinline__ int slot() const {
+  __device__ __forceinline__ int split() const {
     return ended() ? Config::kSplit : tile & (Config::kSplit - 1);
   }
 };
 
-// A walk over what ``rows`` see: LatentRows, or any that have kOwners, any_span(owner),
+// A walk over the visible tiles of ``rows``: LatentRows, or a type with kOwners, any_span(owner),
 // slot_of(position, owner), position_of(place) and tree_start.
 template <class Rows>
 struct WalkOf {
   Rows rows;
   const int* table;   // of this sequence
-  const int* begins;  // where its pages stand, VIEWED
+  const int* begins;  // the first positions of its pages, if VIEWED
 
   __device__ __forceinline__ TileCursor begin() const {
     TileCursor at{0, first_tile(blockIdx.x, 0)};
@@ -62,12 +63,12 @@ struct WalkOf {
   }
 
   __device__ __forceinline__ void advance(TileCursor& at) const {
-    const int slot = at.slot();
+    const int split = at.split();
     at.tile += Config::kSplit;
-    settle(at, slot);
+    settle(at, split);
   }
 
-  // The pool's entry of a position of a tile; −1 where nobody sees it.
+  // Return the pool entry of a position of a tile; −1 if it is invisible.
   __device__ __forceinline__ int entry_at(int position, const TileCursor& at) const {
     if (at.ended() || !rows.any_span(at.owner).holds(position)) return -1;
     int slot;
@@ -80,8 +81,8 @@ struct WalkOf {
     return table[slot / Config::kPageSize] * Config::kPageSize + slot % Config::kPageSize;
   }
 
-  // Where in the sequence the token stands that has a place in a tile: in a view, whose pages do
-  // not adjoin, behind the first slot of its page, or in the tree behind where that begins.
+  // Return the position in the sequence of a token at a place of a tile. In a view, whose pages are
+  // not adjacent, it follows from the first slot of its page, or of the tree.
   __device__ __forceinline__ int position_of(int place) const {
     const int position = rows.position_of(place);
     if (!Config::kViewed) return position;
@@ -90,13 +91,13 @@ struct WalkOf {
            position - from;
   }
 
-  // The pool's entries of this lane's two tokens of a tile; −1 where nobody sees them.
+  // Return the pool entries of this lane's two tokens of a tile; −1 if invisible.
   __device__ __forceinline__ int2 look_up(const TileCursor& at) const {
     const int position = at.tile * kTile + thread_index() % 32;
     return make_int2(entry_at(position, at), kTile > 32 ? entry_at(position + 32, at) : -1);
   }
 
-  // Starts the copies of a tile. What no row sees becomes zeros: a weight of 0 silences no NaN.
+  // Start to copy a tile. Invisible tokens become zeros, because a weight of 0 does not cancel NaN.
   __device__ __forceinline__ void fetch(const uint4* c_pool, int2 entries, uint4* stage) const {
     constexpr int kUnits = kTile * kEntryUnits, kCopies = ceil_div(kUnits, kLatentThreads);
     const int thread = thread_index();
@@ -119,23 +120,23 @@ struct WalkOf {
     return owner == 0 ? sees : Span{max(sees.first, rows.tree_start), sees.last};
   }
 
-  __device__ __forceinline__ int first_tile(int slot, int owner) const {
+  __device__ __forceinline__ int first_tile(int split, int owner) const {
     const int from = own_tiles(owner).first / kTile;
-    return from + ((slot - from) & (Config::kSplit - 1));
+    return from + ((split - from) & (Config::kSplit - 1));
   }
 
-  // From behind an owner's last tile of a slot to the next tile that there is.
-  __device__ __forceinline__ void settle(TileCursor& at, int slot) const {
+  // Advance from the end of an owner's tiles of a split to the next existing tile.
+  __device__ __forceinline__ void settle(TileCursor& at, int split) const {
     while (at.tile * kTile > own_tiles(at.owner).last) {
       if (++at.owner == Rows::kOwners) {
         at.owner = 0;
-        slot = next_slot(slot);
-        if (slot >= Config::kSplit) {
+        split = next_split(split);
+        if (split >= Config::kSplit) {
           at.tile = kNoTile;
           return;
         }
       }
-      at.tile = min(first_tile(slot, at.owner), kNoTile);
+      at.tile = min(first_tile(split, at.owner), kNoTile);
     }
   }
 };

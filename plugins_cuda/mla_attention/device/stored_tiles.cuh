@@ -1,10 +1,10 @@
-// Keys that are rebuilt once for all rows of a sequence: which tiles there are, where they stand.
+// Keys that are rebuilt once for all rows of a sequence: the existing tiles and their addresses.
 //
-// Config: those of latent_walk.cuh, KV_HEADS, WIDTH, BATCH, TILES (of a sequence's
-// capacity), OWN_TILES (of a row with ancestors in a tree, at most).
+// Config: the members of latent_walk.cuh, KV_HEADS, WIDTH, BATCH, TILES (of a sequence's capacity),
+// OWN_TILES (the maximum of a row with ancestors in a tree).
 //
-// A sequence's tiles of all rows stand at their number, behind them those that a row has to itself
-// (latent_rows.cuh). A stored tile is [feature groups][heads of a group][TILE / 8][WIDTH /
+// The shared tiles of a sequence are stored by their index, followed by the separate tiles of its
+// rows (latent_rows.cuh). A stored tile is [feature groups][heads of a group][TILE / 8][WIDTH /
 // 16][lanes], the B operands of latent_scores.cuh.
 #pragma once
 
@@ -15,13 +15,13 @@ namespace {
 
 constexpr int kKeyUnits = kCtaFeatures * kTile / 8;  // of 16 bytes, of a tile and feature group
 
-// Rows of a sequence from one on, ``most`` of them, by the last positions that they see.
+// The rows of a sequence from one on, ``most`` of them, with their last visible positions.
 template <int most>
 struct StoredRows {
   static constexpr int kOwners = 1 + most;
 
-  int shared_end;  // of the tiles of all rows
-  int last[most];  // of each row's own, or −1
+  int shared_end;  // of the shared tiles
+  int last[most];  // of each row's separate tiles, or −1
   int tree_start;
   const int* bits;  // of the first row's ancestors
 
@@ -43,8 +43,8 @@ struct StoredRows {
   }
 };
 
-// Where a stored tile of a feature group begins, in units of 16 bytes. ``row`` is the launch's that
-// owns it.
+// The offset of a stored tile of a feature group, in units of 16 bytes. ``row`` is the row of the
+// launch that owns it.
 __device__ __forceinline__ int64_t stored_tile(int sequence, int row, const TileCursor& at,
                                                int tree_start, int group) {
   const int place = at.owner == 0 ? sequence * Config::kTiles + at.tile
@@ -53,7 +53,7 @@ __device__ __forceinline__ int64_t stored_tile(int sequence, int row, const Tile
   return (static_cast<int64_t>(place) * kFeatureGroups + group) * kKeyUnits;
 }
 
-// Whether a row's list, where rows have lists, stands for everything.
+// Whether a row is whole: there are no lists, or its list is the mark.
 __device__ __forceinline__ bool sees_everything(const int* selected, int held, int row) {
   return selected == nullptr || selected[static_cast<int64_t>(row) * held] == -2;
 }

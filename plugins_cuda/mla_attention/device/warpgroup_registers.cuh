@@ -1,9 +1,9 @@
-// Registers that the warpgroups of a CTA give each other.
+// The reallocation of registers between the warpgroups of a CTA.
 #pragma once
 
 #include "../../_device/ptx_wgmma.cuh"
 
-// The registers of each thread of a warpgroup from here on, in a CTA of so many threads.
+// Set the registers of each thread of a warpgroup, in a CTA of ``threads`` threads.
 template <int threads, int count>
 __device__ __forceinline__ void registers_set() {
   constexpr int kAtEntry = registers_at_entry(threads);

@@ -1,5 +1,4 @@
-// Where the states of slots stand that a CTA of latent attention leaves; constants of
-// latent_scores.cuh.
+// The places of the states that a CTA of latent attention writes. Constants: see latent_scores.cuh.
 #pragma once
 
 #include "config.cuh"
@@ -7,7 +6,7 @@
 
 namespace {
 
-// Where a row of weights stands in the workspaces: (row of the launch, query head), or −1.
+// The place of a row of weights in the workspaces: (row of the launch, query head), or −1.
 __device__ __forceinline__ int64_t place_of(int row, int first, int count) {
   const int g = row % kHeads, head = row / kHeads % kCtaHeads, j = row / kHeads / kCtaHeads;
   const int kv_head = static_cast<int>(blockIdx.y) * kCtaHeads + head;
@@ -15,14 +14,14 @@ __device__ __forceinline__ int64_t place_of(int row, int first, int count) {
   return (static_cast<int64_t>(first + j) * Config::kKvHeads + kv_head) * Config::kGroup + g;
 }
 
-// What a CTA without a tile leaves.
-__device__ __forceinline__ void leave_empty(int first, int count, float2* slot_sums) {
-  for (int slot = blockIdx.x; slot < Config::kSplit; slot = next_slot(slot)) {
-    if (slot >= Config::kSlotsInUse) continue;
+// Write the states of a CTA without a tile.
+__device__ __forceinline__ void leave_empty(int first, int count, float2* split_sums) {
+  for (int split = blockIdx.x; split < Config::kSplit; split = next_split(split)) {
+    if (split >= Config::kSplitsInUse) continue;
     for (int row = mix_thread(); row < kStates; row += kMixThreads) {
       const int64_t at = place_of(row, first, count);
       if (at >= 0)
-        slot_sums[at * Config::kPlaces + place_of_slot(slot)] = make_float2(no_maximum(), 0.0f);
+        split_sums[at * Config::kPlaces + place_of_split(split)] = make_float2(no_maximum(), 0.0f);
     }
   }
 }
