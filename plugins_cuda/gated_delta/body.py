@@ -1,7 +1,8 @@
-"""GatedDelta as ONNX Runtime's contrib ops over paths [S, L]: one arithmetic for any row count.
+"""GatedDelta as ONNX Runtime's contrib ops over paths [S, L], with one arithmetic for all row
+counts.
 
-Each of the ops computes a row by the same operations whatever stands beside it, which the tests
-hold bit for bit. A chunked form would not: it sums in another order.
+Each op computes a row by the same operations, regardless of other rows; the tests check this bit
+for bit. A chunked form would add in another order.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _NORM_EPS = 1e-6
 def body(
     b: BodyBuilder, inputs: Sequence[ir.Value | None], attributes: Mapping[str, Any]
 ) -> Sequence[ir.Value]:
-    """The ONNX Runtime form. Rows that a path has not (−1) neither decay nor change its state."""
+    """Return the outputs of the ONNX Runtime body. Absent rows of a path (−1) keep its state."""
     rows, conv_weight, decay_scale, dt_bias, path_rows, *rest = inputs
     read_slot, write_slot, tail_pool, state_pool = rest
     assert rows is not None and conv_weight is not None and path_rows is not None
@@ -79,7 +80,7 @@ def body(
 
 
 class _Path:
-    """What layers share: the rows of each path, and where each row's result is."""
+    """The data that layers share: the rows of each path, and the place of each row's result."""
 
     def __init__(self, b: BodyBuilder, path_rows: ir.Value) -> None:
         self._b = b
@@ -94,13 +95,13 @@ class _Path:
         b, count = self._b, self._b.size(rows, 0)
         flat = b.Reshape(b.Where(self._used, self._rows, count), b.i64(-1))
         places = b.Range(self._zero, b.Squeeze(b.size(flat, 0)), b.scalar(1, dtype=np.int64))
-        # Rows on several paths have equal results; places of no row go behind the last.
+        # Rows on several paths have equal results; places without a row are written past the end.
         none = b.Expand(self._zero, b.Add(count, b.i64(1)))
         spread = b.ScatterElements(none, flat, places, axis=0)
         return b.Slice(spread, b.i64(0), count, b.i64(0))
 
     def tail(self, before: ir.Value, mixed: ir.Value, count: int) -> ir.Value:
-        """Return the last ``count`` inputs of each path: of [S, L, C], behind [S, count, C]."""
+        """Return the last ``count`` inputs of each path: of [S, L, C], after [S, count, C]."""
         b = self._b
         used = b.ReduceSum(b.cast(self._used, INT64), b.i64(1), keepdims=1)
         place = b.Add(used, b.i64(*range(-count, 0)))
@@ -113,7 +114,7 @@ class _Path:
 
 
 def _unit_heads(b: BodyBuilder, x: ir.Value, heads: int, width: int) -> ir.Value:
-    """Return each head of ``x`` [S, L, heads·width] over its length: x·(Σx² + ε)^−½."""
+    """Return each head of ``x`` [S, L, heads·width] normalized: x·(Σx² + ε)^−½."""
     scale = b.constant(np.full(width, width**-0.5), np.float32)
     normed = b.SimplifiedLayerNormalization(
         b.reshape(x, 0, 0, heads, width), scale, axis=-1, epsilon=_NORM_EPS / width

@@ -9,7 +9,7 @@ import numpy as np
 from specbuild.plugins_cuda.cases import Arrays, Case
 
 TAPS = 4
-# Slot 0 holds the zeros that sequences start from, the last one what nobody reads.
+# Slot 0 has the zeros from which sequences start; the last one is never read.
 SLOTS = 6
 DISCARDED = SLOTS - 1
 
@@ -17,7 +17,7 @@ Path = tuple[Sequence[int], int, int]
 
 
 def padded_paths(paths: Sequence[Sequence[int]]) -> np.ndarray:
-    """The paths as int32 [S, L], the shorter ones followed by −1."""
+    """Return the paths as int32 [S, L], padded with −1."""
     longest = max(map(len, paths))
     return np.array([[*rows, *[-1] * (longest - len(rows))] for rows in paths], np.int32)
 
@@ -30,7 +30,7 @@ def delta(
     key_width: int = 8,
     value_width: int = 8,
 ) -> Case:
-    """``paths`` are (rows, slot that is read, slot that is written)."""
+    """``paths`` are (rows, slot to read, slot to write)."""
     channels = 2 * key_heads * key_width + value_heads * value_width
     count = 1 + max(row for rows, _, _ in paths for row in rows)
 

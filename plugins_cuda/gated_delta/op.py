@@ -1,9 +1,9 @@
-"""GatedDelta: rows in a sequence's order through a convolution and a recurrent state.
+"""GatedDelta: a convolution and a recurrent state over the rows of a sequence.
 
 Rows are launched along paths: a chain of committed tokens, or one path from the root of a draft
 tree to each of its leaves. A path starts from a stored state and may store the state after its last
-row. A row's result depends on the rows before it on its path and on nothing else in the launch, so
-a launch of n rows equals n launches of one row, bit for bit.
+row. The result of a row depends only on the rows before it on its path. A launch of n rows
+therefore equals n launches of one row, bit for bit.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ def reference(
     *,
     key_heads: int,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The outputs of all rows [T, Hv, Dv], and both pools.
+    """Return the outputs of all rows [T, Hv, Dv], and both pools.
 
-    ``inputs`` [T, C + 2·Hv] are what the projections give: queries, keys and values side by side,
-    then β's and the decay's logits of each value head. Value head h reads key head ⌊h·Hk/Hv⌋.
-    A path takes the rows ``path_rows[p]`` (−1: no row) from the state and the convolution's last
-    inputs in slot ``read_slot[p]``, and leaves those after its last row in ``write_slot[p]``.
-    Outputs of rows on no path are unspecified.
+    ``inputs`` [T, C + 2·Hv] are the outputs of the projections: queries, keys and values side by
+    side, then the logits of β and of the decay of each value head. Value head h reads key head
+    ⌊h·Hk/Hv⌋. A path processes the rows ``path_rows[p]`` (−1: no row). It starts from the state and
+    the convolution's last inputs in slot ``read_slot[p]``, and stores those after its last row in
+    ``write_slot[p]``. Outputs of rows on no path are unspecified.
     """
     import torch
     from torch.nn import functional as F

@@ -1,9 +1,9 @@
-"""LazyGatedDelta: GatedDelta and its gated norm; a step's rows are committed by the next launch.
+"""LazyGatedDelta: GatedDelta and its gated norm; the next launch commits a step's rows.
 
 A recurrent state cannot be rewound, and a copy of it per row of a draft is large. A step therefore
-stores what each row changes: e^g, the key k and the difference δ. The next launch applies those of
-the accepted rows, S ← e^g·S + k⊗δ, by the operations of the rows themselves, so that the state
-after any accepted path has the bits of single steps.
+stores the change of each row: e^g, the key k and the difference δ. The next launch applies those of
+the accepted rows, S ← e^g·S + k⊗δ, by the operations of the rows themselves. The state after any
+accepted path therefore has the bits of single steps.
 """
 
 from __future__ import annotations
@@ -46,24 +46,24 @@ def reference(
     eps: float,
     stores: int,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The normed and gated values of all rows [T, Hv·Dv], and the three pools.
+    """Return the normalized and gated values of all rows [T, Hv·Dv], and the three pools.
 
-    ``rows`` [T, W] are what the projections give, side by side: the convolution's inputs [C]
-    (queries, keys, values), the output's gate [Hv·Dv], and of each value head β's logit and the
-    decay's; what follows is padding. Sequence b has the rows from ``row_start[b]`` up to
-    ``row_start[b + 1]`` and the slot ``state_slot[b]`` of every pool: its state ``state_pool`` [Hv,
-    Dk, Dv], the convolution's inputs ``tail_pool`` [taps − 1 + N1, C] (those before the last step's
-    rows, then those of the rows), and ``factor_pool`` [N1, Hv·Dv + Hk·Dk + Hv], which holds δ, k
-    and e^g of the last step's rows.
+    ``rows`` [T, W] are the outputs of the projections, side by side: the convolution's inputs [C]
+    (queries, keys, values), the gate of the output [Hv·Dv], the logits of β and of the decay of
+    each value head, then padding. Sequence b has the rows from ``row_start[b]`` up to ``row_start[b
+    + 1]`` and the slot ``state_slot[b]`` of every pool. ``state_pool`` [Hv, Dk, Dv] is its state.
+    ``tail_pool`` [taps − 1 + N1, C] has the convolution's inputs: those before the last step's
+    rows, then those of the rows. ``factor_pool`` [N1, Hv·Dv + Hk·Dk + Hv] has δ, k and e^g of the
+    last step's rows.
 
     First the accepted rows of the last step, ``replay_path[b, : replay_count[b]]``, are applied.
     Then the sequence's rows follow. With ``stores`` 0 they are nodes of a tree by ``ancestor_bits``
-    [T, words] (bit i of a row: node i is the row itself or an ancestor; the first row is the
-    root), the slot keeps the state before them, and their inputs and factors. With ``stores`` 1
-    they are a chain, and the slot keeps the state and the inputs after the last one.
+    [T, words] (bit i of a row: node i is the row itself or an ancestor; the first row is the root).
+    The slot keeps the state before them, and stores their inputs and factors. With ``stores`` 1
+    they are a chain, and the slot stores the state and the inputs after the last one.
 
-    A sequence whose first row has position 0 starts from zeros with ``stores``, and is padding
-    without: its outputs are zeros and its slot does not change. Outputs of rows of no sequence are
+    A sequence whose first row has position 0 starts from zeros with ``stores``. Without, it is
+    padding: its outputs are zeros, and its slot does not change. Outputs of rows of no sequence are
     unspecified.
     """
     import torch
@@ -136,7 +136,7 @@ class _Layer:
         return x.repeat_interleave(self.state[0] // self.key_heads, 0)
 
     def replayed(self, state: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
-        """The state after a row with these factors."""
+        """Return the state after a row with these factors."""
         heads, width, value_width = self.state
         change, key, decay = factor.split([self.values, self.keys, heads])
         key = self._of_value_heads(key.view(self.key_heads, width))
@@ -146,7 +146,9 @@ class _Layer:
     def row_after(
         self, state: torch.Tensor, window: torch.Tensor, row: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The output of a row after ``state``, whose inputs end ``window``, and its factors."""
+        """Return the output of a row after ``state``, with inputs ending ``window``, and its
+        factors.
+        """
         import torch
         from torch.nn import functional as F
 
@@ -169,12 +171,12 @@ class _Layer:
 
 
 def _parent(words: list[int], node: int) -> int:
-    """The last node before ``node`` whose bit is set, −1 of a root."""
+    """Return the last node before ``node`` whose bit is set, −1 for a root."""
     return next((i for i in range(node - 1, -1, -1) if words[i // 32] >> i % 32 & 1), -1)
 
 
 def _traffic(request: TrafficRequest) -> Traffic:
-    """The weights of the convolution and the gates; states are no tokens of a cache."""
+    """Return the traffic: weights of convolution and gates; states are no tokens of a cache."""
     return Traffic(read=stored_terms(request), operations=())
 
 

@@ -1,1 +1,1 @@
-"""Headers of LazyGatedDelta's kernel."""
+"""CUDA headers of this op."""

@@ -1,5 +1,4 @@
-// The state of a head in registers: a warp holds 8 columns, a lane 4 of them and a 16th of the
-// rows.
+// The state of a head in registers: a warp has 8 columns, a lane 4 of them and a 16th of the rows.
 #pragma once
 
 #include "../../_device/ptx.cuh"
@@ -7,7 +6,7 @@
 
 constexpr int kKeyWidth = Config::kKeyWidth, kValueWidth = Config::kValueWidth;
 constexpr int kColumns = 8, kLaneColumns = 4;  // of a warp, of a lane
-constexpr int kGroups = 16;                    // of lanes, which share the rows
+constexpr int kGroups = 16;                    // of lanes, which split the rows
 constexpr int kLaneRows = kKeyWidth / kGroups;
 constexpr int kWarps = kValueWidth / kColumns, kThreads = 32 * kWarps;
 
@@ -29,7 +28,7 @@ struct LaneVector {
   }
 };
 
-// The lane of 32 has columns 4 · (lane % 2) and on, rows kLaneRows · (lane / 2) and on.
+// Lane l of 32 has columns from 4 · (l % 2) on, and rows from kLaneRows · (l / 2) on.
 struct LaneState {
   float4 s[kLaneRows];
 
@@ -50,7 +49,7 @@ struct LaneState {
     for (int i = 0; i < kLaneRows; ++i) *reinterpret_cast<float4*>(to + i * kValueWidth) = s[i];
   }
 
-  // The two operations that change a state, of rows and of their replays.
+  // The two operations that change a state, for rows and for their replays.
   __device__ __forceinline__ void decay_by(float decay) {
 #pragma unroll
     for (int i = 0; i < kLaneRows; ++i) {
@@ -68,8 +67,8 @@ struct LaneState {
     }
   }
 
-  // The sum over all rows of one of the lane's columns, that of own_column(): by a lane's rows in
-  // order, then over lanes by halving.
+  // Return the sum over all rows of one of the lane's columns, own_column(): over a lane's rows in
+  // order, then over lanes by butterfly.
   __device__ __forceinline__ float dot(const LaneVector& by) const {
     float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
 #pragma unroll
@@ -79,7 +78,7 @@ struct LaneState {
       sum.z = __fmaf_rn(s[i].z, by.of[i], sum.z);
       sum.w = __fmaf_rn(s[i].w, by.of[i], sum.w);
     }
-    // A lane keeps two columns and gives two away, then one of each.
+    // A lane keeps two columns and passes two to another lane, then one of each.
     const int lane = threadIdx.x % 32;
     const bool upper = (lane & 2) != 0, odd = (lane & 4) != 0;
     const float first =
@@ -91,12 +90,12 @@ struct LaneState {
     return total + __shfl_xor_sync(kAllLanes, total, 16);
   }
 
-  // Which of the lane's columns dot() gives it.
+  // The column of the lane that dot() returns.
   static __device__ __forceinline__ int own_column(int lane) {
     return (lane & 2) + ((lane & 4) >> 2);
   }
 
-  // All four columns of a lane, of what their owners have.
+  // Return all four columns of a lane, from the lanes that have them.
   static __device__ __forceinline__ float4 of_columns(float own) {
     const int lane = threadIdx.x % 32 & ~6;
     return make_float4(__shfl_sync(kAllLanes, own, lane), __shfl_sync(kAllLanes, own, lane | 4),
@@ -104,13 +103,13 @@ struct LaneState {
                        __shfl_sync(kAllLanes, own, lane | 6));
   }
 
-  // A row that was computed before.
+  // Apply a row that was computed before.
   __device__ __forceinline__ void replay(const LaneVector& key, float decay, float4 change) {
     decay_by(decay);
     add(key, change);
   }
 
-  // A new row: the output of the lane's own column, and δ of it in `change`.
+  // Apply a new row: return the output of the lane's column; `change` receives its δ.
   __device__ __forceinline__ float advance(const float* query, const LaneVector& key, float value,
                                            float decay, float beta, float& change) {
     decay_by(decay);
