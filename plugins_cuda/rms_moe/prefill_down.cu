@@ -1,6 +1,6 @@
-// RmsMoe over a prompt chunk, down: sorted rows of h · down of their experts.
+// RmsMoe in prefill, down: sorted rows of h · down of their experts.
 //
-// Tensors and numbers are those of prefill.cu.
+// The arguments are those of prefill.cu.
 #include "device/prefill_down.cuh"
 
 extern "C" __global__ void __launch_bounds__(kGemmThreads, 1)

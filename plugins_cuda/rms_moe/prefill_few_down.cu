@@ -1,7 +1,6 @@
-// RmsMoe over a prompt chunk with few rows an expert, down: sorted rows of h · down of their
-// experts.
+// RmsMoe in prefill with few rows per expert, down: sorted rows of h · down of their experts.
 //
-// Tensors and numbers are those of prefill.cu.
+// The arguments are those of prefill.cu.
 #include "device/prefill_few.cuh"
 #include "device/prefill_down.cuh"
 

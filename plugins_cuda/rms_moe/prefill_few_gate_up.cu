@@ -1,7 +1,7 @@
-// RmsMoe over a prompt chunk with few rows an expert, gate/up: h = activation(sorted rows · gate
-// and up of their experts).
+// RmsMoe in prefill with few rows per expert, gate/up: h = activation(sorted rows · gate and up of
+// their experts).
 //
-// Tensors and numbers are those of prefill.cu.
+// The arguments are those of prefill.cu.
 #include "device/prefill_few.cuh"
 #include "device/prefill_gate_up.cuh"
 

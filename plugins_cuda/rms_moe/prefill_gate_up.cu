@@ -1,6 +1,6 @@
-// RmsMoe over a prompt chunk, gate/up: h = activation(sorted rows · gate and up of their experts).
+// RmsMoe in prefill, gate/up: h = activation(sorted rows · gate and up of their experts).
 //
-// Tensors and numbers are those of prefill.cu.
+// The arguments are those of prefill.cu.
 #include "device/prefill_gate_up.cuh"
 
 extern "C" __global__ void __launch_bounds__(kGemmThreads, 1)

@@ -1,8 +1,7 @@
-// RmsQkvRope with norms of its heads and pools of codes: normed_heads.cu where keys come projected
-// from a workspace, since a code of what is yet to be normed would round twice. Prompts have it
-// too.
+// RmsQkvRope with norms of its heads and quantized caches: normed_heads.cu with projected keys in a
+// workspace, because quantization before the norm would round twice. Prefill uses it too.
 //
-//   q_norm … write_slot, q  as normed_heads.cu's
+//   q_norm … write_slot, q  see normed_heads.cu
 //   k_pool                  [pages, KV_HEADS, PAGE_SIZE, HEAD_DIM] e4m3, out at the slots
 //   workspace_keys          [rows, KV_HEADS, HEAD_DIM] bf16, in
 #include "device/config.cuh"

@@ -1,13 +1,12 @@
-// RmsQkvRope of more than a few tokens: CTAs split K, too.
+// RmsQkvRope for many tokens: CTAs split K too.
 //
-//   x … q              as kernel.cu's
-//   workspace_tokens   with TOKENS_READY: tokens, as linear/normed_tokens.cu or token_panels.cu
-//                      describes them
+//   x … q              see kernel.cu
+//   workspace_tokens   with TOKENS_READY: tokens (linear/normed_tokens.cu or token_panels.cu)
 //   workspace_sums     [groups of tokens][SLICES / GROUP_SLICES][TILE_COUNT][TOKEN_TILES][128] fp32
 //   workspace_arrived  [groups of tokens, CTAS] uint32, zeros before and after
 //
-// Grid (CTAs over rows of the weight and groups of slices of K, groups of 8·TOKEN_TILES tokens):
-// _device/many_tokens.cuh, with PANELS _device/many_panels.cuh.
+// Grid (CTAs over rows of the weight and groups of K slices, groups of 8·TOKEN_TILES tokens):
+// _device/many_tokens.cuh, or with PANELS _device/many_panels.cuh.
 #include "../_device/dense_many_pairs.cuh"
 #include "device/config.cuh"
 #include "device/pair.cuh"

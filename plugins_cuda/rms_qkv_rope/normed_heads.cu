@@ -1,5 +1,5 @@
-// RmsQkvRope with norms of its heads: queries and keys, which kernel.cu has projected and rounded,
-// are normed and rotated where it has put them; with VALUE_NORM values are normed, too.
+// RmsQkvRope with norms of its heads: norms and RoPE, in place, of the queries and keys that
+// kernel.cu has projected and rounded; with VALUE_NORM also a norm of values.
 //
 //   q_norm, k_norm  [HEAD_DIM] bf16, in, constant; with WHOLE_NORMS [Q_HEADS·HEAD_DIM],
 //                   [KV_HEADS·HEAD_DIM]
@@ -10,9 +10,9 @@
 //   v_pool          as k_pool; with VALUE_NORM in and out
 //   q               [rows, Q_HEADS, HEAD_DIM] bf16, in and out
 //
-// Grid: threads over heads of rows, with WHOLE_NORMS CTAs for all heads of a row, its queries and
-// its keys (device/normed_heads.cuh). A row of 40 heads of 128 is 10 KB in
-// and out, in L2: what it costs is a launch, less than 2 µs.
+// Grid: threads over heads of rows, or with WHOLE_NORMS a CTA per row for its queries and one for
+// its keys (device/normed_heads.cuh). A row of 40 heads of 128 has 10 KB in and out, in L2. The
+// cost is that of a launch, less than 2 µs.
 #include "device/config.cuh"
 #include "device/normed_heads.cuh"
 

@@ -1,8 +1,8 @@
-"""Packed Q, K and V projections: the two rows that a rotation mixes stand in one tile.
+"""Packed Q, K and V projections: the two rows of a RoPE pair are in one tile.
 
-The rows of all heads come in order: query heads, key heads, value heads. Within a head of width D,
-packed tile j holds rows 8j … 8j+7 in its first half and rows D/2+8j … D/2+8j+7 in its second, so
-that a lane which has row g of a tile has its partner of the rotation at g + 8.
+The rows of all heads are in order: query heads, key heads, value heads. Within a head of width D,
+packed tile j has rows 8j … 8j+7 in its first half and rows D/2+8j … D/2+8j+7 in its second. A lane
+with row g of a tile therefore has the other row of the pair at g + 8.
 """
 
 from __future__ import annotations
@@ -22,45 +22,47 @@ if TYPE_CHECKING:
 
 
 def pair_rows(rows: torch.Tensor, head_dim: int) -> torch.Tensor:
-    """``rows`` [heads·D, ...] with row i of each head next to row i + D/2, tile by tile."""
+    """Reorder ``rows`` [heads·D, ...]: row i of each head next to row i + D/2, tile by tile."""
     _require_width(head_dim)
     parts = rows.reshape(-1, 2, head_dim // TILE_ROWS, HALF_ROWS, *rows.shape[1:])
     return parts.transpose(1, 2).reshape(rows.shape)
 
 
 def unpair_rows(rows: torch.Tensor, head_dim: int) -> torch.Tensor:
-    """The inverse of :func:`pair_rows`."""
+    """Invert :func:`pair_rows`."""
     _require_width(head_dim)
     parts = rows.reshape(-1, head_dim // TILE_ROWS, 2, HALF_ROWS, *rows.shape[1:])
     return parts.transpose(1, 2).reshape(rows.shape)
 
 
 def join_qkv(*projections: torch.Tensor, head_dim: int) -> torch.Tensor:
-    """Rows [heads·D, …] of queries, keys and values, or of the latter two → [N, …], in the order
-    of the packed rows."""
+    """Join rows [heads·D, …] of queries, keys and values, or of keys and values, to [N, …].
+
+    The result has the order of the packed rows.
+    """
     import torch
 
     return pair_rows(torch.cat(projections), head_dim)
 
 
 def pack_qkv(*projections: torch.Tensor, head_dim: int) -> torch.Tensor:
-    """The same projections [heads·D, K] → one packed weight [N/16, K/32, 512]."""
+    """Pack the same projections [heads·D, K] to one weight [N/16, K/32, 512]."""
     return pack_rows(join_qkv(*projections, head_dim=head_dim))
 
 
 def unpack_qkv(packed: torch.Tensor, head_dim: int) -> torch.Tensor:
-    """The rows of q, k and v [N, K] that :func:`pack_qkv` was given, joined."""
+    """Return the rows of q, k and v [N, K] of a weight of :func:`pack_qkv`."""
     return unpair_rows(unpack_rows(packed), head_dim)
 
 
 def unpack_qkv_bias(bias: torch.Tensor, head_dim: int) -> torch.Tensor:
-    """The biases [N] that :func:`join_qkv` was given, joined."""
+    """Return the biases [N] of a result of :func:`join_qkv`."""
     return unpair_rows(bias, head_dim)
 
 
 def _require_width(head_dim: int) -> None:
     if head_dim % TILE_ROWS:
         raise SpecbuildError(
-            f"heads of width {head_dim} cannot be packed: the width must be a multiple of "
-            f"{TILE_ROWS}; build for the cpu backend"
+            f"heads of width {head_dim} cannot be packed: expected a multiple of {TILE_ROWS}; "
+            "build for the cpu backend"
         )

@@ -1,4 +1,4 @@
-"""Cases of RmsQkvRope over prompt chunks: several tiles of tokens, and real sizes."""
+"""Cases of RmsQkvRope in prefill: several tiles of tokens, and real sizes."""
 
 from __future__ import annotations
 

@@ -1,10 +1,12 @@
-// How a row's experts follow from what the router left of it.
+// The selection of a row's experts from the router's logits.
 //
-// A choice has: kLogits (of a row), Row (what a lane holds of one), Best (its experts), and
+// A choice declares kLogits (of a row), Row (a lane's part of one), Best (the selected experts),
+// and
 //
-//   read(logits)                     one warp: a row that other CTAs wrote
-//   choose(rows, best, weighed)      one warp: several rows at once; the chosen are then taken()
-//   store(best, logits, chosen, weights)  one lane: a row's experts by ascending id (unless null)
+//   read(logits)                     one warp: load a row that other CTAs wrote
+//   choose(rows, best, weighed)      one warp: select for several rows; selected ones are then
+//   taken() store(best, logits, chosen, weights)  one lane: a row's experts by ascending id (unless
+//   null)
 #pragma once
 
 #include "rounded_choice.cuh"
@@ -21,7 +23,7 @@ struct ChoiceFor<C, true> {
 template <class C>
 using ChoiceOf = typename ChoiceFor<C, C::kScored != 0>::Of;
 
-// One warp: the experts of a row by ascending id into ``chosen`` [top_k], and their weights.
+// One warp writes the experts of a row by ascending id to ``chosen`` [top_k], and their weights.
 template <class Choice>
 __device__ __forceinline__ void choose_experts(const float* logits, int* chosen, float* weights) {
   typename Choice::Row row[1] = {Choice::read(logits)};

@@ -1,8 +1,8 @@
-// Which rows go to which expert: a row's choice by its router logits, and the rows of every expert.
+// The routing of rows to experts: the selection of each row, and the rows of every expert.
 //
-// The result is what the expert kernels walk over: *items* of one expert and up to pass_rows of its
-// rows, experts ascending, rows ascending. An *entry* stands for (row, place): row · top_k + place,
-// place = rank of the expert's id among the row's chosen ones.
+// The expert kernels process *items*: one expert and up to pass_rows of its rows, with experts and
+// rows ascending. An *entry* of (row, place) is row · top_k + place, where place is the rank of the
+// expert's id among the row's selected ones.
 #pragma once
 
 #include "../../_device/ptx.cuh"
@@ -12,53 +12,53 @@
 
 struct alignas(16) RoutedItem {
   int expert, first_entry, entries;
-  int cost_before;  // of all items before it, by item_cost(); only where RoutedRows::kUneven
+  int cost_before;  // of all items before it, by item_cost(); only if RoutedRows::kUneven
 };
 
-// What a unit of an item costs a warp, measured: more than 8 rows take twice the products of fewer.
+// The measured cost of a unit of an item: more than 8 rows need twice the products.
 constexpr int kFewRowsCost = 8, kManyRowsCost = 10;
 __device__ __forceinline__ int item_cost(int entries) {
   return entries > 8 ? kManyRowsCost : entries > 0 ? kFewRowsCost : 0;
 }
 
-// Items and entries in a CTA's shared memory. Every CTA of the expert kernels lists them itself
-// from the logits: that is sooner than to wait for a CTA that lists them for all. clear() first,
-// ask() where the logits are final, then read().
+// The items and entries, in a CTA's shared memory. Every CTA of the expert kernels computes them
+// from the logits, which is faster than to wait for one CTA that computes them for all. Call
+// clear() first, ask() when the logits are final, then read().
 //
-// C: kRows of the launch, kTopK, kExperts, kPassRows, kWarps of the CTA, kScored and what its
-// choice reads.
+// C: kRows of the launch, kTopK, kExperts, kPassRows, kWarps of the CTA, kScored and the members
+// that its choice needs.
 template <class C>
 struct RoutedRows {
   using Choice = ChoiceOf<C>;
   static constexpr int kEntries = C::kRows * C::kTopK;
   static constexpr int kItems =
       (C::kExperts < kEntries ? C::kExperts : kEntries) + kEntries / C::kPassRows;
-  // An expert stands at lane expert % 32 of set expert / 32.
+  // Expert e is in lane e % 32 of set e / 32.
   static constexpr int kSets = ceil_div(C::kExperts, 32), kColumns = 32 * kSets;
   static constexpr int kWords = ceil_div(C::kRows, 32);
-  // Whether one item may cost more than another.
+  // Whether items may have different costs.
   static constexpr bool kUneven = C::kPassRows > 8 && C::kRows > 8;
-  // A warp holds the logits of so many rows at once: up to 16 registers.
+  // The rows whose logits a warp holds at once, in up to 16 registers.
   static constexpr int kMaxHeld = kSets < 16 ? 16 / kSets : 1;
   static constexpr int kHeld =
       ceil_div(C::kRows, C::kWarps) < kMaxHeld ? ceil_div(C::kRows, C::kWarps) : kMaxHeld;
-  // Rows that a warp lists one after the other, all of one word.
+  // Rows of one word that a warp lists in sequence.
   static constexpr int kRun = C::kRows < 4 ? C::kRows : 4;
 
   RoutedItem items[kItems];
   int entries[kEntries];
   int item_count;
-  int cost;  // of all items, only where kUneven
-  // The rows that have chosen an expert, as bits: words of 32 rows by columns of experts.
+  int cost;  // of all items, only if kUneven
+  // The rows that have selected an expert, as bits: words of 32 rows × columns of experts.
   uint32_t takers[kWords * kColumns];
 
-  // What is on its way to this thread while it does something else: rows warp, warp + warps, ….
+  // The loads of this thread in flight: rows warp, warp + warps, …
   struct Asked {
     typename Choice::Row held[kHeld];
     int live;
   };
 
-  // Ends with a __syncthreads(), but for one row: nothing is to be cleared there.
+  // It ends with a __syncthreads(), except for one row, where nothing must be cleared.
   __device__ __forceinline__ void clear() {
     if constexpr (C::kRows == 1) return;
 #pragma unroll
@@ -69,7 +69,7 @@ struct RoutedRows {
     __syncthreads();
   }
 
-  // ``row_end`` holds the number of live rows.
+  // ``row_end`` is the address of the number of live rows.
   __device__ __forceinline__ Asked ask(const float* logits, const int* row_end) const {
     Asked asked = {};
     asked.live = load_l2_int(row_end);
@@ -77,8 +77,8 @@ struct RoutedRows {
     return asked;
   }
 
-  // Ends with a __syncthreads(). Unless ``shares`` is null, also those of the entries into
-  // ``shares`` [rows, top_k] in shared memory.
+  // It ends with a __syncthreads(). Unless ``shares`` is null, it also writes the weights of the
+  // entries to ``shares`` [rows, top_k] in shared memory.
   __device__ __forceinline__ void read(Asked& asked, const float* logits, float* shares) {
     const int warp = threadIdx.x / 32;
     if constexpr (C::kRows == 1) {
@@ -97,8 +97,8 @@ struct RoutedRows {
     __syncthreads();
   }
 
-  // One warp: the first unit of CTA ``cta`` of ``ctas``, each of which gets about as much to do; an
-  // item is ``units`` of them, and CTA ``ctas`` begins behind the last.
+  // One warp returns the first unit of CTA ``cta`` of ``ctas``, such that all have about the same
+  // cost. An item has ``units`` units; CTA ``ctas`` starts after the last one.
   template <int units, int ctas>
   __device__ __forceinline__ int first_unit(int cta) const {
     if (!kUneven || item_count == 0) return item_count * units * cta / ctas;
@@ -126,7 +126,7 @@ struct RoutedRows {
     }
   }
 
-  // One warp, all of it in registers: the experts of the only row.
+  // One warp lists the experts of the only row, in registers.
   __device__ __forceinline__ void list_only_row(Asked& asked, const float* logits, float* shares) {
     const int lane = threadIdx.x % 32;
     typename Choice::Best best[1];
@@ -146,7 +146,7 @@ struct RoutedRows {
     }
   }
 
-  // One warp: the experts of the rows that it holds, first, first + warps, ….
+  // One warp selects the experts of the rows that it holds, first, first + warps, …
   __device__ __forceinline__ void choose(Asked& asked, int first, const float* logits,
                                          float* shares) {
     const int lane = threadIdx.x % 32;
@@ -165,7 +165,7 @@ struct RoutedRows {
       }
     }
     if (shares == nullptr) return;
-    // A lane a row.
+    // One lane per row.
     typename Choice::Best own = {};
 #pragma unroll
     for (int r = 0; r < kHeld; ++r) own.take(lane == r, best[r]);
@@ -174,8 +174,8 @@ struct RoutedRows {
       Choice::store(own, logits + row * Choice::kLogits, nullptr, shares + row * C::kTopK);
   }
 
-  // A lane an expert of each set. All warps count what lies before an expert, one lists the items,
-  // and each some runs of rows.
+  // One lane per expert of each set. All warps count the entries before an expert; one lists the
+  // items, and each lists some runs of rows.
   __device__ __forceinline__ void list() {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     int counts[kSets], through[kSets];
@@ -184,7 +184,7 @@ struct RoutedRows {
       counts[i] = 0;
 #pragma unroll
       for (int w = 0; w < kWords; ++w) counts[i] += __popc(takers[w * kColumns + lane + 32 * i]);
-      // Entries in the low half of a number, items in the high one.
+      // Entries are in the low half of a number, items in the high one.
       through[i] = warp_prefix_sum(counts[i] | (ceil_div(counts[i], C::kPassRows) << 16));
     }
     int before = 0, costs = 0;
@@ -226,7 +226,7 @@ struct RoutedRows {
     }
   }
 
-  // Entries of the rows first … first + kRun − 1, which are of one word.
+  // List the entries of the rows first … first + kRun − 1, which are in one word.
   __device__ __forceinline__ void list_rows(int first, const int (&counts)[kSets],
                                             const int (&through)[kSets]) {
     const int lane = threadIdx.x % 32, word = first / 32;

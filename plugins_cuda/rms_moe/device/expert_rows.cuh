@@ -1,4 +1,4 @@
-// Activations of the experts' rows in shared memory, for the B operand: all rows of a launch where
+// Activations of the experts' rows in shared memory, for the B operand: all rows of a launch if
 // they fit, else those of one routed item after the other.
 #pragma once
 
@@ -6,13 +6,13 @@
 #include "../../_device/types.cuh"
 #include "expert_routing.cuh"
 
-// Bytes from one row of ``columns`` bf16 to the next: 64 of padding let two neighbouring rows be
-// read at once without bank conflicts.
+// The stride of rows of ``columns`` bf16, in bytes. 64 bytes of padding allow reads of two adjacent
+// rows without bank conflicts.
 template <int columns>
 constexpr int kActivationRowBytes = round_up(2 * columns, 128) + 64;
 
-// The whole CTA copies ``count`` rows, row i from ``source(i)``, into ``shared``.
-// cp_async_wait<0>() and a __syncthreads() follow.
+// The complete CTA copies ``count`` rows to ``shared``, row i from ``source(i)``. The caller adds
+// cp_async_wait<0>() and a __syncthreads().
 template <int columns, class Source>
 __device__ __forceinline__ void copy_rows(unsigned char* shared, int count, Source&& source) {
   constexpr int kPieces = columns / 8;
@@ -23,11 +23,11 @@ __device__ __forceinline__ void copy_rows(unsigned char* shared, int count, Sour
   cp_async_commit();
 }
 
-// The units ``first`` … ``end`` − 1 of a CTA, which are items of ``tiles`` units each: warp w runs
-// first + w, first + w + warps, … by ``run(unit, place of entry 0)``; with ``slices`` above 1 so
-// many neighbouring warps run the same units. Where kRowsResident all rows are there. Else
-// ``gather(entry, count)`` copies those of as many of the next items as kPlaces hold, before their
-// units run: items that a CTA shares with others are short.
+// Run the units ``first`` … ``end`` − 1 of a CTA; an item has ``tiles`` units. Warp w calls
+// ``run(unit, place of entry 0)`` for first + w, first + w + warps, …; with ``slices`` above 1, so
+// many adjacent warps run the same units. With kRowsResident all rows are in shared memory.
+// Otherwise ``gather(entry, count)`` copies those of as many of the next items as kPlaces hold,
+// before their units run. Items that a CTA shares with others are short.
 //
 // C: kRowsResident, kWarps, kPlaces.
 template <class C, int tiles, int slices = 1, class Gather, class Run>
@@ -44,7 +44,7 @@ __device__ __forceinline__ void run_units(const RoutedItem* items, int first, in
       do {
         count += items[item++].entries;
       } while (item * tiles < end && count + items[item].entries <= C::kPlaces);
-      // The rows of the items before are no longer read.
+      // All warps have read the rows of the earlier items.
       __syncthreads();
       gather(entry, count);
       cp_async_wait<0>();

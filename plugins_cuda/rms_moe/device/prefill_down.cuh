@@ -1,4 +1,4 @@
-// What a prefill GEMM of experts stores, down: rows of bf16, sorted.
+// The epilogue of the experts' prefill GEMM for down: sorted rows of bf16.
 #pragma once
 
 #include "../../_device/prefill_store.cuh"

@@ -1,19 +1,19 @@
-// Grouped GEMMs of a prompt's experts with few rows each: their weights come at memory's rate.
+// Grouped GEMMs of a prompt's experts with few rows each, at the bandwidth of memory.
 //
-// With 16 rows an expert a tile's products take less time than its weights' way from memory. The
-// weights that prefill_gemm.cuh keeps under way are a few panels in registers, 17 KB a
-// multiprocessor: at a microsecond a round trip 2.2 TB/s. Here MXFP4 comes by bulk copies into a
-// ring of its own, up to 170 KB, that never runs dry between tiles: 12 or 16 warps hold 16 weight
-// rows each, so that fewer tiles read the tokens again, one thread copies tokens, one warp weights.
-// The sum of an output element is the one of prefill_gemm.cuh, wgmma by wgmma.
+// With 16 rows per expert, the products of a tile take less time than the loads of its weights. The
+// weights that prefill_gemm.cuh has in flight are a few panels in registers, 17 KB per
+// multiprocessor. With a latency of a microsecond this is 2.2 TB/s. Here bulk copies move MXFP4 to
+// a separate ring of up to 170 KB, which remains filled between tiles. 12 or 16 warps hold 16
+// weight rows each, so that fewer tiles read the tokens again. One thread copies tokens, one warp
+// weights. The sum of an output element is that of prefill_gemm.cuh, wgmma by wgmma.
 //
-// Numbers, 512 rows of GPT-OSS-120B, 16 rows an expert: 1.7 GB of weights a layer, 370 µs at 4.6
-// TB/s, beside 0.6 GB of tokens from L2; a panel of 256 × 32 has 430 cycles to arrive, and takes
-// the four schedulers about 400 to decode and the tensor cores 256.
+// With 512 rows of GPT-OSS-120B, 16 rows per expert, a layer reads 1.7 GB of weights, 370 µs at 4.6
+// TB/s, and 0.6 GB of tokens from L2. A panel of 256 × 32 must arrive within 430 cycles. It takes
+// the four schedulers about 400 cycles to decode, and the tensor cores 256.
 //
-// Config: those of prefill_experts.cuh, kWarps (that hold weight rows), kChunkSteps (of a packed
-// tile that one copy brings, a divisor of a stage's), kChunks (places of the weights' ring),
-// kWarpTiles (packed tiles that make up a warp's 16 rows: 1, or 2 of 8 rows).
+// Config: the members of prefill_experts.cuh, kWarps (that hold weight rows), kChunkSteps (steps of
+// a packed tile that one copy moves, a divisor of a stage's), kChunks (stages of the weights'
+// ring), kWarpTiles (packed tiles of a warp's 16 rows: 1, or 2 of 8 rows).
 #pragma once
 
 #include "prefill_experts.cuh"
@@ -42,7 +42,7 @@ struct FewRings {
   GemmTile tile[kTilesAhead];
 };
 
-// One thread, before any other knows the ring: ``takers`` give each stage back.
+// One thread initializes the ring before any other uses it; ``takers`` threads release each stage.
 template <int stages>
 __device__ __forceinline__ void start_ring(Ring<stages>& ring, int takers) {
   for (int i = 0; i < stages; ++i) {
@@ -51,7 +51,7 @@ __device__ __forceinline__ void start_ring(Ring<stages>& ring, int takers) {
   }
 }
 
-// The next tile of a warp, as produce_tokens() found it.
+// Wait for the next tile of a warp, which produce_tokens() has looked up.
 __device__ __forceinline__ GemmTile take_tile(FewRings& rings, TilePlace& place) {
   mbarrier_wait(&rings.tiles.full[place.slot], place.parity);
   const GemmTile tile = rings.tile[place.slot];
@@ -61,7 +61,7 @@ __device__ __forceinline__ GemmTile take_tile(FewRings& rings, TilePlace& place)
   return tile;
 }
 
-// One thread: finds tiles, each while it copies the tokens of the one before.
+// One thread looks up tiles, each while it copies the tokens of the previous one.
 template <class Gemm>
 __device__ __forceinline__ void produce_tokens(const Gemm& gemm, FewRings& rings,
                                                unsigned char* stages) {
@@ -99,7 +99,7 @@ __device__ __forceinline__ void produce_tokens(const Gemm& gemm, FewRings& rings
   }
 }
 
-// One warp: a chunk of all weight rows after another, of one tile after another.
+// One warp copies chunks of all weight rows, tile after tile.
 template <class Gemm>
 __device__ __forceinline__ void produce_weights(const Gemm& gemm, FewRings& rings,
                                                 unsigned char* slots) {
@@ -136,15 +136,15 @@ __device__ __forceinline__ void produce_weights(const Gemm& gemm, FewRings& ring
   }
 }
 
-// A lane's place in the weights that its warp has in shared memory, step after step of a tile.
+// A lane's position in its warp's weights in shared memory, over the steps of a tile.
 struct ChunkCursor {
   Ring<Config::kChunks>& ring;
   const unsigned char* slots;
   ChunkPlace place;
-  int codes = 0;   // from ``slots``: 8 bytes, [half]
-  int scales = 0;  // one byte, and one for the upper mma rows 128 bytes on
+  int codes = 0;   // offset from ``slots`` of 8 bytes, [half]
+  int scales = 0;  // one byte; that of the upper mma rows is 128 bytes further
   int left = 0;    // steps of this chunk
-  int done = 0;    // steps of the tile, this chunk's included
+  int done = 0;    // steps of the tile, including this chunk's
 
   __device__ __forceinline__ void enter() {
     const int lane = threadIdx.x % 32, warp = static_cast<int>(threadIdx.x) / 32;
@@ -156,14 +156,14 @@ struct ChunkCursor {
     done += left;
   }
 
-  // Of a step of this warp's packed tile ``tile``.
+  // Load a step of this warp's packed tile ``tile``.
   __device__ __forceinline__ void load(int tile, uint2& words, uint32_t& low, uint32_t& high) {
     words = *reinterpret_cast<const uint2*>(slots + codes + tile * kChunkBytes);
     low = slots[scales + tile * kChunkBytes];
     high = slots[scales + tile * kChunkBytes + 128];
   }
 
-  // Gives a chunk back when all lanes have its last step.
+  // Advance by a step; release a chunk after all lanes have loaded its last step.
   __device__ __forceinline__ void advance() {
     codes += kStepBytes;
     scales += 1;
@@ -174,7 +174,7 @@ struct ChunkCursor {
     if (done == Config::kSteps) done = 0;
   }
 
-  // The panel as decode_panel() takes it.
+  // Load a panel for decode_panel().
   __device__ __forceinline__ void load_panel(ExpertRaw& raw, int panel) {
     if constexpr (Config::kWarpTiles == 2) {
       if (left == 0) enter();
@@ -220,8 +220,8 @@ struct FewConsumer {
     mbarrier_wait(&rings.tokens.full[place.slot], place.parity);
   }
 
-  // Behind the wait for the panel's tokens. The wait for the next ones also keeps ptxas from moving
-  // the wait for this panel's wgmma in front of what decodes the next.
+  // Call it after the wait for the panel's tokens. It waits for the next ones too, which keeps
+  // ptxas from moving the wait for this panel's wgmma before the decoding of the next panel.
   template <int columns, int at>
   __device__ __forceinline__ void step(int panel, float (&sums)[columns / 2],
                                        uint32_t (&decoded)[2][4][4]) {
@@ -261,7 +261,7 @@ struct FewConsumer {
     gemm.template store<columns>(tile, ahead, sums, staging);
   }
 
-  // The narrowest of the widths up to ``columns`` that holds the tile.
+  // Multiply with the narrowest width up to ``columns`` that covers the tile.
   template <int columns>
   __device__ __forceinline__ void multiply_narrowest() {
     if constexpr (columns > 16) {
@@ -277,8 +277,9 @@ struct FewConsumer {
   }
 };
 
-// The body of a kernel of kFewThreads threads; ``shared`` is kStages stages of tokens, kChunks
-// slots of weights, then the staging of every warpgroup. ``Gemm`` is as prefill_gemm() takes it.
+// The body of a kernel of kFewThreads threads. ``shared`` has kStages stages of tokens, kChunks
+// stages of weights, then the staging buffers of every warpgroup. ``Gemm`` is that of
+// prefill_gemm().
 template <class Gemm>
 __device__ __forceinline__ void few_gemm(const Gemm& gemm, FewRings& rings, unsigned char* shared) {
   static_assert(

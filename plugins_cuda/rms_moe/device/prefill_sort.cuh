@@ -1,10 +1,11 @@
-// Sorts the rows of a prompt chunk by expert: a counting sort by one CTA, the same for every run.
+// Sorts the rows of a prompt chunk by expert: a deterministic counting sort by one CTA.
 //
 // Config: kExperts, kColumns (tokens of the widest tile).
-// An entry (row · top_k + place) gets a position among the sorted rows: experts ascending, entries
-// ascending. An expert's rows begin at a multiple of 8, and are cut into tiles of equal size. Large
-// tiles come first, so that the GEMMs' CTAs, which take them one by one, end at about the same
-// time. Numbers: 8192 entries, 16 ballots for 32 of them, twice: about 4 µs.
+//
+// An entry (row · top_k + place) gets a position in the sorted rows: by expert, then by entry. The
+// rows of an expert start at a multiple of 8, and are divided into tiles of equal size. Large tiles
+// come first, so that the CTAs of the GEMMs, which process them one by one, finish at about the
+// same time. 8192 entries, with 16 ballots per 32 of them, twice, take about 4 µs.
 #pragma once
 
 #include "config.cuh"
@@ -14,10 +15,10 @@
 
 constexpr int kSortThreads = 1024;
 constexpr int kSortWarps = kSortThreads / 32;
-constexpr int kSortAhead = 8;  // loads of a lane that are under way at once
+constexpr int kSortAhead = 8;  // loads of a lane in flight
 
-// Static shared memory holds counts of 32 bits for up to 288 experts; a chunk has fewer than 65536
-// rows.
+// Static shared memory has space for 32-bit counts of up to 288 experts. With more experts counts
+// have 16 bits; a chunk has fewer than 65536 rows.
 template <bool wide>
 struct CountFor {
   using Of = int;
@@ -29,13 +30,13 @@ struct CountFor<false> {
 using Count = CountFor<(Config::kExperts <= 288)>::Of;
 
 struct SharedSort {
-  Count counts[kSortWarps][Config::kExperts];  // of a warp's entries, then where they begin
+  Count counts[kSortWarps][Config::kExperts];  // of a warp's entries, then their first positions
   int totals[Config::kExperts];
   int first_row[Config::kExperts];
   int size[Config::kExperts], parts[Config::kExperts];  // ExpertCut
 };
 
-// Lanes that have the same expert as this one; ``expert`` is below EXPERTS, or EXPERTS for none.
+// The lanes with the same expert as this one; ``expert`` is below EXPERTS, or EXPERTS for none.
 __device__ __forceinline__ uint32_t lanes_of_same(int expert) {
   uint32_t same = ~0u;
 #pragma unroll
@@ -46,8 +47,8 @@ __device__ __forceinline__ uint32_t lanes_of_same(int expert) {
   return same;
 }
 
-// Calls ``use(entry, expert, rank)`` for the warp's entries: rank among those of the same expert
-// in ``counts``, which then counts them too.
+// Call ``use(entry, expert, rank)`` for the warp's entries. The rank is that among the entries of
+// the same expert in ``counts``, which counts the entry afterwards.
 template <class Use>
 __device__ __forceinline__ void walk_entries(const int* chosen, int entries, Count* counts,
                                              const Use& use) {
@@ -78,7 +79,7 @@ __device__ __forceinline__ void walk_entries(const int* chosen, int entries, Cou
   }
 }
 
-// How an expert's rows are cut into tiles.
+// The division of an expert's rows into tiles.
 struct ExpertCut {
   int parts, size;
   __device__ __forceinline__ explicit ExpertCut(int rows)
@@ -86,7 +87,7 @@ struct ExpertCut {
         size(parts == 0 ? 0 : round_up(ceil_div(rows, parts), 8)) {}
 };
 
-// Where the tiles of an expert begin: behind those of the experts with larger ones. In every lane.
+// Return the first tile of an expert, after those of experts with larger tiles, to every lane.
 __device__ __forceinline__ int tiles_before(const SharedSort& shared, int expert) {
   const int own = shared.size[expert];
   int before = 0;
@@ -99,7 +100,7 @@ __device__ __forceinline__ int tiles_before(const SharedSort& shared, int expert
   return before;
 }
 
-// ``chosen`` [entries] → ``position`` [entries] and ``tiles`` (prefill_experts.cuh).
+// Convert ``chosen`` [entries] to ``position`` [entries] and ``tiles`` (prefill_experts.cuh).
 __device__ __forceinline__ void sort_entries(const int* chosen, int entries, int* position,
                                              int* tiles, SharedSort& shared) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;

@@ -1,10 +1,10 @@
-// The tiles of tokens of a grouped prefill GEMM, as the sort leaves them for the GEMMs.
+// The tiles of tokens of a grouped prefill GEMM, which the sort writes.
 #pragma once
 
 #include "../../_device/types.cuh"
 
-// workspace_tiles, ints: how many tiles of tokens there are, the tiles of gate/up and of down that
-// are taken, one unused, then one TokenTile each.
+// workspace_tiles, ints: the number of tiles of tokens, the numbers of started tiles of gate/up and
+// of down, one unused, then the TokenTiles.
 constexpr int kTokenTiles = 0, kTakenGateUp = 1, kTakenDown = 2, kTilesHeader = 4;
 
 struct alignas(16) TokenTile {

@@ -1,5 +1,5 @@
-// A row's experts by logits that are bf16 values, as a linear layer's output is: the top_k largest,
-// weighted by a softmax over them (GPT-OSS, Qwen3-MoE). See ChoiceOf in expert_choice.cuh.
+// A selection of experts by bf16 logits, the output of a linear layer: the top_k largest, weighted
+// by a softmax over them (GPT-OSS, Qwen3-MoE). See ChoiceOf in expert_choice.cuh.
 #pragma once
 
 #include "../../_device/bf16.cuh"
@@ -7,8 +7,8 @@
 #include "../../_device/ptx_routing.cuh"
 #include "../../_device/types.cuh"
 
-// Orders a bf16 logit and an expert's id as one number: greater is chosen first. Ties go to the
-// lower id, −0 equals +0, and a NaN comes first; the number is never 0.
+// Order a bf16 logit and an expert's id as one number; the greatest is selected first. Ties go to
+// the lower id, −0 equals +0, and NaN comes first. The number is never 0.
 __device__ __forceinline__ uint32_t routing_key(float logit, int expert) {
   const uint32_t bits = __float_as_uint(logit + 0.0f) >> 16;
   const uint32_t ordered = bits & 0x8000u ? ~bits & 0xFFFFu : bits | 0x8000u;
@@ -30,7 +30,7 @@ template <class C>
 struct RoundedChoice {
   static constexpr int kLogits = C::kExperts, kSets = ceil_div(C::kExperts, 32);
 
-  // What a lane holds of a row: keys of the experts lane, lane + 32, …; 0 once they are chosen.
+  // A lane's part of a row: keys of the experts lane, lane + 32, …; 0 after they were selected.
   struct Row {
     uint32_t keys[kSets];
     __device__ __forceinline__ bool taken(int i) const {
@@ -49,7 +49,7 @@ struct RoundedChoice {
     }
   };
 
-  // One warp. ``logits`` [experts] fp32 were written by other CTAs.
+  // One warp; other CTAs wrote ``logits`` [experts] fp32.
   static __device__ __forceinline__ Row read(const float* logits) {
     Row row;
     const int lane = threadIdx.x % 32;
@@ -62,12 +62,12 @@ struct RoundedChoice {
     return row;
   }
 
-  // One warp: the greatest keys of each of several rows in falling order.
+  // One warp selects the greatest keys of each of several rows, in falling order.
   template <int count>
   static __device__ __forceinline__ void choose(Row (&rows)[count], Best (&best)[count], bool) {
 #pragma unroll
     for (int k = 0; k < C::kTopK; ++k) {
-      // Side by side: one row's maxima wait for each other.
+      // Rows are interleaved, because the maxima of one row depend on each other.
 #pragma unroll
       for (int r = 0; r < count; ++r) {
         uint32_t mine = rows[r].keys[0];
@@ -80,7 +80,7 @@ struct RoundedChoice {
     }
   }
 
-  // One lane: the chosen experts by ascending id (unless null), and their shares.
+  // One lane writes the selected experts by ascending id (unless null), and their weights.
   static __device__ __forceinline__ void store(const Best& best, const float*, int* chosen,
                                                float* weights) {
     float shares[C::kTopK], total = 0.0f;

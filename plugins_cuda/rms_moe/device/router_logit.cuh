@@ -1,4 +1,4 @@
-// A router's logit as the model has it: rounded where its layer's output is bf16 (kRounded).
+// The logit of a router, rounded if the output of its layer is bf16 (kRounded).
 #pragma once
 
 #include "../../_device/bf16.cuh"

@@ -1,4 +1,4 @@
-// The factor of queries by their position, which stands behind the cosines.
+// The factor of queries by position, which is stored after the cosines.
 #pragma once
 
 #include "../../_device/bf16.cuh"
@@ -10,7 +10,7 @@ __device__ __forceinline__ float growth_at(const float* cos, int position) {
                              position);
 }
 
-// Eight rounded queries times the factor, rounded again.
+// Multiply eight rounded queries by the factor, and round again.
 __device__ __forceinline__ uint4 grown(uint4 values, float factor) {
   const auto pair = [&](uint32_t two) {
     return pack_bf16x2(bf16_low_to_float(two) * factor, bf16_high_to_float(two) * factor);
