@@ -132,7 +132,7 @@ def _offsets_of(size: int, entropy: float) -> torch.Tensor:
         p = torch.softmax(-slope * numbers, dim=0)
         return -float(torch.special.xlogy(p, p).sum())
 
-    slope = _bisect(lambda value: -entropy_of(value), -entropy, 0.0, 30.0)
+    slope = _bisect(lambda value: -entropy_of(value), -entropy, 30.0)
     offsets = -slope * numbers
     return (offsets - offsets.mean()).float()
 
@@ -162,11 +162,12 @@ def _draft_offsets(target: torch.Tensor, tv: float, space: int) -> torch.Tensor:
             f"--draft-tv {tv:g}: a draft of these sizes has a distance from {least:.2f} to "
             f"{most:.2f} at this entropy"
         )
-    return offsets_of(_bisect(distance, tv, 0.0, 1.0)).float()
+    return offsets_of(_bisect(distance, tv, 1.0)).float()
 
 
-def _bisect(rising: Callable[[float], float], value: float, low: float, high: float) -> float:
-    """Where a rising function has a value."""
+def _bisect(rising: Callable[[float], float], value: float, high: float) -> float:
+    """Return where a rising function has a value, between 0 and ``high``."""
+    low = 0.0
     for _ in range(_STEPS):
         middle = (low + high) / 2
         low, high = (low, middle) if rising(middle) > value else (middle, high)

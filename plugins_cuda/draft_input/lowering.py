@@ -26,7 +26,7 @@ def lower(request: LoweringRequest) -> Lowering:
             "does not support; build for the cpu backend"
         )
     warps = min(_MAX_WARPS, -(-width // _PIECE))
-    shared = normed_bytes(width, 1)
+    shared = normed_bytes(width)
     if shared > request.target.shared_bytes_per_block:
         raise SpecbuildError(
             f"DraftInput: a row of {width} values needs {shared} bytes of shared memory, a CTA has "

@@ -32,6 +32,8 @@ _PARTIAL_BYTES = 64
 # So few tokens keep their own sums alone.
 _FEW_TOKENS = 2
 _ROW_BYTES = 64
+# What a part of shared memory begins at a multiple of.
+_ALIGNMENT_BYTES = 128
 # Tokens that need no norm are held as fragments up to here; beyond, each warp streams its slice.
 _MAX_FRAGMENT_BYTES = 140 << 10
 _MAX_TOKEN_TILES = 4
@@ -135,11 +137,11 @@ class Dense:
         return self.slices * self.slice_blocks * block
 
 
-def normed_bytes(columns: int, tokens: int) -> int:
-    """Shared memory of ``NormedRows``: the norm's weight, sums of squares, the rows."""
-    weight = _round_up(2 * columns, 128)
-    sums = _round_up(tokens * -(-columns // 256) * 4, 128)
-    return weight + sums + tokens * (weight + 64)
+def normed_bytes(columns: int) -> int:
+    """Shared memory of ``NormedRows`` of one row: the norm's weight, sums of squares, the row."""
+    weight = _round_up(2 * columns)
+    sums = _round_up(-(-columns // 256) * 4)
+    return weight + sums + weight + 64
 
 
 def fragment_bytes(blocks: int, token_tiles: int) -> int:
@@ -150,7 +152,7 @@ def fragment_bytes(blocks: int, token_tiles: int) -> int:
 
 def norm_bytes(blocks: int, token_tiles: int) -> int:
     """Shared memory that norming fragments takes: the norm's weight and sums of squares."""
-    return _round_up(64 * blocks, 128) + token_tiles * TOKENS_PER_TILE * 20 * 4
+    return _round_up(64 * blocks) + token_tiles * TOKENS_PER_TILE * 20 * 4
 
 
 def slices_of(blocks: int) -> int:
@@ -382,5 +384,5 @@ def _most_tiles_touched(units: int, ctas: int, unit: int) -> int:
     )
 
 
-def _round_up(value: int, multiple: int) -> int:
-    return -(-value // multiple) * multiple
+def _round_up(value: int) -> int:
+    return -(-value // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES

@@ -12,14 +12,10 @@ LIMIT_MS = 20_000
 
 
 def exchange_arrays(
-    rng: np.random.Generator, rows: int, width: int, ranks: int, *, epoch: int | None = None
+    rng: np.random.Generator, rows: int, width: int, ranks: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return an inbox with words of earlier rounds, a state, and an empty fault record.
-
-    ``epoch``: earlier rounds. By default it is random, and large enough for earlier words.
-    """
-    if epoch is None:
-        epoch = int(rng.integers(0, 2**31 - exchange_rounds(rows)))
+    """Return an inbox with words of earlier rounds, a state, and an empty fault record."""
+    epoch = int(rng.integers(0, 2**31 - exchange_rounds(rows)))
     words = min(rows, ROUND_ROWS) * width
     inbox = rng.integers(-(2**31), 2**31, (2, ranks - 1, words, 2)).astype(np.int32)
     inbox[..., 1] = rng.integers(max(0, epoch - 40), epoch + 1, inbox.shape[:-1])

@@ -57,7 +57,7 @@ def entry_constants(request: LoweringRequest) -> tuple[tuple[str, int | float], 
         ("QUERY_NORM", int(parts.query_norm)),
         ("LATENT_EPS", float(request.attributes["latent_eps"])),
         ("ENTRY_WARPS", min(_MAX_WARPS, -(-parts.normed // _PIECE))),
-        ("ENTRY_SHARED_BYTES", normed_bytes(parts.normed, 1)),
+        ("ENTRY_SHARED_BYTES", normed_bytes(parts.normed)),
     )
 
 
@@ -69,7 +69,7 @@ def write_entries(request: LoweringRequest, kernel: Kernel) -> OpLaunch:
         kernel,
         grid=(request.tensors["x"].shape[0], 2, 1),
         block=32 * int(sizes["ENTRY_WARPS"]),
-        shared_bytes=normed_bytes(parts.normed, 1),
+        shared_bytes=normed_bytes(parts.normed),
         arguments=(
             *("q_norm", "latent_norm", "cos", "sin", "positions", "write_slot", "c_pool", "q"),
             PROJECTED,

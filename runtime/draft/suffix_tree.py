@@ -39,8 +39,8 @@ class Point:
 
     __slots__ = ("depth", "node", "offset")
 
-    def __init__(self, node: Node, offset: int, depth: int) -> None:
-        self.node, self.offset, self.depth = node, offset, depth
+    def __init__(self, root: Node) -> None:
+        self.node, self.offset, self.depth = root, 0, 0
 
     def advance(self, token: int) -> bool:
         """Move along ``token``; return False without moving if no edge has it."""
@@ -94,7 +94,7 @@ class SuffixTree:
         self.text.append(token)
         self.tokens += 1
         points = self._points
-        points.append(Point(self.root, 0, 0))
+        points.append(Point(self.root))
         index = len(self.text) - 1
         moved: list[Point] = []
         for i, point in enumerate(points):
@@ -195,7 +195,7 @@ class Matcher:
         return self._points
 
     def _move(self, token: int) -> None:
-        self._points.append(Point(self._tree.root, 0, 0))
+        self._points.append(Point(self._tree.root))
         depth = self._tree.max_depth
         self._points = [p for p in self._points if p.advance(token) and p.depth < depth]
 

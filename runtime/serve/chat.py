@@ -219,7 +219,7 @@ async def chat_requests(
     stops = (*choice_params[0].stop_token_ids, *serving.output_format.stop_token_ids)
     params_with_stops = [replace(params, stop_token_ids=stops) for params in choice_params]
     prompts = [Prompt("0", prompt_ids=prompt.ids)]
-    return await serving.requests(prompts, params_with_stops, raw=True, may_shorten=may_shorten)
+    return await serving.requests(prompts, params_with_stops, may_shorten=may_shorten)
 
 
 def _all_ended(choices: Sequence[ChatChoice]) -> bool:

@@ -100,7 +100,7 @@ class Completions:
             guide=guide,
         )
         may_shorten = body.max_tokens is None or "max_tokens" not in body.model_fields_set
-        requests = await serving.requests(prompts, choice_params, raw=True, may_shorten=may_shorten)
+        requests = await serving.requests(prompts, choice_params, may_shorten=may_shorten)
         head = response_head("cmpl", "text_completion", model, body.request_id)
         scores = await serving.prompt_scores(requests[:: body.num_choices], num_prompt_logprobs)
         prompt_parts = [

@@ -118,7 +118,6 @@ class Serving:
         prompts: Sequence[Prompt],
         choice_params: Sequence[GenerateParams],
         *,
-        raw: bool,
         may_shorten: bool = False,
     ) -> list[Request]:
         """Return a request for each choice of each prompt, in this order.
@@ -126,7 +125,7 @@ class Serving:
         Choices differ in their sampling only. Raises ApiError if the engine rejects a request.
         Unless ``may_shorten``, it is also raised if the new tokens exceed the context.
         """
-        checked_requests = await self.service.check(prompts, replace(choice_params[0], raw=raw))
+        checked_requests = await self.service.check(prompts, replace(choice_params[0], raw=True))
         if not may_shorten:
             self._check_length(checked_requests, choice_params[0].max_new_tokens)
         return [

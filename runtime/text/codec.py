@@ -117,12 +117,9 @@ class TextCodec:
         messages: Sequence[Mapping[str, Any]],
         *,
         most_tokens: int,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        variables: Mapping[str, Any] | None = None,
     ) -> tuple[int, ...]:
         """Ids of a chat with the assistant's turn opened; RequestError as for ``encode``."""
-        chat = self.render(messages, tools=tools, variables=variables)
-        return self.encode_rendered(chat, most_tokens=most_tokens)
+        return self.encode_rendered(self.render(messages), most_tokens=most_tokens)
 
     def encode_rendered(
         self, chat: str, *, most_tokens: int, add_special_tokens: bool = False

@@ -92,7 +92,7 @@ def _attention_fields(keys: ModelKeys, model: GgufModel) -> dict[str, Any]:
     if len(windowed) != layers:
         raise keys.fields.wrong("attention.sliding_window_pattern", f"{layers} switches")
     types = [WINDOWED if local else FULL for local in windowed]
-    kv_heads = _by_type(keys, "attention.head_count_kv", types)
+    kv_heads = _kv_heads_by_type(keys, types)
     head_dim = keys.integer("attention.key_length")
     local_dim = keys.integer("attention.key_length_swa", head_dim)
     for name, width in (
@@ -134,8 +134,9 @@ def _expert_fields(keys: ModelKeys) -> dict[str, Any]:
     }
 
 
-def _by_type(keys: ModelKeys, name: str, types: list[str]) -> dict[str, int]:
-    """A number for each type of layer, of a key that has one, or one for each layer."""
+def _kv_heads_by_type(keys: ModelKeys, types: list[str]) -> dict[str, int]:
+    """Return the KV heads of each layer type; the key has one number, or one for each layer."""
+    name = "attention.head_count_kv"
     given = keys.integers(name)
     listed = given * len(types) if len(given) == 1 else given
     found = dict(zip(types, listed, strict=False))
