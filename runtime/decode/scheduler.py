@@ -67,8 +67,10 @@ class Scheduler:
 
     Rows are batch-invariant only in launches of up to ``invariant_rows`` rows. The drafts influence
     which prompts share a launch. So a larger chunk runs alone, and a prompt is split by its own
-    length only. ``max_sequences`` limits the running sequences by their requests; with None, only
-    the engine's limits apply.
+    length only. Launches of prompts end at multiples of ``prompt_step`` tokens of each prompt, or
+    at its end: kernels that compute recurrent states in chunks give equal bits only for such cuts.
+    ``max_sequences`` limits the running sequences by their requests; with None, only the engine's
+    limits apply.
 
     **Pages.** ``max_step_tokens`` is the largest number of tokens a step emits per sequence. If it
     is given, pages are allocated on demand. Requests are then admitted with pages for the tokens
@@ -91,6 +93,7 @@ class Scheduler:
         max_sequences: MaxSequences | None = None,
         max_step_tokens: int | None = None,
         prefixes: PrefixLookup | None = None,
+        prompt_step: int = 1,
     ) -> None:
         self._last_used_processor = False
         self._waiting = RequestQueue()
@@ -109,6 +112,7 @@ class Scheduler:
         self._max_sequences = max_sequences
         self._max_step_tokens = max_step_tokens
         self._prefixes = prefixes
+        self._prompt_step = prompt_step
 
     @property
     def finished(self) -> bool:
@@ -345,6 +349,8 @@ class Scheduler:
         for sequence in self._prompts:
             remaining = self._launch_end(sequence) - sequence.length
             count = min(remaining, capacity if invariant is None else max_rows)
+            if count < remaining:
+                count = self._whole_steps(sequence.length, count, remaining, is_first=not chunks)
             if 0 < count <= capacity or not chunks:
                 chunks.append(Chunk(sequence, sequence.length, count))
                 capacity -= count
@@ -353,6 +359,17 @@ class Scheduler:
             self._prompts.rotate(-1)
         self._prompts = deque(s for s in self._prompts if s not in finished_prompts)
         return tuple(chunks)
+
+    def _whole_steps(self, length: int, count: int, remaining: int, *, is_first: bool) -> int:
+        """Return at most ``count`` tokens that end at a multiple of the step.
+
+        The first chunk of a launch always has tokens, so prompts advance whatever the row limit is.
+        """
+        step = self._prompt_step
+        last = (length + count) // step * step
+        if last <= length and is_first:
+            return min((length // step + 1) * step - length, remaining)
+        return max(last - length, 0)
 
     def _launch_end(self, sequence: SequenceState) -> int:
         """Return the prompt's end, or the position of its next snapshot of recurrent states."""

@@ -30,6 +30,7 @@ from specbuild.runtime.draft.proposal_policy import ProposalPolicy, UnmeasuredPr
 from specbuild.runtime.draft.registry import AUTO, open_host_drafter, sources
 from specbuild.runtime.draft.sequence_policy import LearnedPolicies
 from specbuild.runtime.draft.static_tree import StaticTree
+from specbuild.runtime.engine_dir.cache_groups import SNAPSHOT_STEP
 from specbuild.runtime.engine_dir.drafters.record import ModelRecord
 from specbuild.runtime.engine_dir.manifest import DraftShape, Manifest
 from specbuild.runtime.errors import RequestError
@@ -135,6 +136,7 @@ class DeviceDecoder(Decoder):
                 shape, full_logits=self._full_logits(requests)
             ),
             prefixes=self._lookup(),
+            prompt_step=SNAPSHOT_STEP if self._manifest.state_groups else 1,
         )
         return self._loop(stepper, scheduler, policy, text_stream)
 

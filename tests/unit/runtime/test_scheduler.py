@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from left_out import examples
+from prompt_cuts import cut_at_random
 from toy_engine import run
 from toy_model import VOCAB, ToyExecutor, toy_manifest
 
+from specbuild.runtime.decode.host import decoder
 from specbuild.runtime.decode.scheduler import Chunk, Scheduler
 from specbuild.runtime.engine import Engine
 from specbuild.runtime.engine_dir.manifest import DraftShape
@@ -105,3 +108,20 @@ def test_short_prompts_fill_a_launch() -> None:
         run(variant_engine(), texts, GenerateParams(max_new_tokens=1), speculation=None)
     counts = [[chunk.count for chunk in chunks] for chunks in launches if chunks]
     assert counts == [[7, 5], [8]]
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(prompts, min_size=1, max_size=7), st.integers(0, 10**6))
+def test_launches_of_prompts_end_at_whole_steps(texts: list[list[int]], seed: int) -> None:
+    """Whatever a launch has capacity for: recurrent states in chunks depend on it."""
+    step, manifest = 8, toy_manifest(max_batch_size=BATCH, max_rows=MAX_ROWS, limits=TREE)
+    executor = ToyExecutor(manifest)
+    engine = Engine(manifest, executor, pages_released=executor.poison)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(decoder, "Scheduler", partial(Scheduler, prompt_step=step))
+        with launched() as launches, cut_at_random(seed, MAX_ROWS):
+            run(engine, texts, GenerateParams(max_new_tokens=2), speculation=None)
+    for chunk in (chunk for chunks in launches for chunk in chunks):
+        end = chunk.start + chunk.count
+        assert chunk.count > 0
+        assert end % step == 0 or end == len(texts[chunk.sequence.index])
