@@ -122,6 +122,8 @@ CASES: tuple[Case, ...] = (
     lazy("a prompt", (chain(40), 0, []), stores=True, nodes=3),
     lazy("prompts and a part of one", (chain(2), 0, []), (chain(19), 16, []), ([], 3, [0]),
          (chain(1), 0, []), stores=True, nodes=3),
+    lazy("prompts of whole chunks and more", (chain(64), 0, []), (chain(130), 64, []),
+         (chain(66), 5, [0]), stores=True, nodes=3),
     lazy("a part of a prompt behind a step", (chain(5), 9, [0, 1]), stores=True, nodes=3),
     lazy("three value heads a key head, values wider than keys", (chain(3), 5, [0, 1]),
          key_heads=1, value_heads=3, key_width=16, value_width=24, pad=2),

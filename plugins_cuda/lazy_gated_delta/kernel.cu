@@ -22,12 +22,15 @@
 //
 // What the value heads of a key head share, the last of their CTAs writes, when all have read it.
 //
+// With kChunks a launch of prompts comes after prepare_chunks.cu and apply_chunks.cu, which have
+// advanced the state by the sequence's complete chunks; the rows after them are computed here.
+//
 // A row and its replay change the state by the same two operations (decayed, added), so that the
 // state after replayed rows has the bits of the rows themselves.
 #include "../_device/arrival.cuh"
 #include "../_device/normed_rows.cuh"
-#include "../_device/ptx_load.cuh"
 #include "device/column.cuh"
+#include "device/inputs.cuh"
 
 namespace {
 
@@ -89,14 +92,6 @@ __device__ __forceinline__ int channel_of(int i, int head) {
   return 2 * kKeys + head * kValueWidth + i - 2 * kKeyWidth;
 }
 
-__device__ __forceinline__ float silu(float x) {
-  return x / (1.0f + expf(-x));
-}
-
-__device__ __forceinline__ float rounded(float x) {
-  return bf16_to_float(float_to_bf16(x));
-}
-
 // The last node before `node` among its ancestors, −1 of the root.
 __device__ __forceinline__ int ancestor_before(const int* bits, int node) {
   for (int word = (node - 1) / 32; node > 0 && word >= 0; --word) {
@@ -120,10 +115,15 @@ extern "C" __global__ void __launch_bounds__(kThreads, kLaneRows == 1 ? 1024 / k
   pdl_launch_dependents();
   pdl_wait();
   const int head = blockIdx.x, b = blockIdx.y, key_head = head / kSharers;
-  const int first = load_l2_int(row_start + b), count = load_l2_int(row_start + b + 1) - first;
+  int first = load_l2_int(row_start + b), count = load_l2_int(row_start + b + 1) - first;
   if (count <= 0) return;
   const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
-  const bool starts = load_l2_int(positions + first) == 0;
+  const int position = load_l2_int(positions + first);
+  const int chunked =
+      Config::kChunks ? rows_in_chunks(position, count, load_l2_int(replay_count + b)) : 0;
+  first += chunked;
+  count -= chunked;
+  const bool starts = position == 0 && chunked == 0;
   if (starts && !kStores) {  // padding
     for (int i = thread; i < count * kValueWidth; i += kThreads) {
       output[static_cast<int64_t>(first + i / kValueWidth) * kValues + head * kValueWidth +
@@ -141,7 +141,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, kLaneRows == 1 ? 1024 / k
   float* const state =
       state_pool + ((slot * Config::kValueHeads + head) * kKeyWidth + row_of_lane) * kValueWidth +
       columns;
-  const int replayed = starts ? 0 : min(load_l2_int(replay_count + b), Config::kPath);
+  const int replayed =
+      starts || chunked > 0 ? 0 : min(load_l2_int(replay_count + b), Config::kPath);
   const auto node_of = [&](int i) {
     const int node = load_l2_int(replay_path + b * Config::kPath + i);
     return min(max(node, 0), Config::kNodes - 1);
@@ -175,11 +176,13 @@ extern "C" __global__ void __launch_bounds__(kThreads, kLaneRows == 1 ? 1024 / k
   __syncthreads();
   for (int i = thread; i < kTail * kMixed; i += kThreads) {
     const int64_t entry = held.entry[i / kMixed];
-    held.window[i] =
-        starts
-            ? 0.0f
-            : bf16_to_float(load_l2_bf16(tail + entry * kChannels + channel_of(i % kMixed, head)));
+    const int channel = channel_of(i % kMixed, head);
+    const int64_t before = first - kTail + i / kMixed;  // in chunks of this launch
+    const uint16_t* const input = chunked > 0 ? rows + before * Config::kRowWidth + channel
+                                              : tail + entry * kChannels + channel;
+    held.window[i] = starts ? 0.0f : bf16_to_float(load_l2_bf16(input));
   }
+  if constexpr (Config::kChunks != 0) __syncthreads();  // perhaps no row is left
 #pragma unroll 1
   for (int i = 0; i < replayed; ++i) {
     s.replay(LaneVector(held.k + i * kKeyWidth + row_of_lane), held.decay[i],
@@ -212,11 +215,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, kLaneRows == 1 ? 1024 / k
       }
       const int64_t row = first + base + r;
       const uint16_t* const gates = rows + row * Config::kRowWidth + kChannels + kValues + head;
-      const float logit = bf16_to_float(load_l2_bf16(gates));
-      const float step = bf16_to_float(load_l2_bf16(gates + Config::kValueHeads)) + dt_bias[head];
-      const float soft = step > 20.0f ? step : log1pf(expf(step));
-      held.beta[r] = rounded(1.0f / (1.0f + expf(-logit)));
-      held.decay[r] = expf(decay_scale[head] * soft);
+      held.beta[r] = beta_of(gates);
+      held.decay[r] =
+          expf(log_decay_of(gates, Config::kValueHeads, decay_scale[head], dt_bias[head]));
     }
     __syncthreads();
     for (int i = thread; i < kMixed; i += kThreads) {

@@ -1,4 +1,7 @@
-"""LazyGatedDelta on a GPU: one CTA per sequence and value head."""
+"""LazyGatedDelta on a GPU: a CTA per sequence and value head computes its rows one by one.
+
+Complete chunks of a prompt are computed by other launches before (``prefill.py``).
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from specbuild.plugins_cuda.launches import (
     OpLaunch,
     Workspace,
 )
+from specbuild.plugins_cuda.lazy_gated_delta.prefill import layer_constants, lower_chunks
 from specbuild.runtime.engine_dir.plan import ITEM_BYTES
 from specbuild.runtime.errors import SpecbuildError
 
@@ -58,8 +62,8 @@ def lower(request: LoweringRequest) -> Lowering:
     refused = refused_widths(key_width, value_width)
     if refused is not None:
         raise SpecbuildError(f"LazyGatedDelta: a state has {refused}; build with --backend cpu")
-    (rows, row_width), words = shapes["rows"], shapes["ancestor_bits"][1]
-    channels, _, taps = shapes["conv_weight"]
+    rows, words = shapes["rows"][0], shapes["ancestor_bits"][1]
+    taps = shapes["conv_weight"][2]
     batch, path = shapes["replay_path"]
     nodes = shapes["factor_pool"][1]
     key_heads, stores = int(request.attributes["key_heads"]), int(request.attributes["stores"])
@@ -79,21 +83,15 @@ def lower(request: LoweringRequest) -> Lowering:
             f"LazyGatedDelta: {held} rows a sequence take {shared} bytes of shared memory, of "
             f"which a CTA has {request.target.shared_bytes_per_block}; ask for fewer --draft-tokens"
         )
+    chunks = lower_chunks(request) if stores and request.phase == "prefill" else None
     constants = (
-        ("KEY_HEADS", key_heads),
-        ("VALUE_HEADS", value_heads),
-        ("KEY_WIDTH", key_width),
-        ("VALUE_WIDTH", value_width),
-        ("CHANNELS", channels),
-        ("TAPS", taps),
-        ("ROW_WIDTH", row_width),
-        ("NODES", nodes),
+        *layer_constants(request),
         ("HELD", held),
         ("WORDS", words),
         ("PATH", path),
         ("STORES", stores),
         ("IS_TREE", int(not stores and -(-rows // batch) > 2)),
-        ("EPS", float(request.attributes["eps"])),
+        ("CHUNKS", int(chunks is not None)),
         ("SHARED_BYTES", shared),
     )
     launch = OpLaunch(
@@ -103,5 +101,7 @@ def lower(request: LoweringRequest) -> Lowering:
         shared_bytes=shared,
         arguments=_POINTERS,
     )
-    arrived = batch * key_heads * ITEM_BYTES["int32"]
-    return Lowering((launch,), (Workspace(_ARRIVED, arrived, zeroed=True),))
+    arrived = Workspace(_ARRIVED, batch * key_heads * ITEM_BYTES["int32"], zeroed=True)
+    if chunks is None:
+        return Lowering((launch,), (arrived,))
+    return Lowering((*chunks.launches, launch), (arrived, *chunks.workspaces))

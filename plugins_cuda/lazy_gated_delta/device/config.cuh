@@ -5,6 +5,8 @@
 //   kHeld, kWords      rows in shared memory at once, words of a row's ancestors
 //   kPath              entries of a path that is replayed
 //   kStores, kIsTree   whether the launch commits its rows; whether they may be no chain
+//   kChunks            whether launches in front have computed the rows in chunks
+//   kBatch, kPlaces    of chunks: sequences of the launch, chunks that the workspaces hold
 //   kEps, kSharedBytes
 #pragma once
 

@@ -28,9 +28,10 @@ def compile_default(op: OpSpec, request: LoweringRequest) -> None:
     required(compiler().compile(kernels, lambda: None))
 
 
-@pytest.mark.parametrize("value_heads", [48, 32], ids=["27B", "35B-A3B"])
+@pytest.mark.parametrize("value_heads", [48, 32, 64], ids=["27B", "35B-A3B", "397B"])
 @pytest.mark.parametrize("rows", [1, 4, 8, 0], ids=["1 row", "4 rows", "8 rows", "prompts"])
 def test_recurrent_states_do_not_spill(value_heads: int, rows: int) -> None:
+    """Prompts with the kernels for their chunks."""
     batch, keys, values = 4, KEY_HEADS * WIDTH, value_heads * WIDTH
     total, channels = batch * rows or 2048, 2 * keys + values
     shapes = {
@@ -55,7 +56,8 @@ def test_recurrent_states_do_not_spill(value_heads: int, rows: int) -> None:
         for name, shape in shapes.items()
     }
     attributes = {"key_heads": KEY_HEADS, "eps": 1e-6, "stores": int(not rows)}
-    compile_default(LAZY_GATED_DELTA, LoweringRequest(tensors, attributes))
+    phase: Phase = "decode" if rows else "prefill"
+    compile_default(LAZY_GATED_DELTA, LoweringRequest(tensors, attributes, phase))
 
 
 @pytest.mark.parametrize(("heads", "kv_heads"), [(24, 4), (16, 2)], ids=["27B", "35B-A3B"])

@@ -1,0 +1,32 @@
+// What all launches compute of rows alike: which of them chunks take, SiLU and the gates.
+#pragma once
+
+#include "../../_device/bf16.cuh"
+#include "../../_device/ptx_load.cuh"
+
+__device__ __forceinline__ float silu(float x) {
+  return x / (1.0f + expf(-x));
+}
+
+__device__ __forceinline__ float rounded(float x) {
+  return bf16_to_float(float_to_bf16(x));
+}
+
+// The gates of a value head: `gates` has its logit of β, and that of the decay `heads` later.
+__device__ __forceinline__ float beta_of(const uint16_t* gates) {
+  return rounded(1.0f / (1.0f + expf(-bf16_to_float(load_l2_bf16(gates)))));
+}
+
+__device__ __forceinline__ float log_decay_of(const uint16_t* gates, int heads, float scale,
+                                              float bias) {
+  const float step = bf16_to_float(load_l2_bf16(gates + heads)) + bias;
+  const float soft = step > 20.0f ? step : log1pf(expf(step));
+  return scale * soft;
+}
+
+// Of a sequence whose first row of the launch has this position: all complete chunks of 64 if it
+// begins one. Rows of an earlier step that are yet to be applied come before any chunk.
+__device__ __forceinline__ int rows_in_chunks(int position, int count, int replayed) {
+  const bool begins = position == 0 || (position % 64 == 0 && replayed == 0);
+  return begins ? count / 64 * 64 : 0;
+}

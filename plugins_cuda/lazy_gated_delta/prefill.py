@@ -1,0 +1,99 @@
+"""LazyGatedDelta of prompts: complete chunks of 64 rows, on tensor cores.
+
+Two launches for every ``MAX_PLACES`` chunks: the first computes all that does not depend on the
+state, for all chunks at once; in the second a CTA per sequence and value head takes the state
+through its chunks. Their bits differ from those of the row loop, so only prompts take them, and
+launches of prompts end at multiples of 64 tokens.
+"""
+
+from __future__ import annotations
+
+from specbuild.plugins_cuda.launches import (
+    Argument,
+    Kernel,
+    Lowering,
+    LoweringRequest,
+    OpLaunch,
+    Workspace,
+)
+from specbuild.runtime.engine_dir.cache_groups import SNAPSHOT_STEP
+from specbuild.runtime.engine_dir.plan import ITEM_BYTES
+
+CHUNK = SNAPSHOT_STEP
+# Chunks that the workspaces hold, for 2048 rows: 94 MB for a layer of 27B.
+MAX_PLACES = 32
+# Value heads of a key head: a thread has a column of one head's inverse.
+_MAX_SHARERS, _PREPARING_THREADS = 4, 256
+# bf16 between rows of operands in shared memory; products and factors that a chunk has.
+_PADDING, _PRODUCTS, _SCALES = 8, 4, 4
+_FOLDER = "lazy_gated_delta"
+
+
+def layer_constants(request: LoweringRequest) -> tuple[tuple[str, int | float], ...]:
+    """The constants of a layer."""
+    shapes = {name: info.shape for name, info in request.tensors.items()}
+    _, value_heads, key_width, value_width = shapes["state_pool"]
+    channels, _, taps = shapes["conv_weight"]
+    return (
+        ("KEY_HEADS", int(request.attributes["key_heads"])),
+        ("VALUE_HEADS", value_heads),
+        ("KEY_WIDTH", key_width),
+        ("VALUE_WIDTH", value_width),
+        ("CHANNELS", channels),
+        ("TAPS", taps),
+        ("ROW_WIDTH", shapes["rows"][1]),
+        ("NODES", shapes["factor_pool"][1]),
+        ("EPS", float(request.attributes["eps"])),
+    )
+
+
+def lower_chunks(request: LoweringRequest) -> Lowering | None:
+    """The launches for complete chunks of a prompt; None where the row loop takes all rows."""
+    shapes = {name: info.shape for name, info in request.tensors.items()}
+    _, value_heads, key_width, value_width = shapes["state_pool"]
+    rows, batch = shapes["rows"][0], shapes["replay_path"][0]
+    key_heads = int(request.attributes["key_heads"])
+    sharers, places = value_heads // key_heads, min(rows // CHUNK, MAX_PLACES)
+    half, single = ITEM_BYTES["bfloat16"], ITEM_BYTES["float32"]
+    dots = 2 * CHUNK * (CHUNK + 1) + 2 * CHUNK + 2 * sharers * CHUNK
+    operands = 2 * CHUNK * (key_width + _PADDING) * half
+    preparing = -(-(dots * single + 4) // 16) * 16
+    preparing += max(operands, sharers * CHUNK * CHUNK * single)
+    stage = 2 * CHUNK * (key_width + _PADDING) + CHUNK * (value_width + _PADDING)
+    stage += _PRODUCTS * CHUNK * (CHUNK + _PADDING) + 2 * _SCALES * CHUNK
+    applying = half * (2 * stage + CHUNK * (value_width + _PADDING))
+    if (
+        places == 0
+        or value_width % 16
+        or sharers > _MAX_SHARERS
+        or max(preparing, applying) > request.target.shared_bytes_per_block
+    ):
+        return None
+    constants = (*layer_constants(request), ("BATCH", batch), ("PLACES", places))
+    preparing_kernel, applying_kernel = (
+        Kernel(_FOLDER, entry, (*constants, ("SHARED_BYTES", nbytes)), f"{entry}.cu")
+        for entry, nbytes in (("prepare_chunks", preparing), ("apply_chunks", applying))
+    )
+    read = ("positions", "row_start", "state_slot", "replay_count")
+    kept = ("workspace_keys", "workspace_values", "workspace_products", "workspace_scales")
+    inputs = ("rows", "conv_weight", "decay_scale", "dt_bias", *read, "tail_pool")
+    launches: list[OpLaunch] = []
+    for first in range(0, rows // CHUNK, places):
+        prepared: tuple[Argument, ...] = (*inputs, *kept, first)
+        applied: tuple[Argument, ...] = (
+            *("rows", "norm", *read, "state_pool", "output", *kept),
+            first,
+        )
+        grid = (key_heads, min(places, rows // CHUNK - first), 1)
+        launches += [
+            OpLaunch(preparing_kernel, grid, _PREPARING_THREADS, preparing, prepared),
+            OpLaunch(applying_kernel, (value_heads, batch, 1), 2 * value_width, applying, applied),
+        ]
+    sizes = (
+        2 * key_heads * CHUNK * key_width * half,
+        value_heads * CHUNK * value_width * half,
+        value_heads * _PRODUCTS * CHUNK * CHUNK * half,
+        value_heads * _SCALES * CHUNK * single,
+    )
+    workspaces = (Workspace(n, places * size) for n, size in zip(kept, sizes, strict=True))
+    return Lowering(tuple(launches), tuple(workspaces))
