@@ -21,13 +21,14 @@
 // barrier, since columns do not depend on each other.
 //
 // What the value heads of a key head share, the last of their CTAs writes, when all have read it.
+// They count themselves as soon as they have, so that nothing waits for it in the end.
 //
 // With kChunks a launch of prompts comes after prepare_chunks.cu and apply_chunks.cu, which have
 // advanced the state by the sequence's complete chunks; the rows after them are computed here.
 //
 // A row and its replay change the state by the same two operations (decayed, added), so that the
 // state after replayed rows has the bits of the rows themselves.
-#include "../_device/arrival.cuh"
+#include "../_device/l2_word.cuh"
 #include "../_device/normed_rows.cuh"
 #include "device/column.cuh"
 #include "device/inputs.cuh"
@@ -45,17 +46,17 @@ static_assert(kChannels == 2 * kKeys + kValues, "queries, keys and values");
 
 // Shared memory, in words of 4 bytes.
 struct Held {
-  float* q;       // [HELD][kKeyWidth]
-  float* k;       // [HELD][kKeyWidth]
-  float* v;       // [HELD][kValueWidth]
-  float* change;  // [HELD][kValueWidth]: δ
-  float* mixed;   // [HELD][kValueWidth]: outputs
-  float* decay;   // [HELD]: e^g
-  float* beta;    // [HELD]
-  float* window;  // [kTail][kMixed]: inputs before the launch's rows
-  int* source;    // [HELD][kTail]: a row's inputs: ≥ 0 a row, < 0 of the window, −1 its last
-  int* bits;      // [HELD][WORDS]
-  int* entry;     // [kTail]: where the window comes from
+  float* q;          // [HELD][kKeyWidth]
+  float* k;          // [HELD][kKeyWidth]
+  float* v;          // [HELD][kValueWidth]
+  float* change;     // [HELD][kValueWidth]: δ
+  float* mixed;      // [HELD][kValueWidth]: outputs
+  float* decay;      // [HELD]: e^g
+  float* beta;       // [HELD]
+  uint16_t* inputs;  // [kTail + HELD][kMixed]: those before the rows, then theirs
+  int* source;       // [HELD][kTail]: the inputs that a row is convolved with, besides its own
+  int* bits;         // [HELD][WORDS]
+  int* entry;        // [kTail]: where the window comes from
   volatile int* last;
 
   __device__ explicit Held(float* shared) {
@@ -67,8 +68,8 @@ struct Held {
     mixed = change + rows * kValueWidth;
     decay = mixed + rows * kValueWidth;
     beta = decay + rows;
-    window = beta + rows;
-    source = reinterpret_cast<int*>(window + kTail * kMixed);
+    inputs = reinterpret_cast<uint16_t*>(beta + rows);
+    source = reinterpret_cast<int*>(inputs + (kTail + rows) * kMixed);
     bits = source + rows * kTail;
     entry = bits + rows * Config::kWords;
     last = entry + kTail;
@@ -79,8 +80,9 @@ struct Held {
     return *reinterpret_cast<const float4*>(change + row * kValueWidth + column);
   }
 };
-static_assert(4 * (Config::kHeld * (2 * kKeyWidth + 3 * kValueWidth + 2) + kTail * kMixed +
-                   Config::kHeld * (kTail + Config::kWords) + kTail + 1) ==
+static_assert(4 * (Config::kHeld * (2 * kKeyWidth + 3 * kValueWidth + 2) +
+                   (kTail + Config::kHeld) * kMixed / 2 + Config::kHeld * (kTail + Config::kWords) +
+                   kTail + 1) ==
                   Config::kSharedBytes,
               "as the launch says");
 
@@ -102,9 +104,49 @@ __device__ __forceinline__ int ancestor_before(const int* bits, int node) {
   return -1;
 }
 
+// Asks for `count` elements in L2, by all threads.
+template <typename T>
+__device__ __forceinline__ void warm(const T* from, int count) {
+  constexpr int line = 128 / sizeof(T);
+  for (int i = threadIdx.x * line; i < count; i += kThreads * line) warm_l2(from + i);
+}
+
+// The weights of a head, which weights of the model have driven out of L2 since the last step.
+__device__ __forceinline__ void warm_constants(const uint16_t* conv_weight,
+                                               const float* decay_scale, const float* dt_bias,
+                                               const uint16_t* norm, int head) {
+  warm(conv_weight + channel_of(0, head) * Config::kTaps, kKeyWidth * Config::kTaps);
+  warm(conv_weight + channel_of(kKeyWidth, head) * Config::kTaps, kKeyWidth * Config::kTaps);
+  warm(conv_weight + channel_of(2 * kKeyWidth, head) * Config::kTaps, kValueWidth * Config::kTaps);
+  warm(decay_scale + head, 1);
+  warm(dt_bias + head, 1);
+  warm(norm, kValueWidth);
+}
+
+// What a slot holds for a head: its state, and the inputs and factors of all rows.
+__device__ __forceinline__ void warm_slot(const uint16_t* tail, const float* state,
+                                          const float* factors, int head) {
+  warm(state, kKeyWidth * kValueWidth);
+#pragma unroll 1
+  for (int i = 0; i < kWindow; ++i) {
+    const uint16_t* const inputs = tail + static_cast<int64_t>(i) * kChannels;
+    warm(inputs + channel_of(0, head), kKeyWidth);
+    warm(inputs + channel_of(kKeyWidth, head), kKeyWidth);
+    warm(inputs + channel_of(2 * kKeyWidth, head), kValueWidth);
+  }
+#pragma unroll 1
+  for (int i = 0; i < Config::kNodes; ++i) {
+    const float* const of_row = factors + static_cast<int64_t>(i) * kFactors;
+    warm(of_row + head * kValueWidth, kValueWidth);
+    warm(of_row + kValues + head / kSharers * kKeyWidth, kKeyWidth);
+    warm(of_row + kValues + kKeys + head, 1);
+  }
+}
+
 }  // namespace
 
-extern "C" __global__ void __launch_bounds__(kThreads, kLaneRows == 1 ? 1024 / kThreads : 1)
+extern "C" __global__ void __launch_bounds__(kThreads,
+                                             kLaneRows == 1 ? 1024 / kThreads : Config::kCtas)
     lazy_gated_delta(const uint16_t* rows, const uint16_t* conv_weight, const float* decay_scale,
                      const float* dt_bias, const uint16_t* norm, const int* positions,
                      const int* row_start, const int* ancestor_bits, const int* state_slot,
@@ -113,14 +155,23 @@ extern "C" __global__ void __launch_bounds__(kThreads, kLaneRows == 1 ? 1024 / k
                      int* workspace_arrived) {
   DYNAMIC_SHARED(float, shared);
   pdl_launch_dependents();
-  pdl_wait();
   const int head = blockIdx.x, b = blockIdx.y, key_head = head / kSharers;
+  if constexpr (Config::kWarms != 0) {
+    warm_constants(conv_weight, decay_scale, dt_bias, norm, head);
+    // Perhaps not the slot of this launch: nothing but L2 depends on it.
+    const int64_t place = min(max(load_l2_int(state_slot + b), 0), Config::kSlots - 1);
+    warm_slot(tail_pool + place * kWindow * kChannels,
+              state_pool + (place * Config::kValueHeads + head) * kKeyWidth * kValueWidth,
+              factor_pool + place * Config::kNodes * kFactors, head);
+  }
+  pdl_wait();
+  const int64_t slot = load_l2_int(state_slot + b);
+  const int to_replay = load_l2_int(replay_count + b);
   int first = load_l2_int(row_start + b), count = load_l2_int(row_start + b + 1) - first;
   if (count <= 0) return;
   const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
   const int position = load_l2_int(positions + first);
-  const int chunked =
-      Config::kChunks ? rows_in_chunks(position, count, load_l2_int(replay_count + b)) : 0;
+  const int chunked = Config::kChunks ? rows_in_chunks(position, count, to_replay) : 0;
   first += chunked;
   count -= chunked;
   const bool starts = position == 0 && chunked == 0;
@@ -133,16 +184,14 @@ extern "C" __global__ void __launch_bounds__(kThreads, kLaneRows == 1 ? 1024 / k
   }
 
   const Held held(shared);
-  const int64_t slot = load_l2_int(state_slot + b);
   uint16_t* const tail = tail_pool + slot * kWindow * kChannels;
   float* const factors = factor_pool + slot * Config::kNodes * kFactors;
-  const int columns = warp * kColumns + lane % 2 * kLaneColumns;
-  const int column = columns + LaneState::own_column(lane), row_of_lane = lane / 2 * kLaneRows;
-  float* const state =
-      state_pool + ((slot * Config::kValueHeads + head) * kKeyWidth + row_of_lane) * kValueWidth +
-      columns;
-  const int replayed =
-      starts || chunked > 0 ? 0 : min(load_l2_int(replay_count + b), Config::kPath);
+  const int columns = warp * kColumns + column_of_lane(), first_row = row_of_lane();
+  const int column = columns + LaneState::own_column();
+  float* const state = state_pool +
+                       ((slot * Config::kValueHeads + head) * kKeyWidth + first_row) * kValueWidth +
+                       columns;
+  const int replayed = starts || chunked > 0 ? 0 : min(to_replay, Config::kPath);
   const auto node_of = [&](int i) {
     const int node = load_l2_int(replay_path + b * Config::kPath + i);
     return min(max(node, 0), Config::kNodes - 1);
@@ -174,32 +223,45 @@ extern "C" __global__ void __launch_bounds__(kThreads, kLaneRows == 1 ? 1024 / k
     held.decay[i] = load_l2_float(factors + node * kFactors + kValues + kKeys + head);
   }
   __syncthreads();
-  for (int i = thread; i < kTail * kMixed; i += kThreads) {
-    const int64_t entry = held.entry[i / kMixed];
-    const int channel = channel_of(i % kMixed, head);
-    const int64_t before = first - kTail + i / kMixed;  // in chunks of this launch
-    const uint16_t* const input = chunked > 0 ? rows + before * Config::kRowWidth + channel
-                                              : tail + entry * kChannels + channel;
-    held.window[i] = starts ? 0.0f : bf16_to_float(load_l2_bf16(input));
+  constexpr int pairs = kMixed / 2;
+  const auto pair_of = [&](int row) {
+    return reinterpret_cast<uint32_t*>(held.inputs) + row * pairs;
+  };
+  for (int i = thread; i < kTail * pairs; i += kThreads) {
+    const int entry = held.entry[i / pairs], channel = channel_of(i % pairs * 2, head);
+    const int64_t before = first - kTail + i / pairs;  // in chunks of this launch
+    const uint16_t* const input = chunked > 0
+                                      ? rows + before * Config::kRowWidth + channel
+                                      : tail + static_cast<int64_t>(entry) * kChannels + channel;
+    pair_of(0)[i] = starts ? 0 : load_l2_pair(input);
   }
-  if constexpr (Config::kChunks != 0) __syncthreads();  // perhaps no row is left
+  // Nothing that value heads share is read after this: the last CTA to get here may replace it in
+  // the end. No order of memory is needed, as the values have arrived; nor the count before then.
+  __syncthreads();
+  int* const arrived = workspace_arrived + b * Config::kKeyHeads + key_head;
+  int before_this = 0;
+  if (kSharers > 1 && thread == 0) before_this = atomicAdd(arrived, 1);
 #pragma unroll 1
   for (int i = 0; i < replayed; ++i) {
-    s.replay(LaneVector(held.k + i * kKeyWidth + row_of_lane), held.decay[i],
+    s.replay(LaneVector(held.k + i * kKeyWidth + first_row), held.decay[i],
              held.change_of(i, columns));
   }
   if (!kStores && replayed > 0) s.store(state);
 
-  const auto input_of = [&](int source, int i) {
-    if (source < 0) return held.window[(kTail + source) * kMixed + i];
-    const int64_t row = first + source;
-    return bf16_to_float(load_l2_bf16(rows + row * Config::kRowWidth + channel_of(i, head)));
-  };
-
+  int live = 0;
 #pragma unroll 1
   for (int base = 0; base < count; base += Config::kHeld) {
-    const int live = min(Config::kHeld, count - base);
     __syncthreads();
+    if (base > 0) {  // the last inputs of the rows before
+      for (int i = thread; i < kTail * pairs; i += kThreads) pair_of(0)[i] = pair_of(live)[i];
+      __syncthreads();
+    }
+    live = min(Config::kHeld, count - base);
+    for (int i = thread; i < live * pairs; i += kThreads) {
+      const int64_t row = first + base + i / pairs;
+      pair_of(kTail)[i] =
+          load_l2_pair(rows + row * Config::kRowWidth + channel_of(i % pairs * 2, head));
+    }
     if constexpr (Config::kIsTree != 0) {
       for (int i = thread; i < live * Config::kWords; i += kThreads)
         held.bits[i] = load_l2_int(ancestor_bits + first * Config::kWords + i);
@@ -211,7 +273,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, kLaneRows == 1 ? 1024 / k
       for (int i = kTail - 1; i >= 0; --i) {
         const bool follows = Config::kIsTree == 0 || before <= 0;
         before = follows ? before - 1 : ancestor_before(held.bits + r * Config::kWords, before);
-        held.source[r * kTail + i] = before;
+        held.source[r * kTail + i] = kTail + before - base;
       }
       const int64_t row = first + base + r;
       const uint16_t* const gates = rows + row * Config::kRowWidth + kChannels + kValues + head;
@@ -220,6 +282,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, kLaneRows == 1 ? 1024 / k
           expf(log_decay_of(gates, Config::kValueHeads, decay_scale[head], dt_bias[head]));
     }
     __syncthreads();
+    const auto input_of = [&](int row, int i) {
+      return bf16_to_float(held.inputs[row * kMixed + i]);
+    };
     for (int i = thread; i < kMixed; i += kThreads) {
       const int channel = channel_of(i, head);
       float weight[Config::kTaps];
@@ -232,7 +297,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, kLaneRows == 1 ? 1024 / k
 #pragma unroll
         for (int tap = 0; tap < kTail; ++tap)
           sum = __fmaf_rn(weight[tap], input_of(held.source[r * kTail + tap], i), sum);
-        sum = __fmaf_rn(weight[kTail], input_of(base + r, i), sum);
+        sum = __fmaf_rn(weight[kTail], input_of(kTail + r, i), sum);
         const float value = rounded(silu(rounded(sum)));
         if (i < kKeyWidth) {
           held.q[r * kKeyWidth + i] = value;
@@ -260,23 +325,23 @@ extern "C" __global__ void __launch_bounds__(kThreads, kLaneRows == 1 ? 1024 / k
 #pragma unroll 1
     for (int r = 0; r < live; ++r) {
       if constexpr (Config::kIsTree != 0) {
-        if (held.source[r * kTail + kTail - 1] != r - 1) {
+        if (held.source[r * kTail + kTail - 1] != kTail + r - 1) {
           // Another branch: from the committed state along its ancestors.
           const int* const bits = held.bits + r * Config::kWords;
           s.load(state);
           for (int i = 0; i < r; ++i) {
             if (!(static_cast<unsigned>(bits[i / 32]) >> i % 32 & 1)) continue;
-            s.replay(LaneVector(held.k + i * kKeyWidth + row_of_lane), held.decay[i],
+            s.replay(LaneVector(held.k + i * kKeyWidth + first_row), held.decay[i],
                      held.change_of(i, columns));
           }
         }
       }
-      const int place = r * kKeyWidth + row_of_lane;
+      const int place = r * kKeyWidth + first_row;
       float change;
       const float mixed =
           s.advance(held.q + place, LaneVector(held.k + place), held.v[r * kValueWidth + column],
                     held.decay[r], held.beta[r], change);
-      if (lane < 8) {
+      if (LaneState::is_owner()) {
         held.change[r * kValueWidth + column] = change;
         held.mixed[r * kValueWidth + column] = rounded(mixed);
       }
@@ -299,16 +364,20 @@ extern "C" __global__ void __launch_bounds__(kThreads, kLaneRows == 1 ? 1024 / k
     }
   }
 
+  if (thread == 0) {
+    const bool is_last = kSharers == 1 || before_this == kSharers - 1;
+    if (is_last && kSharers > 1) *arrived = 0;
+    *held.last = is_last;
+  }
   // What the slot keeps: of all heads their own, then what they share.
-  if (kStores) s.store(state);
+  if (kStores && count > 0) s.store(state);
   const int kept = kStores ? 0 : count;
   const auto keep = [&](int from, int until) {
-    for (int i = thread; i < (kTail + kept) * (until - from); i += kThreads) {
-      const int entry = i / (until - from), element = from + i % (until - from);
-      const int source = entry < kTail ? entry - kTail + (kStores ? count : 0) : entry - kTail;
-      const float value = input_of(source, element);
-      tail[static_cast<int64_t>(entry) * kChannels + channel_of(element, head)] =
-          float_to_bf16(value);
+    const uint32_t* const inputs = pair_of(kStores ? live : 0);
+    for (int i = thread; i < (kTail + kept) * (until - from) / 2; i += kThreads) {
+      const int entry = i / ((until - from) / 2), element = from + i % ((until - from) / 2) * 2;
+      *reinterpret_cast<uint32_t*>(tail + static_cast<int64_t>(entry) * kChannels +
+                                   channel_of(element, head)) = inputs[entry * pairs + element / 2];
     }
   };
   keep(2 * kKeyWidth, kMixed);
@@ -318,8 +387,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, kLaneRows == 1 ? 1024 / k
   }
   for (int i = thread; i < kept; i += kThreads)
     factors[static_cast<int64_t>(i) * kFactors + kValues + kKeys + head] = held.decay[i];
-  if (!is_last_of(workspace_arrived + b * Config::kKeyHeads + key_head, kSharers, held.last))
-    return;
+  __syncthreads();
+  if (*held.last == 0) return;
   keep(0, 2 * kKeyWidth);
   for (int i = thread; i < kept * kKeyWidth; i += kThreads) {
     const int64_t node = i / kKeyWidth;

@@ -10,6 +10,7 @@ from specbuild.plugins_cuda.launches import (
     Lowering,
     LoweringRequest,
     OpLaunch,
+    Tactic,
     Workspace,
 )
 from specbuild.plugins_cuda.lazy_gated_delta.prefill import layer_constants, lower_chunks
@@ -75,7 +76,7 @@ def lower(request: LoweringRequest) -> Lowering:
         )
     held = max(held, path)
     mixed = 2 * key_width + value_width
-    numbers = held * (2 * key_width + 3 * value_width + 2) + (taps - 1) * mixed
+    numbers = held * (2 * key_width + 3 * value_width + 2) + (held + taps - 1) * mixed // 2
     numbers += held * (taps - 1 + words) + taps
     shared = numbers * ITEM_BYTES["float32"]
     if shared > request.target.shared_bytes_per_block:
@@ -83,6 +84,7 @@ def lower(request: LoweringRequest) -> Lowering:
             f"LazyGatedDelta: {held} rows a sequence take {shared} bytes of shared memory, of "
             f"which a CTA has {request.target.shared_bytes_per_block}; ask for fewer --draft-tokens"
         )
+    ctas = request.tactic.get("ctas", 1)
     chunks = lower_chunks(request) if stores and request.phase == "prefill" else None
     constants = (
         *layer_constants(request),
@@ -92,12 +94,16 @@ def lower(request: LoweringRequest) -> Lowering:
         ("STORES", stores),
         ("IS_TREE", int(not stores and -(-rows // batch) > 2)),
         ("CHUNKS", int(chunks is not None)),
+        ("CTAS", ctas),
+        ("GROUPS", 16 // ctas),
+        ("WARMS", request.tactic.get("warms", 0)),
+        ("SLOTS", shapes["state_pool"][0]),
         ("SHARED_BYTES", shared),
     )
     launch = OpLaunch(
         Kernel("lazy_gated_delta", "lazy_gated_delta", constants),
         grid=(value_heads, batch, 1),
-        block=32 * (value_width // WARP_COLUMNS),
+        block=32 * (value_width // (WARP_COLUMNS * ctas)),
         shared_bytes=shared,
         arguments=_POINTERS,
     )
@@ -105,3 +111,15 @@ def lower(request: LoweringRequest) -> Lowering:
     if chunks is None:
         return Lowering((launch,), (arrived,))
     return Lowering((*chunks.launches, launch), (arrived, *chunks.workspaces))
+
+
+def tactics(request: LoweringRequest) -> tuple[Tactic, ...]:
+    """Of steps: CTAs that a multiprocessor runs at once, whether they warm L2 before they wait.
+
+    Two CTAs hide each other's latency where there are more than multiprocessors, with half of the
+    registers. A warmed L2 has weights and states when the projection in front ends.
+    """
+    if request.attributes["stores"]:
+        return ({},)
+    widest = request.tensors["state_pool"].shape[3] % (2 * WARP_COLUMNS) == 0
+    return ({}, {"warms": 1}, *(({"ctas": 2}, {"ctas": 2, "warms": 1}) if widest else ()))

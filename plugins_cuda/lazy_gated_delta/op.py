@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from specbuild.plugins_cuda.gated_delta.op import NORM_EPS, STATE_AXES
-from specbuild.plugins_cuda.lazy_gated_delta.lowering import lower
+from specbuild.plugins_cuda.lazy_gated_delta.lowering import lower, tactics
 from specbuild.plugins_cuda.opspec import AttributeSpec, OpSpec, TensorSpec
 from specbuild.plugins_cuda.rms_norms import rms_norm
 from specbuild.plugins_cuda.traffic import TrafficRequest, stored_terms
@@ -217,5 +217,6 @@ OP = OpSpec(
     ),
     reference=reference,
     lower=lower,
+    tactics=tactics,
     traffic=_traffic,
 )

@@ -43,10 +43,6 @@ __device__ __forceinline__ int channel_of(int p, int key_head) {
   return 2 * kKeys + key_head * kSharers * kValueWidth + i - 2 * kKeyWidth;
 }
 
-__device__ __forceinline__ uint32_t load_l2_pair(const uint16_t* from) {
-  return static_cast<uint32_t>(load_l2_int(reinterpret_cast<const int*>(from)));
-}
-
 }  // namespace
 
 extern "C" __global__ void __launch_bounds__(kThreads, 2)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -13,10 +14,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
+from specbuild.builder.backends.cuda.tuning.inputs import LaunchData
 from specbuild.builder.backends.cuda.tuning.kernel_case import SMALL_TARGET, bits
 from specbuild.plugins_cuda.gated_delta.cases import padded_paths
 from specbuild.plugins_cuda.gated_delta.op import reference as gated_delta
-from specbuild.plugins_cuda.launches import LoweringRequest
+from specbuild.plugins_cuda.launches import LoweringRequest, Tactic, TensorInfo
 from specbuild.plugins_cuda.lazy_gated_delta.cases import ancestors, chain
 from specbuild.plugins_cuda.lazy_gated_delta.op import OP, reference
 from specbuild.plugins_cuda.tree_select.op import pack_bits
@@ -78,7 +80,10 @@ RunOp = Callable[..., dict[str, np.ndarray]]
 
 
 def by_kernel(
-    inputs: dict[str, torch.Tensor], stores: int, run: RunOp = run_lowering
+    inputs: dict[str, torch.Tensor],
+    stores: int,
+    run: RunOp = run_lowering,
+    tactic: Tactic | None = None,
 ) -> dict[str, torch.Tensor]:
     outputs = {"output": torch.empty(len(inputs["rows"]), VALUES, dtype=torch.bfloat16)}
     outputs |= {f"{name}_out": inputs[name] for name in POOLS}
@@ -87,7 +92,8 @@ def by_kernel(
     tensors = {name: tensor_info(array) for name, array in (arrays | made).items()}
     attributes = {"key_heads": KEY_HEADS, "eps": EPS, "stores": stores}
     assert OP.lower is not None
-    lowering = OP.lower(LoweringRequest(tensors, attributes, "decode", SMALL_TARGET))
+    request = LoweringRequest(tensors, attributes, "decode", SMALL_TARGET, tactic or {})
+    lowering = OP.lower(request)
     got = run(OP, lowering, arrays, made)
     return {
         name: torch.from_numpy(got[name].view(np.int16)).view(torch.bfloat16)
@@ -219,6 +225,19 @@ def test_the_kernel_keeps_the_bits_of_single_rows(
     check_story(by_kernel, story, seed)
 
 
+TACTICS: list[Tactic] = [{"warms": 1}, {"ctas": 2}, {"ctas": 2, "warms": 1}]
+
+
+@pytest.mark.parametrize("tactic", TACTICS, ids=["warms", "two CTAs", "both"])
+@pytest.mark.skipif(not has_compiler(), reason="g++ is not installed")
+def test_every_tactic_has_the_bits_of_the_default(tactic: Tactic) -> None:
+    """It verifies what the default computes row by row, and the next launch commits it."""
+    by_tactic = partial(by_kernel, tactic=tactic)
+    for seed in range(3):
+        check_story(by_kernel, STORY, seed, verify=by_tactic)
+        check_story(by_tactic, STORY, seed, verify=by_kernel)
+
+
 @settings(max_examples=25, deadline=None)
 @given(stories(), st.integers(0, 10**6))
 def test_the_reference_keeps_the_bits_of_single_rows(
@@ -305,3 +324,39 @@ def test_the_reference_is_gated_delta_and_its_norm(accepted: int) -> None:
     gate = F.silu(taken[:, CHANNELS : CHANNELS + VALUES].float())
     wanted = ((normed * WEIGHTS["norm"]).flatten(1).float() * gate).bfloat16()
     torch.testing.assert_close(outputs, wanted, atol=1e-2, rtol=1e-2)
+
+
+@pytest.mark.skipif(not has_compiler(), reason="g++ is not installed")
+def test_tune_draws_launches_on_which_tactics_agree() -> None:
+    shapes = {
+        "rows": (2 * NODES, ROW_WIDTH),
+        **{name: tuple(weight.shape) for name, weight in WEIGHTS.items()},
+        "positions": (2 * NODES,),
+        "row_start": (BATCH + 1,),
+        "ancestor_bits": (2 * NODES, 1),
+        "state_slot": (BATCH,),
+        "replay_path": (BATCH, NODES),
+        "replay_count": (BATCH,),
+        **{name: tuple(pool.shape) for name, pool in new_world().pools.items()},
+        "output": (2 * NODES, VALUES),
+    }
+    kinds = {"T": "bfloat16", "float32": "float32", "int32": "int32"}
+    tensors = {name: TensorInfo(s, kinds[OP.tensor(name).dtype]) for name, s in shapes.items()}
+    attributes = {"key_heads": KEY_HEADS, "eps": EPS, "stores": 0}
+    request = LoweringRequest(tensors, attributes, "decode", SMALL_TARGET)
+    names = [spec.name for spec in OP.inputs]
+    arrays = LaunchData(request, 64, np.random.default_rng(1)).arrays(names)
+    assert (arrays["positions"] > 0).all() and (arrays["replay_count"] > 0).all()
+    results = {f"{name}_out": arrays[name] for name in POOLS}
+    results["output"] = np.zeros(shapes["output"], np.uint16)
+    assert OP.lower is not None and OP.tactics is not None
+    found = [
+        run_lowering(OP, OP.lower(replace(request, tactic=tactic)), arrays, results)
+        for tactic in OP.tactics(request)
+    ]
+    assert len(found) == 1 + len(TACTICS)
+    for others in found[1:]:
+        for name, array in found[0].items():
+            np.testing.assert_array_equal(others[name], array)
+    written = found[0]["output"].astype(np.uint32) << 16
+    assert np.isfinite(written.view(np.float32)).all()

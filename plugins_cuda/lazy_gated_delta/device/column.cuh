@@ -1,13 +1,19 @@
-// The state of a head in registers: a warp has 8 columns, a lane 4 of them and a 16th of the rows.
+// The state of a head in registers: a warp holds 8 columns, a lane 4 of them and a 16th of the
+// rows; or, so that two heads fit on a multiprocessor, 16 columns and an 8th of the rows. Sums have
+// the same order in both: 16 runs of rows, then these by halving.
 #pragma once
 
 #include "../../_device/ptx.cuh"
 #include "config.cuh"
 
 constexpr int kKeyWidth = Config::kKeyWidth, kValueWidth = Config::kValueWidth;
-constexpr int kColumns = 8, kLaneColumns = 4;  // of a warp, of a lane
-constexpr int kGroups = 16;                    // of lanes, which split the rows
-constexpr int kLaneRows = kKeyWidth / kGroups;
+constexpr int kLaneColumns = 4;
+constexpr int kRuns = 16, kRunRows = kKeyWidth / kRuns;  // of rows, summed in order
+constexpr int kGroups = Config::kGroups;                 // of lanes, which share the rows
+constexpr int kColumns = 32 / kGroups * kLaneColumns;    // of a warp
+constexpr int kShift = kGroups == kRuns ? 0 : 1;         // of the bits of a lane
+constexpr int kLaneRuns = kRuns / kGroups, kLaneRows = kLaneRuns * kRunRows;
+static_assert(kLaneRuns == 1 || kLaneRuns == 2, "one run, or the sum of two");
 constexpr int kWarps = kValueWidth / kColumns, kThreads = 32 * kWarps;
 
 // A lane's part of a key or a query.
@@ -28,7 +34,14 @@ struct LaneVector {
   }
 };
 
-// Lane l of 32 has columns from 4 · (l % 2) on, and rows from kLaneRows · (l / 2) on.
+// The first of a lane's columns among those of its warp, and the first of its rows.
+__device__ __forceinline__ int column_of_lane() {
+  return threadIdx.x % (2 << kShift) * kLaneColumns;
+}
+__device__ __forceinline__ int row_of_lane() {
+  return threadIdx.x % 32 / (2 << kShift) * kLaneRows;
+}
+
 struct LaneState {
   float4 s[kLaneRows];
 
@@ -49,7 +62,7 @@ struct LaneState {
     for (int i = 0; i < kLaneRows; ++i) *reinterpret_cast<float4*>(to + i * kValueWidth) = s[i];
   }
 
-  // The two operations that change a state, for rows and for their replays.
+  // The two operations that change a state, of rows and of their replays.
   __device__ __forceinline__ void decay_by(float decay) {
 #pragma unroll
     for (int i = 0; i < kLaneRows; ++i) {
@@ -67,54 +80,72 @@ struct LaneState {
     }
   }
 
-  // Return the sum over all rows of one of the lane's columns, own_column(): over a lane's rows in
-  // order, then over lanes by butterfly.
+  // The sum over all rows of one of the lane's columns, that of own_column(): by a run's rows in
+  // order, then over runs by halving.
   __device__ __forceinline__ float dot(const LaneVector& by) const {
-    float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-#pragma unroll
-    for (int i = 0; i < kLaneRows; ++i) {
-      sum.x = __fmaf_rn(s[i].x, by.of[i], sum.x);
-      sum.y = __fmaf_rn(s[i].y, by.of[i], sum.y);
-      sum.z = __fmaf_rn(s[i].z, by.of[i], sum.z);
-      sum.w = __fmaf_rn(s[i].w, by.of[i], sum.w);
+    float4 sum = run_of(by, 0);
+    if constexpr (kLaneRuns == 2) {
+      const float4 other = run_of(by, kRunRows);
+      sum = make_float4(sum.x + other.x, sum.y + other.y, sum.z + other.z, sum.w + other.w);
     }
-    // A lane keeps two columns and passes two to another lane, then one of each.
+    // A lane keeps two columns and gives two away, then one of each.
+    constexpr int two = 2 << kShift, one = 4 << kShift;
     const int lane = threadIdx.x % 32;
-    const bool upper = (lane & 2) != 0, odd = (lane & 4) != 0;
+    const bool upper = (lane & two) != 0, odd = (lane & one) != 0;
     const float first =
-        (upper ? sum.z : sum.x) + __shfl_xor_sync(kAllLanes, upper ? sum.x : sum.z, 2);
+        (upper ? sum.z : sum.x) + __shfl_xor_sync(kAllLanes, upper ? sum.x : sum.z, two);
     const float second =
-        (upper ? sum.w : sum.y) + __shfl_xor_sync(kAllLanes, upper ? sum.y : sum.w, 2);
-    float total = (odd ? second : first) + __shfl_xor_sync(kAllLanes, odd ? first : second, 4);
-    total += __shfl_xor_sync(kAllLanes, total, 8);
-    return total + __shfl_xor_sync(kAllLanes, total, 16);
+        (upper ? sum.w : sum.y) + __shfl_xor_sync(kAllLanes, upper ? sum.y : sum.w, two);
+    float total = (odd ? second : first) + __shfl_xor_sync(kAllLanes, odd ? first : second, one);
+#pragma unroll
+    for (int distance = 2 * one; distance < 32; distance *= 2)
+      total += __shfl_xor_sync(kAllLanes, total, distance);
+    return total;
   }
 
-  // The column of the lane that dot() returns.
-  static __device__ __forceinline__ int own_column(int lane) {
-    return (lane & 2) + ((lane & 4) >> 2);
+  // Which of the lane's columns dot() gives it; the first lanes own each column of a warp once.
+  static __device__ __forceinline__ int own_column() {
+    const int bits = threadIdx.x % 32 >> kShift;
+    return (bits & 2) + ((bits & 4) >> 2);
+  }
+  static __device__ __forceinline__ bool is_owner() {
+    return threadIdx.x % 32 < kColumns;
   }
 
-  // Return all four columns of a lane, from the lanes that have them.
+  // All four columns of a lane, of what their owners have.
   static __device__ __forceinline__ float4 of_columns(float own) {
-    const int lane = threadIdx.x % 32 & ~6;
-    return make_float4(__shfl_sync(kAllLanes, own, lane), __shfl_sync(kAllLanes, own, lane | 4),
-                       __shfl_sync(kAllLanes, own, lane | 2),
-                       __shfl_sync(kAllLanes, own, lane | 6));
+    constexpr int two = 2 << kShift, one = 4 << kShift;
+    const int lane = threadIdx.x % 32 & ~(one | two);
+    return make_float4(__shfl_sync(kAllLanes, own, lane), __shfl_sync(kAllLanes, own, lane | one),
+                       __shfl_sync(kAllLanes, own, lane | two),
+                       __shfl_sync(kAllLanes, own, lane | one | two));
   }
 
-  // Apply a row that was computed before.
+  // A row that was computed before.
   __device__ __forceinline__ void replay(const LaneVector& key, float decay, float4 change) {
     decay_by(decay);
     add(key, change);
   }
 
-  // Apply a new row: return the output of the lane's column; `change` receives its δ.
+  // A new row: the output of the lane's own column, and δ of it in `change`.
   __device__ __forceinline__ float advance(const float* query, const LaneVector& key, float value,
                                            float decay, float beta, float& change) {
     decay_by(decay);
     change = __fmul_rn(value - dot(key), beta);
     add(key, of_columns(change));
     return dot(LaneVector(query));
+  }
+
+ private:
+  __device__ __forceinline__ float4 run_of(const LaneVector& by, int first) const {
+    float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+#pragma unroll
+    for (int i = first; i < first + kRunRows; ++i) {
+      sum.x = __fmaf_rn(s[i].x, by.of[i], sum.x);
+      sum.y = __fmaf_rn(s[i].y, by.of[i], sum.y);
+      sum.z = __fmaf_rn(s[i].z, by.of[i], sum.z);
+      sum.w = __fmaf_rn(s[i].w, by.of[i], sum.w);
+    }
+    return sum;
   }
 };

@@ -6,6 +6,9 @@
 //   kPath              entries of a path that is replayed
 //   kStores, kIsTree   whether the launch commits its rows; whether they may be no chain
 //   kChunks            whether launches in front have computed the rows in chunks
+//   kCtas, kGroups     CTAs of a multiprocessor; groups of lanes that share the rows of a state
+//   kWarms             whether L2 is warmed before the grid dependency
+//   kSlots             of the pools
 //   kBatch, kPlaces    of chunks: sequences of the launch, chunks that the workspaces hold
 //   kEps, kSharedBytes
 #pragma once

@@ -4,6 +4,11 @@
 #include "../../_device/bf16.cuh"
 #include "../../_device/ptx_load.cuh"
 
+// Two neighbours, of which the first has an even place.
+__device__ __forceinline__ uint32_t load_l2_pair(const uint16_t* from) {
+  return static_cast<uint32_t>(load_l2_int(reinterpret_cast<const int*>(from)));
+}
+
 __device__ __forceinline__ float silu(float x) {
   return x / (1.0f + expf(-x));
 }
