@@ -12,7 +12,7 @@ import numpy as np
 from specbuild.cli.bench.budget import Budget
 from specbuild.cli.bench.report import Phase, phase_of
 from specbuild.runtime.decode.device.program_table import ProgramTable
-from specbuild.runtime.decode.scheduler import prompt_launches
+from specbuild.runtime.decode.prompt_launches import prompt_launches
 from specbuild.runtime.engine import Engine
 from specbuild.runtime.measure.benchmark_batch import cuda_executor
 from specbuild.runtime.measure.byte_floor import BytesByPart, EngineTraffic, Work

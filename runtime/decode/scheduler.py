@@ -11,6 +11,7 @@ from specbuild.runtime.cache.pages import KvPools
 from specbuild.runtime.cache.prefix import PrefixLookup
 from specbuild.runtime.cache.sequence_pages import SequencePages
 from specbuild.runtime.decode.on_demand import PageChanges, provide_pages
+from specbuild.runtime.decode.prompt_launches import launch_rows, whole_steps
 from specbuild.runtime.decode.request_queue import QueuedRequest, RequestQueue
 from specbuild.runtime.engine_dir.manifest import Limits
 from specbuild.runtime.errors import RequestError
@@ -21,12 +22,6 @@ CreateSequence = Callable[[QueuedRequest, dict[str, SequencePages]], SequenceSta
 
 # Returns how many sequences a step can decode if they have these requests.
 MaxSequences = Callable[[Sequence[Request]], int]
-# Padding costs little in launches of up to this many rows. While sequences decode, it is also the
-# largest launch: it takes as long as a few steps, and a larger one would delay their tokens.
-CHEAP_PADDING_ROWS = 2048
-# A larger launch costs the same however many of its rows are used. It is selected only if at least
-# this share of its rows is used.
-_MIN_FILL = 0.75
 
 
 @dataclass(frozen=True)
@@ -350,7 +345,9 @@ class Scheduler:
             remaining = self._launch_end(sequence) - sequence.length
             count = min(remaining, capacity if invariant is None else max_rows)
             if count < remaining:
-                count = self._whole_steps(sequence.length, count, remaining, is_first=not chunks)
+                count = whole_steps(
+                    sequence.length, count, remaining, step=self._prompt_step, is_first=not chunks
+                )
             if 0 < count <= capacity or not chunks:
                 chunks.append(Chunk(sequence, sequence.length, count))
                 capacity -= count
@@ -359,17 +356,6 @@ class Scheduler:
             self._prompts.rotate(-1)
         self._prompts = deque(s for s in self._prompts if s not in finished_prompts)
         return tuple(chunks)
-
-    def _whole_steps(self, length: int, count: int, remaining: int, *, is_first: bool) -> int:
-        """Return at most ``count`` tokens that end at a multiple of the step.
-
-        The first chunk of a launch always has tokens, so prompts advance whatever the row limit is.
-        """
-        step = self._prompt_step
-        last = (length + count) // step * step
-        if last <= length and is_first:
-            return min((length // step + 1) * step - length, remaining)
-        return max(last - length, 0)
 
     def _launch_end(self, sequence: SequenceState) -> int:
         """Return the prompt's end, or the position of its next snapshot of recurrent states."""
@@ -390,26 +376,3 @@ def _can_start(step: Batch) -> bool:
     return emits_tokens and not any(
         s.guide is not None and s.valid_steps_in_flight for s in step.sequences
     )
-
-
-def launch_rows(remaining: int, max_rows: int, *, decoding: bool = False) -> int:
-    """Return the rows of the next launch, at most ``max_rows``.
-
-    ``remaining`` prompt rows are not prefilled yet. Larger launches read the experts' weights less
-    often. Above ``CHEAP_PADDING_ROWS``, an engine has launches of that size times a power of two.
-    """
-    if decoding or max_rows <= CHEAP_PADDING_ROWS:
-        return min(max_rows, CHEAP_PADDING_ROWS)
-    size = CHEAP_PADDING_ROWS
-    while size * 2 <= max_rows and remaining >= _MIN_FILL * size * 2:
-        size *= 2
-    return size
-
-
-def prompt_launches(tokens: int, max_rows: int) -> list[int]:
-    """Return the launch sizes for a single prompt of this many tokens."""
-    chunks: list[int] = []
-    while tokens:
-        chunks.append(min(tokens, launch_rows(tokens, max_rows)))
-        tokens -= chunks[-1]
-    return chunks

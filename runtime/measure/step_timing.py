@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from specbuild.runtime.decode.device.program_table import ProgramTable
-from specbuild.runtime.decode.scheduler import prompt_launches
+from specbuild.runtime.decode.prompt_launches import prompt_launches
 from specbuild.runtime.engine import Engine
 from specbuild.runtime.engine_dir.manifest import DraftShape
 from specbuild.runtime.engine_dir.plan import OpCall, ProgramEntry

@@ -8,7 +8,7 @@ from functools import cached_property
 from itertools import accumulate, pairwise
 from math import inf, isfinite
 
-from specbuild.runtime.decode.scheduler import prompt_launches
+from specbuild.runtime.decode.prompt_launches import prompt_launches
 from specbuild.runtime.draft.costs import StepContext
 from specbuild.runtime.draft.device_costs import ShapeCosts, interpolated, measured_shapes
 from specbuild.runtime.engine_dir.manifest import DraftShape

@@ -26,7 +26,7 @@ from specbuild.cli.bench.sweep import Progress, SweepSettings, measure, run_swee
 from specbuild.cli.bench.table import sweep_tables
 from specbuild.cli.terminal.console import json_line, plain_console
 from specbuild.runtime.decode.device.program_table import ProgramTable
-from specbuild.runtime.decode.scheduler import prompt_launches
+from specbuild.runtime.decode.prompt_launches import prompt_launches
 from specbuild.runtime.engine_dir.manifest import DraftShape
 from specbuild.runtime.engine_dir.plan import (
     ACCEPT,

@@ -8,7 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specbuild.runtime.decode.scheduler import CHEAP_PADDING_ROWS, launch_rows, prompt_launches
+from specbuild.runtime.decode.prompt_launches import (
+    CHEAP_PADDING_ROWS,
+    launch_rows,
+    prompt_launches,
+)
 
 SIZES = (64, 256, 1024, 2048, 4096, 8192)
 mosts = st.sampled_from(SIZES)

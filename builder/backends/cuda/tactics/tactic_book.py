@@ -188,7 +188,9 @@ def require_tuned(book: TacticBook, choices: Iterable[Choice]) -> None:
 
 def rows_of(request: LoweringRequest) -> int:
     """Rows of a launch: those of the activations that the op reads."""
-    return next(request.tensors[name] for name in ("x", "q", "rows") if name in request.tensors).shape[0]
+    return next(
+        request.tensors[name] for name in ("x", "q", "rows") if name in request.tensors
+    ).shape[0]
 
 
 def layer_of(op: OpSpec, request: LoweringRequest) -> str:
