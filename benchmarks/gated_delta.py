@@ -3,6 +3,7 @@
     python benchmarks/gated_delta.py [--json FILE]
 
 Each launch of a graph has its own pools, as layers have, so that states are read from memory.
+Steps are timed with every tactic, prompts row by row and in chunks.
 """
 
 from __future__ import annotations
@@ -16,11 +17,12 @@ import numpy as np
 
 from specbuild.builder.backends.cuda.compile.nvrtc import Compiler
 from specbuild.builder.backends.cuda.tuning.op_runner import OpRunner
-from specbuild.plugins_cuda.launches import LoweringRequest, Target, TensorInfo
+from specbuild.plugins_cuda.launches import LoweringRequest, Phase, Tactic, Target, TensorInfo
 from specbuild.plugins_cuda.lazy_gated_delta.op import OP
 
 VALUE_HEADS = {"27B": 48, "35B-A3B": 32}
 KEY_HEADS, WIDTH, TAPS, NODES = 16, 128, 4, 8
+TACTICS: tuple[Tactic, ...] = ({}, {"warms": 1}, {"ctas": 2}, {"ctas": 2, "warms": 1})
 POOLS = ("tail_pool", "state_pool", "factor_pool")
 # Pools larger than this do not stay in the L2 cache.
 POOL_BYTES = 256 << 20
@@ -83,13 +85,18 @@ def time_us(
     committed: int,
     *,
     is_prompt: bool = False,
+    phase: Phase = "decode",
+    tactic: Tactic | None = None,
 ) -> float:
-    """Return the microseconds of a launch, which replays ``committed`` rows of the last one."""
+    """Return the microseconds of a launch, which replays ``committed`` rows of the last one.
+
+    Prompts in the ``phase`` prefill are computed in chunks.
+    """
     shapes = shapes_of(value_heads, batch, rows)
     tensors = {name: TensorInfo(*shape) for name, shape in shapes.items()}
     attributes = {"key_heads": KEY_HEADS, "eps": 1e-6, "stores": int(is_prompt)}
     assert OP.lower is not None
-    lowering = OP.lower(LoweringRequest(tensors, attributes, "decode", Target()))
+    lowering = OP.lower(LoweringRequest(tensors, attributes, phase, Target(), tactic or {}))
     data = data_of(shapes, batch, rows, committed, is_prompt=is_prompt)
     size = sum(tensors[name].nbytes for name in POOLS)
     copies = min(max(2, -(-POOL_BYTES // size)), 48)
@@ -114,19 +121,29 @@ def main() -> None:
     options = parser.parse_args()
     runner = OpRunner(Compiler("sm_90a"))
     result = []
-    print(f"{runner.device_name}\nmodel     batch  rows  committed       µs  state GB/s")
-    for (model, heads), batch, rows in product(VALUE_HEADS.items(), (1, 4, 16, 64), (1, 2, 4, 8)):
+    print(runner.device_name)
+    print("model     batch  rows  committed  tactic                       µs  state GB/s")
+    for (model, heads), batch, rows, tactic in product(
+        VALUE_HEADS.items(), (1, 4, 16, 64), (1, 2, 4, 8), TACTICS
+    ):
         committed = min(rows, 3)
-        us = time_us(runner, heads, batch, rows, committed)
+        us = time_us(runner, heads, batch, rows, committed, tactic=tactic)
         speed = 8e-3 * batch * heads * WIDTH * WIDTH / us
         result.append(
             {"model": model, "batch": batch, "rows": rows, "committed": committed, "us": us}
+            | {"tactic": dict(tactic)}
         )
-        print(f"{model:9} {batch:5} {rows:5} {committed:10} {us:8.2f} {speed:11.0f}", flush=True)
-    for model, heads in VALUE_HEADS.items():
-        us = time_us(runner, heads, 1, 2048, 0, is_prompt=True)
-        result.append({"model": model, "batch": 1, "rows": 2048, "prompt": True, "us": us})
-        print(f"{model:9} prompt of 2048 rows {us:10.1f}", flush=True)
+        print(
+            f"{model:9} {batch:5} {rows:5} {committed:10}  {dict(tactic)!s:24}",
+            f"{us:8.2f} {speed:11.0f}",
+            flush=True,
+        )
+    prompts: tuple[Phase, ...] = ("decode", "prefill")
+    for (model, heads), rows, phase in product(VALUE_HEADS.items(), (2048, 8192), prompts):
+        us = time_us(runner, heads, 1, rows, 0, is_prompt=True, phase=phase)
+        form = "in chunks" if phase == "prefill" else "row by row"
+        result.append({"model": model, "batch": 1, "rows": rows, "prompt": form, "us": us})
+        print(f"{model:9} prompt of {rows} rows {form:10} {us:10.1f}", flush=True)
     if options.json is not None:
         options.json.write_text(json.dumps(result, indent=1))
 
