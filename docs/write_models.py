@@ -75,7 +75,7 @@ GGUF = {
     "minimax_m2": ("minimax-m2",),
     "qwen3_5_text": ("qwen35",),
     "qwen3_5_moe_text": ("qwen35moe",),
-    "qwen3_next": (),
+    "qwen3_next": ("qwen3next",),
 }
 # Storage types of a checkpoint in addition to bf16, fp16 and fp32.
 STORED = {

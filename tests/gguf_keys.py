@@ -135,6 +135,11 @@ LLAMA_KINDS: dict[str, tuple[str, dict[str, Any]]] = {
         **_DELTA_KEYS, ".expert_count": 8, ".expert_used_count": 3,
         ".expert_feed_forward_length": 24, ".expert_shared_feed_forward_length": 40,
     }),
+    "qwen3_next": ("qwen3next", {
+        **_DELTA_KEYS, ".ssm.time_step_rank": 6, ".ssm.inner_size": 48, ".expert_count": 8,
+        ".expert_used_count": 3, ".expert_feed_forward_length": 24,
+        ".expert_shared_feed_forward_length": 40,
+    }),
     "minimax_m2": ("minimax-m2", {
         ".attention.key_length": 16, ".attention.value_length": 16, ".rope.dimension_count": 8,
         ".expert_count": 8, ".expert_used_count": 3, ".expert_feed_forward_length": 24,

@@ -62,6 +62,17 @@ COMMON = {
 EXPERT_PARTS = {"w1": "gate", "w2": "down", "w3": "up"}
 # Models whose rows that RoPE turns stand side by side in GGUF.
 PAIRS = ("llama", "mixtral", "ministral3", "smollm3", "granite")
+_OF_DELTA = {
+    "linear_attn.conv1d.weight": "ssm_conv1d.weight",
+    "linear_attn.A_log": "ssm_a",
+    "linear_attn.dt_bias": "ssm_dt.bias",
+    "linear_attn.norm.weight": "ssm_norm.weight",
+    "linear_attn.out_proj.weight": "ssm_out.weight",
+    "mlp.shared_expert.gate_proj.weight": "ffn_gate_shexp.weight",
+    "mlp.shared_expert.up_proj.weight": "ffn_up_shexp.weight",
+    "mlp.shared_expert.down_proj.weight": "ffn_down_shexp.weight",
+    "mlp.shared_expert_gate.weight": "ffn_gate_inp_shexp.weight",
+}
 # What some models call otherwise than :data:`COMMON` says, by the beginning of their type.
 OWN_NAMES = {
     "gemma4": {
@@ -90,21 +101,20 @@ OWN_NAMES = {
         "pre_feedforward_layernorm.weight": "ffn_norm.weight",
     },
     "glm4_moe": {"post_attention_layernorm.weight": "post_attention_norm.weight"},
+    "qwen3_next": {
+        "post_attention_layernorm.weight": "post_attention_norm.weight",
+        # With the gate as attn_gate.weight.
+        "linear_attn.in_proj_qkvz.weight": "attn_qkv.weight",
+        "linear_attn.in_proj_ba.weight": "ssm_ba.weight",
+        **_OF_DELTA,
+    },
     "qwen3_5": {
         "post_attention_layernorm.weight": "post_attention_norm.weight",
         "linear_attn.in_proj_qkv.weight": "attn_qkv.weight",
         "linear_attn.in_proj_z.weight": "attn_gate.weight",
         "linear_attn.in_proj_a.weight": "ssm_alpha.weight",
         "linear_attn.in_proj_b.weight": "ssm_beta.weight",
-        "linear_attn.conv1d.weight": "ssm_conv1d.weight",
-        "linear_attn.A_log": "ssm_a",
-        "linear_attn.dt_bias": "ssm_dt.bias",
-        "linear_attn.norm.weight": "ssm_norm.weight",
-        "linear_attn.out_proj.weight": "ssm_out.weight",
-        "mlp.shared_expert.gate_proj.weight": "ffn_gate_shexp.weight",
-        "mlp.shared_expert.up_proj.weight": "ffn_up_shexp.weight",
-        "mlp.shared_expert.down_proj.weight": "ffn_down_shexp.weight",
-        "mlp.shared_expert_gate.weight": "ffn_gate_inp_shexp.weight",
+        **_OF_DELTA,
     },
     "olmo": {
         "post_attention_layernorm.weight": "post_attention_norm.weight",
@@ -229,12 +239,14 @@ def llama_twin(model: Path, config: Mapping[str, Any]) -> dict[str, Stored]:
             continue
         twin.same(name, tensor)
         if "linear_attn" in parts:
-            _delta_twin(twin, name, config)
+            (_next_twin if own_type == "qwen3_next" else _delta_twin)(twin, name, config)
             continue
         if name.endswith("shared_expert_gate.weight"):
             array, dtype = twin.gguf[twin.called(name)]
             twin.gguf[twin.called(name)] = array.reshape(-1), dtype
-        if own_type.startswith(("gemma3", "qwen3_5")) and name.endswith("norm.weight"):
+        if own_type.startswith(("gemma3", "qwen3_5", "qwen3_next")) and name.endswith(
+            "norm.weight"
+        ):
             array, dtype = twin.gguf[twin.called(name)]
             twin.gguf[twin.called(name)] = array + np.float32(1), dtype
             twin.hf[name] = torch.from_numpy(twin.gguf[twin.called(name)][0] - np.float32(1))
@@ -272,6 +284,30 @@ def _delta_twin(twin: Twin, name: str, config: Mapping[str, Any]) -> None:
         array = -np.exp(array[order])
         back = np.argsort(order)
         twin.hf[name] = torch.from_numpy(-array[back]).log()
+    twin.gguf[twin.called(name)] = np.ascontiguousarray(array), dtype
+
+
+def _next_twin(twin: Twin, name: str, config: Mapping[str, Any]) -> None:
+    """Takes Qwen3-Next's projection apart as llama.cpp's converter does: z from q, k and v.
+
+    Value heads keep their order.
+    """
+    array, dtype = twin.gguf[twin.called(name)]
+    part = name.rpartition("linear_attn.")[2]
+    if part == "in_proj_qkvz.weight":
+        heads, width = config["linear_num_key_heads"], config["linear_key_head_dim"]
+        own = array.reshape(heads, -1, array.shape[1])
+        values = (own.shape[1] - 2 * width) // 2
+        ends = np.cumsum([width, width, values])
+        split = [rows.reshape(-1, array.shape[1]) for rows in np.split(own, ends, axis=1)]
+        array = np.concatenate(split[:3])
+        gate = twin.called(name).replace("attn_qkv", "attn_gate")
+        twin.gguf[gate] = np.ascontiguousarray(split[3]), dtype
+    elif part == "conv1d.weight":
+        array = array.squeeze()
+    elif part == "A_log":
+        array = -np.exp(array)
+        twin.hf[name] = torch.from_numpy(-array).log()
     twin.gguf[twin.called(name)] = np.ascontiguousarray(array), dtype
 
 

@@ -1,8 +1,10 @@
-"""Qwen3.5 as GGUF files have it.
+"""Qwen3.5 and Qwen3-Next as GGUF files have them.
 
-A file has the value heads tiled, head by head of the keys, where checkpoints have those of a key
-head side by side. It has the decay's factor itself, weights of norms whole, and the convolution
-without its axis of one.
+A file of Qwen3.5 has the value heads tiled, head by head of the keys, where checkpoints have those
+of a key head side by side. One of Qwen3-Next keeps their order, but has queries, keys and values
+of all heads in one tensor and the gate in another, where checkpoints have all four key head by key
+head. Both have the decay's factor itself, weights of norms whole, and the convolution without its
+axis of one.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from specbuild.builder.checkpoint.gguf.model_keys import ModelKeys
 from specbuild.builder.checkpoint.gguf.parts import GgufModel
 from specbuild.builder.checkpoint.source import SourceTensor, Tensors, remade
 from specbuild.builder.families.parts.grouped_gguf import Fields, GroupedGguf, dense_fields
-from specbuild.builder.families.qwen3_5.checkpoint import DENSE, MOE, is_stored_less_1
+from specbuild.builder.families.qwen3_5.checkpoint import DENSE, MOE, NEXT, is_stored_less_1
 from specbuild.runtime.errors import SpecbuildError
 
 _NAMES = {
@@ -36,9 +38,11 @@ _NAMES = {
     "post_attention_norm": "post_attention_layernorm",
     "ssm_a": "linear_attn.A_log",
     "ssm_alpha": "linear_attn.in_proj_a",
+    "ssm_ba": "linear_attn.in_proj_ba",
     "ssm_beta": "linear_attn.in_proj_b",
     "ssm_conv1d": "linear_attn.conv1d",
     "ssm_dt.bias": "linear_attn.dt_bias",
+    "ssm_in": "linear_attn.in_proj_qkvz",
     "ssm_norm": "linear_attn.norm",
     "ssm_out": "linear_attn.out_proj",
 }
@@ -108,6 +112,12 @@ class _Heads:
         keys = 2 * self.keys * self.key_width
         return torch.cat([rows[:keys], self.grouped(rows[keys:], self.value_width)])
 
+    def by_key_head(self, qkv: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+        """Rows of all queries, keys and values, and of the gate, key head by key head."""
+        keys = self.keys * self.key_width
+        parts = (*qkv.split([keys, keys, len(qkv) - 2 * keys]), gate)
+        return torch.cat([part.unflatten(0, (self.keys, -1)) for part in parts], 1).flatten(0, 1)
+
     def made(self, part: str) -> Callable[[torch.Tensor], torch.Tensor] | None:
         """What checkpoints have in the place of a file's tensor; None: the same."""
         by_head = partial(self.grouped, width=1)
@@ -124,15 +134,64 @@ class _Heads:
         return forms.get(part)
 
 
+# What Qwen3-Next's checkpoints have in the place of a file's tensor.
+_OF_NEXT: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "conv1d.weight": lambda rows: rows.unsqueeze(1),
+    "A_log": lambda factor: factor.float().neg().log(),
+}
+
+
 def _tensors(form: GroupedGguf, model: GgufModel, config: Fields) -> Tensors:
-    heads, made = _Heads.of(config), form.tensors(model, config)
-    return {name: _remade(name, tensor, heads) for name, tensor in made.items()}
+    heads, found = _Heads.of(config), form.tensors(model, config)
+    is_next = form.model_type == NEXT
+    made = _OF_NEXT.get if is_next else heads.made
+    if is_next:
+        _join_projections(found, heads)
+    return {name: _remade(name, tensor, made) for name, tensor in found.items()}
 
 
-def _remade(name: str, tensor: SourceTensor, heads: _Heads) -> SourceTensor:
+def _join_projections(tensors: Tensors, heads: _Heads) -> None:
+    """Replaces the two tensors of a layer's projections by the one that Qwen3-Next has.
+
+    Where one is missing, or has rows that no heads divide, both stay, for the audit to name.
+    """
+    for qkv_name in [name for name in tensors if name.endswith("in_proj_qkv.weight")]:
+        stem = qkv_name.removesuffix("qkv.weight")
+        qkv, gate = tensors[qkv_name], tensors.get(f"{stem}z.weight")
+        if gate is None:
+            continue
+        blank = [torch.empty(part.shape, device="meta") for part in (qkv, gate)]
+        try:
+            shape = tuple(heads.by_key_head(*blank).shape)
+        except RuntimeError:
+            continue
+        del tensors[qkv_name], tensors[f"{stem}z.weight"]
+        tensors[f"{stem}qkvz.weight"] = SourceTensor(
+            name=f"{stem}qkvz.weight",
+            dtype=qkv.dtype if qkv.dtype == gate.dtype else "F32",
+            shape=shape,
+            sources=(*qkv.sources, *gate.sources),
+            load=partial(_loaded_by_key_head, heads, qkv, gate),
+            file=None,
+            offset=None,
+        )
+
+
+def _loaded_by_key_head(heads: _Heads, qkv: SourceTensor, gate: SourceTensor) -> torch.Tensor:
+    loaded = qkv.load(), gate.load()
+    if qkv.dtype != gate.dtype:
+        loaded = loaded[0].float(), loaded[1].float()
+    return heads.by_key_head(*loaded)
+
+
+def _remade(
+    name: str,
+    tensor: SourceTensor,
+    made: Callable[[str], Callable[[torch.Tensor], torch.Tensor] | None],
+) -> SourceTensor:
     """The tensor as checkpoints have it; of other shapes it stays, for the audit to name."""
     _, linear, part = name.partition(".linear_attn.")
-    make = heads.made(part) if linear else None
+    make = made(part) if linear else None
     if make is None and is_stored_less_1(name):
         return remade(name, tensor, lambda weight: weight - 1.0)
     if name.endswith("shared_expert_gate.weight") and len(tensor.shape) == 1:
@@ -151,5 +210,6 @@ def _form(grouped: GroupedGguf) -> GgufForm:
 
 FORMS = {
     "qwen35": _form(GroupedGguf(DENSE, names=_NAMES, own=_dense, partial=True)),
+    "qwen3next": _form(GroupedGguf(NEXT, names=_NAMES, own=_experts, partial=True)),
     "qwen35moe": _form(GroupedGguf(MOE, names=_NAMES, own=_experts, partial=True)),
 }
