@@ -1,6 +1,6 @@
-// The state of a head in registers: a warp holds 8 columns, a lane 4 of them and a 16th of the
-// rows; or, so that two heads fit on a multiprocessor, 16 columns and an 8th of the rows. Sums have
-// the same order in both: 16 runs of rows, then these by halving.
+// The state of a head in registers: a warp has 8 columns, a lane 4 of them and a 16th of the rows.
+// In the form for two CTAs a multiprocessor a warp has 16 columns, and a lane an 8th of the rows.
+// Both add in the same order: over 16 runs of rows, then over these by butterfly.
 #pragma once
 
 #include "../../_device/ptx.cuh"
@@ -9,7 +9,7 @@
 constexpr int kKeyWidth = Config::kKeyWidth, kValueWidth = Config::kValueWidth;
 constexpr int kLaneColumns = 4;
 constexpr int kRuns = 16, kRunRows = kKeyWidth / kRuns;  // of rows, summed in order
-constexpr int kGroups = Config::kGroups;                 // of lanes, which share the rows
+constexpr int kGroups = Config::kGroups;                 // of lanes, which split the rows
 constexpr int kColumns = 32 / kGroups * kLaneColumns;    // of a warp
 constexpr int kShift = kGroups == kRuns ? 0 : 1;         // of the bits of a lane
 constexpr int kLaneRuns = kRuns / kGroups, kLaneRows = kLaneRuns * kRunRows;
@@ -62,7 +62,7 @@ struct LaneState {
     for (int i = 0; i < kLaneRows; ++i) *reinterpret_cast<float4*>(to + i * kValueWidth) = s[i];
   }
 
-  // The two operations that change a state, of rows and of their replays.
+  // The two operations that change a state, for rows and for their replays.
   __device__ __forceinline__ void decay_by(float decay) {
 #pragma unroll
     for (int i = 0; i < kLaneRows; ++i) {
@@ -80,15 +80,15 @@ struct LaneState {
     }
   }
 
-  // The sum over all rows of one of the lane's columns, that of own_column(): by a run's rows in
-  // order, then over runs by halving.
+  // Return the sum over all rows of one of the lane's columns, own_column(): over a run's rows in
+  // order, then over runs by butterfly.
   __device__ __forceinline__ float dot(const LaneVector& by) const {
     float4 sum = run_of(by, 0);
     if constexpr (kLaneRuns == 2) {
       const float4 other = run_of(by, kRunRows);
       sum = make_float4(sum.x + other.x, sum.y + other.y, sum.z + other.z, sum.w + other.w);
     }
-    // A lane keeps two columns and gives two away, then one of each.
+    // A lane keeps two columns and passes two to another lane, then one of each.
     constexpr int two = 2 << kShift, one = 4 << kShift;
     const int lane = threadIdx.x % 32;
     const bool upper = (lane & two) != 0, odd = (lane & one) != 0;
@@ -103,7 +103,7 @@ struct LaneState {
     return total;
   }
 
-  // Which of the lane's columns dot() gives it; the first lanes own each column of a warp once.
+  // The column of the lane that dot() returns. The first lanes have each column of a warp once.
   static __device__ __forceinline__ int own_column() {
     const int bits = threadIdx.x % 32 >> kShift;
     return (bits & 2) + ((bits & 4) >> 2);
@@ -112,7 +112,7 @@ struct LaneState {
     return threadIdx.x % 32 < kColumns;
   }
 
-  // All four columns of a lane, of what their owners have.
+  // Return all four columns of a lane, from the lanes that have them.
   static __device__ __forceinline__ float4 of_columns(float own) {
     constexpr int two = 2 << kShift, one = 4 << kShift;
     const int lane = threadIdx.x % 32 & ~(one | two);
@@ -121,13 +121,13 @@ struct LaneState {
                        __shfl_sync(kAllLanes, own, lane | one | two));
   }
 
-  // A row that was computed before.
+  // Apply a row that was computed before.
   __device__ __forceinline__ void replay(const LaneVector& key, float decay, float4 change) {
     decay_by(decay);
     add(key, change);
   }
 
-  // A new row: the output of the lane's own column, and δ of it in `change`.
+  // Apply a new row: return the output of the lane's column; `change` receives its δ.
   __device__ __forceinline__ float advance(const float* query, const LaneVector& key, float value,
                                            float decay, float beta, float& change) {
     decay_by(decay);
