@@ -22,8 +22,7 @@ from specbuild.cli.terminal.failures import (
     failure_of,
 )
 from specbuild.cli.terminal.help_page import Command, show_help_alone
-from specbuild.cli.terminal.signals import sigterm_raised
-from specbuild.cli.terminal.streams import fill_closed_streams
+from specbuild.cli.terminal.process import fill_closed_streams, sigterm_raised
 from specbuild.cli.terminal.visible_text import visible
 
 # The module of each command or group of commands. Only the requested one is imported.

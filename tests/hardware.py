@@ -1,4 +1,4 @@
-"""Marks for the tests of a folder that want hardware which a machine may lack."""
+"""Marks for tests that need hardware or libraries which a machine may lack."""
 
 from __future__ import annotations
 
@@ -7,6 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from specbuild.runtime.executors.tensorrt.check import library_reason
+
+_NO_TENSORRT_RTX = library_reason("tensorrt-rtx")
+# TensorRT-RTX builds engines without a GPU, but a machine may lack its wheel.
+needs_tensorrt_rtx = pytest.mark.skipif(_NO_TENSORRT_RTX is not None, reason=_NO_TENSORRT_RTX or "")
+
 
 def need(
     items: list[pytest.Item],
@@ -14,8 +20,10 @@ def need(
     mark: pytest.MarkDecorator,
     missing: Callable[[], str | None],
 ) -> None:
-    """Marks the folder's tests; skips them if something is ``missing``, which is asked once, and
-    only if there are such tests."""
+    """Mark the tests of a folder, and skip them if ``missing`` returns a reason.
+
+    ``missing`` is called once, and only if the folder has tests.
+    """
     here = [item for item in items if folder in item.path.parents]
     reason = missing() if here else None
     for item in here:

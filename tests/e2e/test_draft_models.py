@@ -14,8 +14,8 @@ from checkpoints import write_draft, write_target
 from command_line import Command
 from dflash_drafts import PlainDFlash, write_dflash
 from draft_rounds import check_rounds, likeliest, parts_of
+from hardware import needs_tensorrt_rtx
 from p_eagle_drafts import write_p_eagle
-from rtx_library import needs_tensorrt_rtx
 from safetensors.torch import load_file
 from synthetic_models import MAX_SEQ_LEN, OUTPUT_TOKENS, successors, tiny
 

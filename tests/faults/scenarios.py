@@ -173,7 +173,7 @@ def _said(act: Callable[[], None]) -> int:
     import sys
 
     from specbuild.cli.terminal.failures import failure_of
-    from specbuild.cli.terminal.signals import sigterm_raised
+    from specbuild.cli.terminal.process import sigterm_raised
 
     try:
         with sigterm_raised():

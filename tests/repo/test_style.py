@@ -38,7 +38,7 @@ LONG_FUNCTIONS = {
     "plugins_cuda/moe/op.py:route": "as above",
     "plugins_cuda/paged_tree_attention/body.py:additive_mask": "as above",
     "plugins_cuda/view_inputs/op.py:reference": "one port after the other",
-    "plugins_cuda/rms_moe/memory.py:_plan": "the sizes of every buffer",
+    "plugins_cuda/rms_moe/memory.py:_lay_out": "the sizes of every buffer",
     "runtime/decode/device/program_table.py:step": "each parameter is a step's property",
     "runtime/decode/device/decoder.py:__init__": "the parts that an engine passes to its decoder",
     "runtime/decode/host/stepper.py:__init__": "the parts that a decoder passes to its stepper",

@@ -198,12 +198,11 @@ class DeviceStepper:
         """Queue a step. It skips the rows of other sequences."""
         ahead = self._ahead(sequences, shape)
         uses_processor = sequences[0].uses_logit_processor
-        mode_requests = (
-            () if uses_processor else tuple(mode.request_step(ahead) for mode in self._modes)
-        )
+        mode_requests: tuple[ModeRequest, ...] = ()
         if uses_processor:
             entry = self._processor_entry(ahead)
         else:
+            mode_requests = tuple(mode.request_step(ahead) for mode in self._modes)
             entry = self._step_entry(ahead, joined(mode_requests))
             self._pending = self._pending_after(ahead, entry)
         max_unread = max((1 + step.depth for step in self._steps_in_flight), default=0)

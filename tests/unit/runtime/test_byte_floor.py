@@ -11,7 +11,7 @@ from geometries import GPT_OSS_20B
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specbuild.builder.backends.cuda.plan.call_traffic import call_traffic
+from specbuild.builder.backends.cuda.plan.plan_writer import call_traffic
 from specbuild.builder.backends.cuda.step.ir import Call, Storage, Tensor
 from specbuild.plugins_cuda.launches import TensorInfo
 from specbuild.plugins_cuda.registry import op_named

@@ -7,7 +7,6 @@ import struct
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from specbuild.builder.backends.cuda.plan.call_traffic import call_traffic
 from specbuild.builder.backends.cuda.plan.memory_placement import Span, aligned, place
 from specbuild.builder.backends.cuda.step.ir import Call, ProgramIr, Storage, Tensor
 from specbuild.plugins_cuda.launches import (
@@ -21,6 +20,7 @@ from specbuild.plugins_cuda.launches import (
     Target,
     Unsupported,
 )
+from specbuild.plugins_cuda.traffic import NoTraffic, TrafficRequest
 from specbuild.runtime.engine_dir.features import stored_keys
 from specbuild.runtime.engine_dir.plan import (
     FLOAT32,
@@ -275,3 +275,15 @@ def number_argument(argument: int | float | RankNumber | None) -> tuple[int, ...
 def program_bytes(program: Program) -> bytes:
     """A program's file: JSON without spaces."""
     return json.dumps(with_table(stored_keys(program)), separators=(",", ":")).encode() + b"\n"
+
+
+def call_traffic(call: Call) -> Traffic | None:
+    """None where the op says that it is nothing to speak of."""
+    stored = [name for name, tensor in call.inputs.items() if tensor.storage.space == "weights"]
+    declared = call.op.traffic
+    if declared is None or isinstance(declared, NoTraffic):
+        if stored:
+            raise AssertionError(f"{call.op.name} reads {stored} and declares no traffic")
+        return None
+    infos = {name: tensor.info for name, tensor in call.tensors.items()}
+    return declared(TrafficRequest(infos, call.attributes, stored))

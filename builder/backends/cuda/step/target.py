@@ -7,16 +7,24 @@ from dataclasses import dataclass
 from typing import Literal
 
 from specbuild.builder.backends.cuda.step.engine_parts import LISTS_ASKED, EngineParts
-from specbuild.builder.backends.cuda.step.fused_graph import HEAD, Placement, attributes_of
+from specbuild.builder.backends.cuda.step.fused_graph import (
+    HEAD,
+    Placement,
+    WeightTensors,
+    attributes_of,
+)
 from specbuild.builder.backends.cuda.step.ir import ProgramIr, Tensor
-from specbuild.builder.backends.cuda.step.screened_head import screen_tensors
 from specbuild.builder.backends.cuda.step.state import EXCHANGE, PARTIAL_TABLE
 from specbuild.builder.backends.cuda.step.states import state_inputs
-from specbuild.builder.graph.passes.weights import Recipe, recipe_of, sharded_recipe
+from specbuild.builder.graph.passes.weights import Recipe, derived, recipe_of, sharded_recipe
 from specbuild.plugins_cuda.head_screen.lowering import MAX_ROWS as MAX_SCREENED_ROWS
+from specbuild.plugins_cuda.head_screen.screen import screen_errors, screened
 from specbuild.plugins_cuda.launches import TensorInfo
 from specbuild.runtime.engine_dir.manifest import INDEXER_GROUP
 from specbuild.runtime.sampling import CHOOSE_INPUTS
+
+# The tensors of a screened head, which are derived from its packed weight.
+_SCREEN_TENSORS = {"codes": screened, "errors": screen_errors}
 
 _BLANK = "captured_blank"
 # Whose logits are written: no row's, those of rows that top-k, top-p or min-p cut, all rows'.
@@ -251,3 +259,14 @@ def _choose_cut(
     chosen = program.call("HeadKeep", {**inputs, **cuts, "kept": place}, attributes_of(head))
     uncut = {f"uncut_{name}": chosen[name] for name in ("choice", "logprob")}
     return program.call("ChooseCut", {"logits": place, **sampling, **uncut})
+
+
+def screen_tensors(weights: WeightTensors, name: str, recipe: Recipe) -> dict[str, Tensor]:
+    """HeadScreen's ``codes`` and ``errors`` of the packed bf16 weight ``name``, stored beside it.
+
+    Of a weight whose tiles ranks share, each has those of its own.
+    """
+    return {
+        kind: weights.tensor(f"{name}.{kind}", derived([recipe], form))
+        for kind, form in _SCREEN_TENSORS.items()
+    }

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 from checkpoints import write_draft, write_target
+from hardware import needs_tensorrt_rtx
 from latent_files import write_latents
 from plugin_engine import HostGpu
-from rtx_library import needs_tensorrt_rtx
 from safetensors import safe_open
 
 from specbuild.builder.backends.tensorrt.build_engine import build_engine
