@@ -1,6 +1,6 @@
-"""A headless Chromium of the system, driven by the DevTools protocol over a pipe.
+"""A headless Chromium of the system, controlled by the DevTools protocol over a pipe.
 
-Neither a package nor a download nor a port is needed for that, and a test starts in half a second.
+It needs no package, no download and no port. A test starts in half a second.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ os.execv(sys.argv[3], sys.argv[3:])
 
 
 class Browser:
-    """The protocol: commands of one tab, and what the tab said of its own."""
+    """A connection to one tab: sends commands and records messages of the tab."""
 
     def __init__(self, commands: int, answers: int) -> None:
         self._commands, self._answers = commands, answers
@@ -64,7 +64,7 @@ class Browser:
             self.call(f"{domain}.enable")
 
     def call(self, method: str, **params: Any) -> dict[str, Any]:
-        """The result of a command."""
+        """Send a command and return its result."""
         self._number += 1
         command = {"id": self._number, "method": method, "params": params}
         if self._session is not None:
@@ -94,7 +94,7 @@ class Browser:
             self.errors.append(params["entry"]["text"])
 
     def value(self, expression: str) -> Any:
-        """What a JavaScript expression gives."""
+        """Return the value of a JavaScript expression."""
         done = self.call(
             "Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True
         )
@@ -102,7 +102,7 @@ class Browser:
         return done["result"].get("value")
 
     def until(self, expression: str, seconds: float = _TIMEOUT_S) -> Any:
-        """Waits until an expression is true; while a page loads it may fail."""
+        """Wait until an expression is true. It may fail while a page loads."""
         deadline = time.monotonic() + seconds
         guarded = f"(() => {{ try {{ return {expression} }} catch {{ return null }} }})()"
         while not (value := self.value(guarded)):
@@ -111,16 +111,16 @@ class Browser:
         return value
 
     def open(self, url: str) -> None:
-        """Loads a page, and waits for its modules."""
+        """Load a page and its modules."""
         self.call("Page.navigate", url=url)
         self.until("document.readyState === 'complete'")
 
     def type(self, text: str) -> None:
-        """Types where the focus is."""
+        """Type text into the focused element."""
         self.call("Input.insertText", text=text)
 
     def press(self, key: str, *, shift: bool = False) -> None:
-        """Presses a key: Enter, Escape, Tab."""
+        """Press a key: Enter, Escape, Tab."""
         code = {"Enter": 13, "Escape": 27, "Tab": 9}[key]
         given = {"key": key, "code": key, "windowsVirtualKeyCode": code, "modifiers": 8 * shift}
         text = {"text": "\r"} if key == "Enter" else {}
@@ -128,7 +128,7 @@ class Browser:
         self.call("Input.dispatchKeyEvent", type="keyUp", **given)
 
     def look(self, width: int, height: int, *, dark: bool) -> None:
-        """The size of the window, and the colours that its reader prefers."""
+        """Set the size of the window and the preferred colour scheme."""
         self.call(
             "Emulation.setDeviceMetricsOverride",
             width=width,
@@ -140,21 +140,21 @@ class Browser:
         self.call("Emulation.setEmulatedMedia", features=[scheme])
 
     def screenshot(self, path: Path) -> None:
-        """What is seen, as a PNG file."""
+        """Return the visible page as a PNG file."""
         shot = self.call("Page.captureScreenshot", format="png")
         path.write_bytes(base64.b64decode(shot["data"]))
 
 
 @contextmanager
 def browser(profile: Path) -> Iterator[Browser]:
-    """A browser that keeps nothing of others; ``profile`` is a folder of its own."""
+    """Start a browser with an empty profile in the folder ``profile``."""
     assert _CHROMIUM is not None
     theirs_in, commands = os.pipe()
     answers, theirs_out = os.pipe()
     options = [*_OPTIONS, f"--user-data-dir={profile}"]
     if os.geteuid() == 0:
         options.append("--no-sandbox")  # it refuses to run otherwise
-    # Above those that the protocol takes, so that none is closed before it is copied.
+    # Larger than the protocol's descriptors, so that none is closed before it is copied.
     theirs = [fcntl.fcntl(number, fcntl.F_DUPFD, 10) for number in (theirs_in, theirs_out)]
     process = subprocess.Popen(
         [sys.executable, "-c", _EXEC, *map(str, theirs), _CHROMIUM, *options],

@@ -1,4 +1,4 @@
-"""Writes and edits the files of a checkpoint."""
+"""Write and edit the files of a checkpoint."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def remove_fields(path: Path, *names: str) -> None:
 
 
 def edit_tensors(path: Path, edit: Callable[[Tensors], object]) -> None:
-    """Let ``edit`` change the tensors of ``model.safetensors``."""
+    """Apply ``edit`` to the tensors of ``model.safetensors``."""
     file = path / "model.safetensors"
     tensors = {name: tensor.clone() for name, tensor in load_file(file).items()}
     edit(tensors)

@@ -1,6 +1,6 @@
-"""Writes small random checkpoints: GPT-OSS targets and EAGLE3 drafts, as they lie on disk.
+"""Write small random checkpoints: GPT-OSS targets and EAGLE3 drafts.
 
-Every function returns the tensors under their canonical names, so that a test knows what it wrote.
+Every function returns the tensors under their canonical names, so that a test can compare them.
 """
 
 from __future__ import annotations
@@ -282,14 +282,14 @@ def write_draft(
 
 
 def write_pair(path: Path) -> None:
-    """``target`` and ``draft`` under ``path``: two layers of four experts, heads of 32."""
+    """Write ``target`` and ``draft``: two layers of four experts, heads of 32."""
     sizes = {"hidden": 96, "q_heads": 6, "kv_heads": 2, "head_dim": 32}
     write_target(path / "target", layers=2, experts=4, experts_per_token=2, **sizes)
     write_draft(path / "draft", target_layers=2, target_hidden=96, inner=64, **sizes)
 
 
 def default_aux_layers(target_layers: int) -> tuple[int, int, int]:
-    """The target layers whose outputs a draft reads when its config names none."""
+    """Return the target layers that a draft reads if its config names none."""
     if target_layers > 5:
         return 1, target_layers // 2 - 1, target_layers - 4
     return 0, target_layers // 2, target_layers - 1

@@ -1,9 +1,9 @@
-"""Print what the suite claims: of ops by phase, and of drafters by backend; nothing is run.
+"""Print which ops, phases, drafters and backends have tests. Runs no test.
 
     python tests/claims.py [--root DIRECTORY]
 
-A claim is a test's function for one op and phase, or for one kind of drafter and backend. Compare
-the lists before and after a change of tests: benchmarks/results has such a record.
+A claim is a test function for one op and phase, or for one kind of drafter and backend. Compare the
+lists before and after a change of tests; benchmarks/results has such a record.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ DRAFTER_MODULES = re.compile(
 
 
 def op_claims(item: pytest.Function) -> Iterator[tuple[str, ...]]:
-    """Claims of a test of ``tests/ops``; the op is the module where no parameter names it."""
+    """Return the claims of a test in ``tests/ops``. By default the op is named by the module."""
     given: dict[str, Any] = item.callspec.params if hasattr(item, "callspec") else {}
     op = getattr(given.get("op"), "name", item.path.stem.removeprefix("test_"))
     for phase in given.get("phases") or [given.get("phase", "-")]:
@@ -39,7 +39,7 @@ def op_claims(item: pytest.Function) -> Iterator[tuple[str, ...]]:
 
 
 def drafter_claims(item: pytest.Function) -> Iterator[tuple[str, ...]]:
-    """Claims of a test whose module is about drafters."""
+    """Return the claims of a test whose module tests drafters."""
     name = item.originalname.removeprefix("test_")
     module = item.path.as_posix()
     case = item.callspec.id.replace("_", "-") if hasattr(item, "callspec") else ""
@@ -51,7 +51,7 @@ def drafter_claims(item: pytest.Function) -> Iterator[tuple[str, ...]]:
 
 
 class Collector:
-    """Collects the claims of all tests that pytest finds."""
+    """A pytest plugin that collects the claims of all tests."""
 
     def __init__(self) -> None:
         self.ops: set[tuple[str, ...]] = set()
@@ -69,7 +69,7 @@ class Collector:
 
 
 def main() -> int:
-    """Print both tables; pytest's exit code."""
+    """Print both tables and return pytest's exit code."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--root", type=Path, default=Path(__file__).parents[1])
     root = parser.parse_args().root

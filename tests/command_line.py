@@ -1,4 +1,4 @@
-"""What a command line left behind, for tests that run one in process."""
+"""The results of command lines that tests run in their own process."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Result:
-    """What a command line left: exit code, standard output, standard error."""
+    """The exit code, standard output and standard error of a command line."""
 
     code: int
     out: str
@@ -20,13 +20,13 @@ class Result:
 
     @property
     def records(self) -> list[dict[str, Any]]:
-        """Standard output as JSON lines."""
+        """Return standard output as JSON lines."""
         return [json.loads(line) for line in self.out.splitlines()]
 
     def refused(self, *parts: str) -> bool:
-        """Whether this is exit code 2 and one sentence that holds every part, and no output.
+        """Return whether exit code is 2, output is empty, and one sentence has every part.
 
-        Progress may stand before the sentence.
+        Progress lines may precede the sentence.
         """
         *progress, sentence = self.err.splitlines()
         assert self.code == 2, self
@@ -43,7 +43,7 @@ Command = Callable[..., Result]
 
 @contextmanager
 def serving(process: subprocess.Popen[str]) -> Iterator[str]:
-    """The address that a process of ``specbuild serve`` says on standard error; ends it."""
+    """Yield the address that a ``specbuild serve`` process prints, then stop the process."""
     assert process.stderr is not None
     try:
         line = process.stderr.readline()

@@ -1,4 +1,4 @@
-"""Fixtures shared by all tests; ``checkpoints.py`` beside this file writes the models."""
+"""Fixtures shared by all tests. ``checkpoints.py`` writes the models."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from specbuild.builder.build import build
 from specbuild.builder.options import BuildOptions
 from specbuild.builder.progress import SilentProgress
 
-# A busy machine is no reason to fail.
+# A busy machine must not make a test fail.
 settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("busy")
 
@@ -29,14 +29,14 @@ EXAMPLE = Path(__file__).parents[1] / "examples" / "tiny-gpt-oss"
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Record passed cases and times; without slow tests, property tests draw fewer examples."""
+    """Record passed cases and times. Without slow tests, draw fewer examples."""
     draw_few("not slow" in config.getoption("markexpr"))
     config.pluginmanager.register(PassedCases())
     config.pluginmanager.register(FileTimes(config))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say how many cases were not run again."""
+    """Print how many unchanged cases were skipped."""
     line = summary(terminalreporter.stats.get("skipped", ()))
     if line is not None:
         terminalreporter.write_line(line)
@@ -44,14 +44,14 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Bound the store when the run's workers have ended."""
+    """Limit the size of the store after the workers of a run have ended."""
     if not hasattr(session.config, "workerinput"):
         content_store().evict()
 
 
 @pytest.fixture(scope="session", autouse=True)
 def made_once_in_a_run(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """What takes seconds to make, and is the same for many tests, is made for all of them."""
+    """Share slowly made files between all tests of a run."""
     use_folder_of(tmp_path_factory)
     share_exports()
     share_cubins()
@@ -64,7 +64,7 @@ def made_once_in_a_run(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 @pytest.fixture(scope="session")
 def example_engine(made_once_in_a_run: None) -> Path:
-    """The example's CPU engine, as a build without options makes it; read only."""
+    """The example's CPU engine, built without options; read only."""
     options = BuildOptions(model=EXAMPLE / "target", draft=EXAMPLE / "draft", output=Path("unused"))
     return made_once(
         "example-engine", lambda path: build(replace(options, output=path), SilentProgress())

@@ -1,8 +1,8 @@
 """A store of test data that outlives a run: compiled kernels, exported graphs, passed cases.
 
-An entry's key is a digest of everything it is made from, so a changed input has another key and
-an entry never becomes wrong. Several processes may use the store at a time. An entry appears by
-one rename; one whose files do not match their digests is made again.
+The key of an entry is a digest of all its inputs, so that an entry never becomes outdated. Several
+processes may use the store at the same time. A new entry appears by one rename. An entry whose
+files do not match their digests is made again.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _DIGESTS = "digests.json"
 
 
 def digest(*parts: str | bytes) -> str:
-    """The key of an entry that is made from these parts, in this order."""
+    """Return the key of an entry with these inputs, in this order."""
     state = sha256()
     for part in parts:
         data = part.encode() if isinstance(part, str) else part
@@ -36,7 +36,7 @@ def digest(*parts: str | bytes) -> str:
 
 
 class ContentStore:
-    """Entries by kind and key; each is a folder of files."""
+    """Entries by kind and key. Each is a folder of files."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -48,11 +48,11 @@ class ContentStore:
         fcntl.flock(self._in_use, fcntl.LOCK_SH)
 
     def close(self) -> None:
-        """Let other processes evict entries."""
+        """Allow other processes to evict entries."""
         self._in_use.close()
 
     def made(self, kind: str, key: str, make: Callable[[Path], object]) -> Path:
-        """The folder of an entry, which ``make`` fills where no intact one exists."""
+        """Return the folder of an entry. ``make`` fills it if no intact one exists."""
         found = self.find(kind, key)
         if found is not None:
             return found
@@ -62,7 +62,7 @@ class ContentStore:
             return self._make(kind, key, make) if found is None else found
 
     def find(self, kind: str, key: str) -> Path | None:
-        """The folder of an entry; None where it is missing or damaged."""
+        """Return the folder of an entry, or None if it is missing or damaged."""
         entry = self.folder / kind / key
         if entry in self._intact:
             return entry
@@ -73,7 +73,7 @@ class ContentStore:
         return entry
 
     def keys(self, kind: str) -> Iterator[str]:
-        """The keys of the entries of a kind, damaged ones included."""
+        """Return the keys of all entries of a kind, including damaged ones."""
         folder = self.folder / kind
         return (entry.name for entry in folder.iterdir()) if folder.is_dir() else iter(())
 
@@ -92,9 +92,9 @@ class ContentStore:
         return entry
 
     def evict(self, max_bytes: int = MAX_BYTES) -> int:
-        """Remove the least recently used entries until the others fit, and what killed runs left.
+        """Remove the least recently used entries above the limit, and leftovers of killed runs.
 
-        Return the number of removed entries: none while another process uses the store.
+        Return the number of removed entries. It is 0 while another process uses the store.
         """
         try:
             fcntl.flock(self._in_use, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -145,7 +145,7 @@ def use_store(folder: Path) -> None:
 
 
 def content_store() -> ContentStore:
-    """The store of this process: by default the checkout's, or that of :data:`STORE`."""
+    """Return the store of this process: :data:`STORE`, or that of the checkout."""
     return _STORES[0] if _STORES else _default_store()
 
 

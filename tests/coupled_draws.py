@@ -1,4 +1,4 @@
-"""Draws of a draft and its target with the same noise: expected rates from full distributions."""
+"""Samples of a draft and its target with shared noise, and their expected acceptance rates."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ def log_softmax(logits: np.ndarray) -> np.ndarray:
 
 
 def logits_pair(seed: int, error: float, vocab: int) -> tuple[np.ndarray, np.ndarray]:
-    """Logits of a target, and those of a draft of it, [vocab] each."""
+    """Return the logits [vocab] of a target and of a draft for it."""
     random = np.random.default_rng(seed)
     target = (2 * random.standard_normal(vocab)).astype(np.float32)
     return target, (target + error * random.standard_normal(vocab)).astype(np.float32)
 
 
 def target_samples(logits: np.ndarray, params: SamplingParams, rows: int) -> np.ndarray:
-    """The target's samples at the positions 0, 1, …, int32 [rows]."""
+    """Return the target's samples at the positions 0, 1, …, int32 [rows]."""
     choice, _ = choose(
         torch.from_numpy(np.tile(logits, (rows, 1))),
         torch.full((rows,), params.temperature),
@@ -36,7 +36,7 @@ def target_samples(logits: np.ndarray, params: SamplingParams, rows: int) -> np.
 
 
 def coupled_rate(log_p: np.ndarray, log_q: np.ndarray) -> float:
-    """Σ_x 1 / Σ_y max(p_y / p_x, q_y / q_x), over the tokens x that the draft has (q_x > 0)."""
+    """Return Σ_x 1 / Σ_y max(p_y / p_x, q_y / q_x) over the draft's tokens x (q_x > 0)."""
     rate = 0.0
     for x in np.flatnonzero(np.isfinite(log_q)):
         rate += float(1 / np.exp(np.maximum(log_p - log_p[x], log_q - log_q[x])).sum())
@@ -44,7 +44,7 @@ def coupled_rate(log_p: np.ndarray, log_q: np.ndarray) -> float:
 
 
 def require_distribution(samples: np.ndarray, log_q: np.ndarray) -> None:
-    """Pearson's test, of values that are expected 5 times at least; all others count as one."""
+    """Apply Pearson's test. Values expected fewer than 5 times count as one value."""
     expected = len(samples) * np.exp(log_q.astype(np.float64))
     counts = np.bincount(samples, minlength=len(log_q))
     often = expected >= 5

@@ -1,4 +1,4 @@
-"""Writes small random checkpoints of DeepSeek and its kin, by transformers' own models."""
+"""Write small random checkpoints of DeepSeek and similar models with transformers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from checkpoint_files import Tensors, edit_config, edit_tensors
 
-# So few tokens that a random draft is right now and then.
+# A small vocabulary, so that tokens of a random draft are sometimes accepted.
 LAYERS, HIDDEN, VOCAB = 2, 64, 32
 YARN = {
     "rope_type": "yarn",
@@ -47,7 +47,7 @@ SIZES: dict[str, Any] = {
 
 _SIGMOIDS = {"n_routed_experts": 12, "num_experts_per_tok": 4, "n_group": 1, "topk_group": 1}
 _PLAIN_ROPE = {"rope_type": "default", "rope_theta": 10000.0}
-# By kind: the class in transformers, and what differs from SIZES.
+# By kind: the class in transformers, and the differences from SIZES.
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "deepseek_v3": ("DeepseekV3", {}),
     "kimi_k2": ("DeepseekV3", {**_SIGMOIDS, "n_shared_experts": 1}),
@@ -116,7 +116,7 @@ def _of_experts(field: str) -> bool:
 
 
 def randomise(model: torch.nn.Module, seed: int) -> None:
-    """Random weights of such sizes that random logits differ clearly."""
+    """Set random weights, scaled so that the logits differ clearly."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, tensor in model.state_dict().items():
@@ -130,7 +130,7 @@ def randomise(model: torch.nn.Module, seed: int) -> None:
 
 
 def add_predictor(path: Path, *, seed: int = 9, layers: int = LAYERS) -> None:
-    """Give the checkpoint a random MTP layer behind its last one, of the same shapes."""
+    """Append a random MTP layer of the shapes of the last layer."""
     edit_config(path, num_nextn_predict_layers=1)
     edit_tensors(path, lambda tensors: tensors.update(_predictor(tensors, seed, layers)))
 
@@ -161,9 +161,9 @@ def _predictor(tensors: Tensors, seed: int, layers: int) -> Tensors:
 
 
 def quantise(path: Path, block: tuple[int, int] = (128, 128), **section: Any) -> None:
-    """Make the matrices of the checkpoint's layers FP8 with a scale a block, as DeepSeek-V3's are.
+    """Store the layers' matrices as FP8 with block scales, as DeepSeek-V3 does.
 
-    ``section`` are further fields of its ``quantization_config``.
+    ``section`` has further fields of ``quantization_config``.
     """
     edit_config(
         path, quantization_config={"quant_method": "fp8", "weight_block_size": block} | section

@@ -1,4 +1,4 @@
-"""Requests for the experts of DeepSeek and its kin at their real sizes, without tensors."""
+"""Requests for the experts of DeepSeek and similar models at real sizes, without tensors."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from specbuild.plugins_cuda.rms_moe.packing import (
 
 
 def routed_request(layer: Layer) -> LoweringRequest:
-    """RmsMoe of this layer over its rows, those of two sequences, for decoding."""
+    """Return a request for RmsMoe of this layer when it decodes two sequences."""
 
     def bf16(*shape: int) -> TensorInfo:
         return TensorInfo(shape, "bfloat16")

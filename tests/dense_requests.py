@@ -1,4 +1,4 @@
-"""Requests for layers of dense Llamas and their kin at their real sizes, without tensors."""
+"""Requests for layers of Llama and similar dense models at real sizes, without tensors."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from specbuild.plugins_cuda.registry import op_named
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of one model.
+    """The sizes of one model.
 
-    ``normed``: queries and keys are, as Qwen3's; ``together``: all heads by one norm. ``output``:
-    what attention and feed-forward give is normed, beside their inputs (``both``) or in their
-    place. ``residual`` multiplies what is added to the stream, ``cap`` and ``divisor`` change
-    logits. Norms have the ``rounding``.
+    ``normed``: queries and keys are normed, as in Qwen3. ``together``: one norm covers all heads.
+    ``output``: the outputs of attention and feed-forward are normed, in addition to their inputs
+    (``both``) or instead of them. ``residual`` scales what is added to the residual stream. ``cap``
+    and ``divisor`` change logits. Norms have the ``rounding``.
     """
 
     hidden: int
@@ -55,7 +55,7 @@ GEMMA3_27B = Sizes(5376, 21504, 32, 262208, kv_heads=16, normed=True, output="bo
 
 
 def layer_requests(s: Sizes, rows: int, storage: Storage = BF16) -> dict[str, LoweringRequest]:
-    """What a layer and the head launch for so many rows, by a name of their own."""
+    """Return the requests of a layer and of the head for ``rows`` rows, by name."""
     width = s.q_heads * s.head_dim
 
     def weight(outputs: int, columns: int) -> TensorInfo:

@@ -1,4 +1,4 @@
-"""Random DFlash drafts as they lie on disk, and what they draft, in plain torch."""
+"""Write random DFlash drafts, and compute their proposals in plain torch."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def write_dflash(
     dtype: torch.dtype = torch.float32,
     config_changes: dict[str, Any] | None = None,
 ) -> Tensors:
-    """Write a random draft of :data:`AUX_LAYERS`; a value None in ``config_changes`` removes it."""
+    """Write a random draft of :data:`AUX_LAYERS`. None in ``config_changes`` removes a key."""
     random = torch.Generator().manual_seed(11)
     tensors: Tensors = {}
 
@@ -86,8 +86,8 @@ def write_dflash(
 class PlainDFlash:
     """Section 3 of arXiv 2602.06036 without caches, one query at a time.
 
-    ``embedding`` and ``head`` [V, H] are the target's. A row sees ``window`` places, itself the
-    last.
+    ``embedding`` and ``head`` [V, H] are the target's. A row attends to ``window`` positions,
+    including its own.
     """
 
     def __init__(
@@ -104,8 +104,10 @@ class PlainDFlash:
         self.layers = [f"layers.{i}" for i in range(len(found))]
 
     def logits(self, states: torch.Tensor, root: int, *, causal: bool) -> torch.Tensor:
-        """[BLOCK − 1, V] of the positions behind ``root``, which follows the tokens whose states
-        [L, n·H] are given."""
+        """Return the logits [BLOCK − 1, V] of the positions after ``root``.
+
+        ``root`` follows the tokens with the states [L, n·H].
+        """
         context = self.normed(states @ self.of["fc.weight"].T, "hidden_norm")
         x = self.embedding[torch.tensor([root] + [MASK_TOKEN] * (BLOCK - 1))]
         for layer in self.layers:
@@ -121,7 +123,7 @@ class PlainDFlash:
     def attended(
         self, layer: str, block: torch.Tensor, context: torch.Tensor, *, causal: bool
     ) -> torch.Tensor:
-        """Every row of the block over all of the context, and the block's rows that it sees."""
+        """Attend with every row of the block to the context and the block's visible rows."""
         start, rows = len(context), torch.cat([context, block])
         q = self.heads(layer, "q", block, start)
         k, v = self.heads(layer, "k", rows, 0), self.heads(layer, "v", rows, 0)
@@ -136,7 +138,10 @@ class PlainDFlash:
         return out.flatten(1) @ self.of[f"{layer}.self_attn.o_proj.weight"].T
 
     def heads(self, layer: str, part: str, x: torch.Tensor, first: int) -> torch.Tensor:
-        """[T, heads, WIDTH]; queries and keys are normed and turned, the first row at ``first``."""
+        """Return [T, heads, WIDTH].
+
+        Queries and keys are normed and rotated. The first row is at position ``first``.
+        """
         y = (x @ self.of[f"{layer}.self_attn.{part}_proj.weight"].T).view(len(x), -1, WIDTH)
         if part == "v":
             return y

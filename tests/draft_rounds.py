@@ -1,4 +1,4 @@
-"""Rounds of drafting without a target: sequences that grow by random tokens and states."""
+"""Rounds of drafting without a target: sequences grow by random tokens and states."""
 
 from __future__ import annotations
 
@@ -24,9 +24,10 @@ def best_paths(
     target_ids: torch.Tensor,
     shape: DraftShape,
 ) -> set[tuple[int, ...]]:
-    """The paths of the best nodes, where the best K of a level have K children each.
+    """Return the paths of the best nodes. The best K nodes of a level have K children each.
 
-    ``logits_of(path)`` [Vd] are the draft's after a path; ``target_ids`` [Vd] those of its tokens.
+    ``logits_of(path)`` [Vd] are the draft's logits after a path. ``target_ids`` [Vd] are the target
+    ids of its tokens.
     """
     frontier: list[tuple[float, tuple[int, ...]]] = [(0.0, ())]
     pool: list[tuple[float, tuple[int, ...]]] = []
@@ -44,18 +45,18 @@ def best_paths(
 def likeliest(
     logits: torch.Tensor, target_ids: torch.Tensor, shape: DraftShape
 ) -> set[tuple[int, ...]]:
-    """:func:`best_paths` of a draft of one pass, by its levels' logits [D, Vd]."""
+    """Apply :func:`best_paths` to a one-pass draft with the logits [D, Vd] of its levels."""
     return best_paths(lambda path: logits[len(path)], target_ids, shape)
 
 
 def parts_of(probe: EngineProbe, place: int = 0) -> DrafterParts:
-    """What the drafter of a probe's engine at this place of its list is made of."""
+    """Return the constructor arguments of the drafter at this index of a probe's engine."""
     record = probe.manifest.drafters[place]
     return DrafterParts(probe.executor, probe.manifest, probe.counter, record)
 
 
 def paths_of(trees: DraftTrees, b: int) -> set[tuple[int, ...]]:
-    """The paths of a tree's nodes."""
+    """Return the paths of a tree's nodes."""
     return {tuple(trees.path(b, node)) for node in range(1, int(trees.count[b]))}
 
 
@@ -65,10 +66,10 @@ def check_rounds(
     rounds: Sequence[tuple[int, DraftShape]],
     expected: Callable[[torch.Tensor, torch.Tensor, DraftShape], set[tuple[int, ...]]],
 ) -> None:
-    """Three sequences propose, then commit so many tokens, round after round.
+    """Let three sequences propose and then commit tokens, in several rounds.
 
-    ``expected`` gives the paths of a sequence's tree by all of its captured states [L, n·H], its
-    tokens [L + 1] and the shape. The draft's cache holds L tokens after each.
+    ``expected`` returns the paths of a sequence's tree from its captured states [L, n·H], its
+    tokens [L + 1] and the shape. After each round the draft's cache has L tokens.
     """
     random = torch.Generator().manual_seed(3)
     vocab = manifest.target.vocab

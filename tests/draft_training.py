@@ -1,4 +1,4 @@
-"""Options of short draft trainings on a tiny target."""
+"""Options of short draft trainings for a tiny target."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from specbuild.builder.training.config import TrainOptions
 
 
 def make_options(model: Path, text: Path, output: Path, **changes: Any) -> TrainOptions:
-    """A draft of a text that counts upwards, in 40 steps."""
+    """Return the options of a draft that learns a counting text in 40 steps."""
     values: dict[str, Any] = {
         "steps": 40,
         "batch_size": 4,

@@ -1,4 +1,4 @@
-"""Outputs of an engine that drafts, for comparison with decoding from elsewhere or without."""
+"""Compare the output of an engine that drafts with transformers or with no draft."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from specbuild.runtime.sampling import SamplingParams
 def drafted_outputs(
     engine: Path, prompts: Sequence[tuple[int, ...]], shape: DraftShape, *, new_tokens: int
 ) -> tuple[list[tuple[int, ...]], int]:
-    """Each prompt's output ids, and how many of them all were accepted drafts."""
+    """Return the output ids of each prompt, and the number of accepted draft tokens in all."""
     params = GenerateParams(max_new_tokens=new_tokens, ignore_eos=True)
     return _outputs(engine, prompts, shape, params)
 
@@ -25,15 +25,18 @@ def drafted_outputs(
 def sampled_outputs(
     engine: Path, shape: DraftShape | None, *, new_tokens: int = 64
 ) -> tuple[list[tuple[int, ...]], int]:
-    """Three prompts' output ids at temperature 1, and how many were accepted drafts."""
+    """Return the output ids of three prompts at temperature 1, and accepted draft tokens."""
     sampling = SamplingParams(temperature=1.0, seed=5)
     params = GenerateParams(max_new_tokens=new_tokens, ignore_eos=True, sampling=sampling)
     return _outputs(engine, [(3 + i, 7, 9) for i in range(3)], shape, params)
 
 
 def check_greedy(folder: Path, shape: DraftShape) -> None:
-    """AssertionError where a token of ``folder / "engine"`` with this draft is not the best one by
-    transformers' class of ``folder / "model"``, or no drafted token was accepted."""
+    """Compare greedy tokens of ``folder / "engine"`` with transformers' class.
+
+    AssertionError if a token is not the best one by the class of ``folder / "model"``, or if no
+    draft token was accepted.
+    """
     prompts = [tuple(range(3, 3 + count)) for count in (1, 5, 21)]
     found, accepted = drafted_outputs(folder / "engine", prompts, shape, new_tokens=64)
     model = load_target(folder / "model", teacher=False)
@@ -45,8 +48,10 @@ def check_greedy(folder: Path, shape: DraftShape) -> None:
 
 
 def check_sampled(folder: Path, shapes: Sequence[DraftShape]) -> None:
-    """AssertionError where ``folder / "engine"`` samples other tokens with a draft of one of these
-    shapes than without, or no drafted token was accepted."""
+    """Compare samples of ``folder / "engine"`` with and without a draft of these shapes.
+
+    AssertionError if they differ, or if no draft token was accepted.
+    """
     plain, _ = sampled_outputs(folder / "engine", None)
     accepted = 0
     for shape in shapes:

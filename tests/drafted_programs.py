@@ -1,4 +1,4 @@
-"""What the steps of a CUDA engine draft, as a plan's interpreter runs them."""
+"""The drafts of the steps of a CUDA engine, as the interpreter of a plan runs them."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from specbuild.runtime.engine_dir.plan import OpCall
 
 @dataclass
 class Drafted:
-    """What a draft gave last: the logits of its passes, and TreeSelect's trees.
+    """The last drafts: logits of the passes, and the trees of TreeSelect.
 
-    ``levels`` are those of a draft that recurs, [B·F, Vd] of the nodes of each level; ``logits``
-    [B·D, Vd] of the last pass.
+    ``levels`` are the logits [B·F, Vd] of the nodes of each level of a recurrent draft. ``logits``
+    [B·D, Vd] are those of the last pass.
     """
 
     levels: list[torch.Tensor] = field(default_factory=list)
@@ -25,11 +25,11 @@ class Drafted:
 
     @property
     def logits(self) -> torch.Tensor:
-        """Those of the last pass, which are all levels' in a draft of one pass."""
+        """Return the logits of the last pass. In a one-pass draft these are of all levels."""
         return self.levels[-1]
 
     def paths(self, b: int) -> set[tuple[int, ...]]:
-        """Those of the nodes of sequence ``b``."""
+        """Return the paths of the nodes of sequence ``b``."""
         tokens, parents = self.trees["tree_tokens"][b], self.trees["tree_parents"][b]
         found: list[tuple[int, ...]] = [()]
         for slot in range(1, int(self.trees["count"][b])):
@@ -38,7 +38,7 @@ class Drafted:
 
 
 def watched(patch: pytest.MonkeyPatch) -> Drafted:
-    """Filled by every step that an interpreter runs from now on."""
+    """Return a record that every later step of an interpreter fills."""
     seen, call_op = Drafted(), PlanInterpreter.call
     passes: list[torch.Tensor] = []
 

@@ -1,4 +1,4 @@
-"""One case per kind of drafter: a tiny model with its draft, its reference, and its engine."""
+"""One case for each kind of drafter: a tiny model with its draft, a reference, an engine."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from specbuild.runtime.engine_dir.manifest import DraftShape
 VOCAB, MTP_VOCAB, LAYERS = 48, 32, 2
 MTP = Path("mtp")
 CHAIN, TREE = DraftShape(1, 4, 4), DraftShape(3, 4, 12)
-# What an engine's reference costs is paid by the tests that compare with it.
+# Only tests that compare with the engine's reference pay for its computation.
 Written: TypeAlias = tuple[Path, Callable[[], Reference]]
 
 
@@ -38,11 +38,12 @@ Written: TypeAlias = tuple[Path, Callable[[], Reference]]
 class DrafterCase:
     """A kind of drafter.
 
-    ``write(folder, cuda)`` writes ``folder / "model"`` and the draft, in fp32, or in bf16 and in
-    sizes of CUDA kernels. It returns what ``--draft`` names, and the reference. ``geometry`` are
-    fields of the drafter's geometry in the manifest, ``feature`` the manifest's feature, ``shown``
-    a part of what ``inspect`` prints, ``stages`` those that ``verify`` compares. ``stored`` are
-    tensors of the engine with a tensor of the checkpoint that each is made of.
+    ``write(folder, cuda)`` writes ``folder / "model"`` and the draft, in fp32, or for CUDA in bf16
+    with sizes that kernels support. It returns the arguments of ``--draft``, and the reference.
+    ``geometry`` has fields of the drafter's geometry in the manifest, ``feature`` is the manifest's
+    feature. ``shown`` is a part of the output of ``inspect``, and ``stages`` are those that
+    ``verify`` compares. ``stored`` maps tensors of the engine to the checkpoint's tensors that they
+    are made of.
     """
 
     write: Callable[[Path, bool], Written]
@@ -57,7 +58,7 @@ class DrafterCase:
 
 
 def _gpt_oss(folder: Path, cuda: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """A random model; its embedding and its head."""
+    """Write a random model; return its embedding and its head."""
     sizes = {"head_dim": 32} if cuda else {"dtype": "f32", "experts_format": "bf16"}
     tensors = write_target(folder / "model", vocab=VOCAB, **sizes)
     embedding, head = (tensors[n] for n in ("model.embed_tokens.weight", "lm_head.weight"))
@@ -135,7 +136,7 @@ def _mimo(folder: Path, cuda: bool) -> Written:
 
 
 def _qwen(folder: Path, cuda: bool) -> Written:
-    """A layer with keys and values, behind layers with recurrent states."""
+    """Write a model whose last layer has keys and values, after layers with recurrent states."""
     path, types = folder / "model", ["linear_attention", "full_attention"]
     sizes: dict[str, Any] = {"num_hidden_layers": LAYERS, "layer_types": types}
     if cuda:
@@ -213,7 +214,7 @@ def _variant(name: str, write: Callable[..., Written], **options: Any) -> Drafte
     return replace(CASES[name], write=functools.partial(write, **options))
 
 
-# Other forms of a kind, which draft by the same formulas.
+# Variants of a kind that draft by the same formulas.
 CPU_VARIANTS = {
     "p-eagle, four layers": _variant(
         "p-eagle", _p_eagle, layers=4, prefix="layers.0", spelling="ptd_token_id"

@@ -1,4 +1,4 @@
-"""What a draft model predicts, by plain torch over a literal path: no pages, trees or masks."""
+"""The predictions of draft models, in plain torch along a path: no pages, trees or masks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from specbuild.runtime.engine_dir.manifest import DraftShape
 
 
 class Reference(ABC):
-    """``target_ids`` [Vd] are the target's ids of the draft's tokens."""
+    """A draft model. ``target_ids`` [Vd] are the target ids of its tokens."""
 
     one_pass: bool
 
@@ -26,20 +26,20 @@ class Reference(ABC):
     def follow(
         self, states: torch.Tensor, ids: torch.Tensor, path: tuple[int, ...]
     ) -> torch.Tensor:
-        """Logits [1 + m, Vd] after the tokens ``ids`` [L + 1] and down a ``path`` of m drafts.
+        """Return logits [1 + m, Vd] after tokens ``ids`` [L + 1] and along a ``path`` of m drafts.
 
-        ``states`` [L, n·H] are the target's captured states of all but the last token.
+        ``states`` [L, n·H] are the target's captured states of all tokens but the last.
         """
 
     @abstractmethod
     def paths(
         self, states: torch.Tensor, ids: torch.Tensor, shape: DraftShape
     ) -> set[tuple[int, ...]]:
-        """The nodes of the tree that the draft proposes."""
+        """Return the nodes of the tree that the draft proposes."""
 
 
 class Recurrent(Reference):
-    """A draft that runs once a level; ``run`` is :meth:`Reference.follow`."""
+    """A draft that runs once per level. ``run`` is :meth:`Reference.follow`."""
 
     one_pass = False
 
@@ -66,7 +66,7 @@ class Recurrent(Reference):
 
 
 class OnePass(Reference):
-    """A draft whose logits depend on the depth alone: ``run(states, ids, D)``, [D or more, Vd]."""
+    """A draft whose logits depend only on depth: ``run(states, ids, D)`` is [D or more, Vd]."""
 
     one_pass = True
 
@@ -92,7 +92,7 @@ class OnePass(Reference):
 
 
 def recurrent_of(draft: PathDraft, target_ids: torch.Tensor) -> Recurrent:
-    """A reference of the builder's ``verify``, which shares no code with the models of graphs."""
+    """Return a reference from the builder's ``verify``, which shares no code with the graphs."""
 
     def run(states: torch.Tensor, ids: torch.Tensor, path: tuple[int, ...]) -> torch.Tensor:
         drafted = torch.tensor(path, dtype=torch.int64)
@@ -102,6 +102,6 @@ def recurrent_of(draft: PathDraft, target_ids: torch.Tensor) -> Recurrent:
 
 
 def fields_of(path: Path) -> dict[str, object]:
-    """The ``config.json`` of a checkpoint."""
+    """Return the ``config.json`` of a checkpoint."""
     fields: dict[str, object] = json.loads((path / "config.json").read_text(encoding="utf-8"))
     return fields

@@ -1,4 +1,4 @@
-"""Whether the inputs that ``tune`` draws for an engine's shapes are ones that ops compute with."""
+"""Check that ops can compute with the inputs that ``tune`` draws for an engine's shapes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ GPU = "sm_90a"
 
 
 def drawn_ops(found: ReadPlan) -> set[str]:
-    """The ops whose tunable shapes have inputs of finite results, and no index out of range."""
+    """Return the ops whose inputs give finite results and have no index out of range."""
     seen = set()
     for shape in shapes_of(found, target_of(GPU)):
         if (shape.layer, shape.request.phase) in seen:

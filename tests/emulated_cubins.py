@@ -1,4 +1,4 @@
-"""Stands for compiled kernels: cubins without code, whose tables say what launches pass."""
+"""Cubins without code that replace compiled kernels; their tables state kernel parameters."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from specbuild.runtime.engine_dir.plan import CompiledKernel
 
 
 def emulated_cubins(kernels: Sequence[Kernel], plugins: Iterable[PluginOp]) -> Compiled:
-    """A cubin for each kernel, named by its number, with the parameters of its first launch."""
+    """Return a cubin for each kernel, with its number and the parameters of its first launch."""
     taken: dict[Kernel, tuple[int, ...]] = {}
     for plugin in plugins:
         for lowering in (lowering for form in plugin.forms for lowering in form.lowerings):
@@ -30,5 +30,5 @@ def emulated_cubins(kernels: Sequence[Kernel], plugins: Iterable[PluginOp]) -> C
 
 
 def kernel_number(cubin_file: str) -> int:
-    """The number of the kernel for which such a cubin stands."""
+    """Return the number of the kernel that such a cubin replaces."""
     return int(cubin_file.removeprefix("kernels/").removesuffix(".cubin"))

@@ -1,4 +1,4 @@
-"""The sizes of an engine as a build settles them."""
+"""The sizes of an engine as a build computes them."""
 
 from __future__ import annotations
 
@@ -12,6 +12,6 @@ from specbuild.runtime.engine_dir.geometry import TargetGeometry
 def compute_engine_sizes(
     options: BuildOptions, target: TargetGeometry, draft: Eagle3Geometry | None
 ) -> sizes.EngineSizes:
-    """By the sizes of the backend that the options name."""
+    """Compute the sizes for the backend that the options name."""
     drafts = {} if draft is None else {"draft": draft}
     return sizes.compute_engine_sizes(options, backend_of(options.backend).sizes, target, drafts)

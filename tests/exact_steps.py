@@ -1,6 +1,6 @@
-"""An exact step program for every combination of what steps may do: their product.
+"""One step program for every combination of the properties of a step.
 
-What engines with lossy modes have in its place must give the same tokens.
+The smaller set of programs in engines with lossy modes must give the same tokens.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from specbuild.builder.backends.cuda.step.target import KeptLogits
 from specbuild.builder.backends.cuda.step.views import refresh_capacities
 from specbuild.runtime.engine_dir.manifest import DraftShape
 
-# Where the builder looks for the steps of an engine.
+# The function through which the builder gets the steps of an engine.
 STEP_FORMS = "specbuild.builder.backends.cuda.engine.step_forms"
 
 
@@ -29,7 +29,7 @@ def exact_forms(
     shapes: Mapping[str, Sequence[DraftShape]],
     max_batch_size: int,
 ) -> list[StepForm]:
-    """Takes the place of ``step_forms``, in an engine with one draft at most."""
+    """Replace ``step_forms`` in an engine with at most one draft."""
     of_draft = tuple(shapes.get("", ()))
     draft = parts.drafts[""].geometry if of_draft else None
     selections = [(False, False)]

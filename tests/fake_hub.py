@@ -1,4 +1,4 @@
-"""A server that answers as Hugging Face does, for tests of downloads: HF_ENDPOINT names it."""
+"""A server with the API of Hugging Face, for tests of downloads. HF_ENDPOINT names it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ COMMIT = "c" * 40
 
 @dataclass
 class FakeHub:
-    """Repositories by their ids, each a folder; ``requested`` are the files that were read."""
+    """Repositories by id, each a folder. ``requested`` lists the files that were read."""
 
     repositories: Mapping[str, Path]
     gated: frozenset[str] = frozenset()
@@ -24,11 +24,11 @@ class FakeHub:
     port: int = 0
 
     def environment(self, home: Path) -> dict[str, str]:
-        """Environment variables for a process that uses it, with its own cache."""
+        """Return environment variables for a process that uses this hub and an empty cache."""
         return {"HF_ENDPOINT": f"http://127.0.0.1:{self.port}", "HF_HOME": str(home)}
 
     def answer(self, path: str) -> tuple[int, dict[str, str], bytes]:
-        """Status, headers and body for a request."""
+        """Return status, headers and body for a request."""
         path = path.partition("?")[0]
         parts = path.strip("/").split("/")
         if parts[:2] == ["api", "models"]:
@@ -74,7 +74,7 @@ def _entry(folder: Path, file: Path) -> dict[str, object]:
 
 @contextmanager
 def running(hub: FakeHub) -> Iterator[FakeHub]:
-    """The hub while it answers on a free port of this machine."""
+    """Run the hub on a free port of this machine."""
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -96,7 +96,7 @@ def running(hub: FakeHub) -> Iterator[FakeHub]:
                 self.wfile.write(body)
 
         def log_message(self, *_: object) -> None:
-            """Keep the tests' output free of a line a request."""
+            """Print no line for each request."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     hub.port = server.server_address[1]

@@ -1,4 +1,4 @@
-"""Engines of small random models of any family, held against their own class in transformers."""
+"""Engines of small random models of any family, compared with their class in transformers."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ NEW_TOKENS = 96
 
 
 def build_drafted(folder: Path, kind: str, changes: dict[str, Any]) -> None:
-    """A checkpoint of this model type, a random EAGLE3 draft for it, and their engine."""
+    """Write a checkpoint of this model type and a random EAGLE3 draft; build the engine."""
     write_llama(folder / "model", kind, **changes)
     build_drafted_engine(folder, OF_KIND[kind] | changes)
 
 
 def build_drafted_engine(folder: Path, changes: dict[str, Any]) -> None:
-    """A random EAGLE3 draft for the checkpoint of these sizes, and their engine."""
+    """Write a random EAGLE3 draft for a checkpoint of these sizes; build the engine."""
     write_draft(
         folder / "draft", target_layers=changes.get("num_hidden_layers", LAYERS),
         target_hidden=changes.get("hidden_size", HIDDEN), target_vocab=VOCAB,
@@ -40,7 +40,7 @@ def build_drafted_engine(folder: Path, changes: dict[str, Any]) -> None:
 
 
 def build_engine(folder: Path) -> None:
-    """The engine of a checkpoint and its draft."""
+    """Build the engine of a checkpoint and its draft."""
     options = BuildOptions(
         model=folder / "model",
         draft=folder / "draft",
@@ -51,8 +51,10 @@ def build_engine(folder: Path) -> None:
 
 
 def check_tokens(folder: Path) -> None:
-    """AssertionError where one of 288 greedy tokens with a tree or a chain of drafts is not the
-    best one by transformers, or no drafted token was accepted."""
+    """Compare 288 greedy tokens, drafted by a tree and a chain, with transformers.
+
+    AssertionError if one is not the best token by transformers, or if no draft token was accepted.
+    """
     model, accepted = load_target(folder / "model", teacher=False), 0
     for shape in (BUSHY, CHAIN):
         outputs, count = drafted_outputs(folder / "engine", PROMPTS, shape, new_tokens=NEW_TOKENS)
@@ -65,9 +67,9 @@ def check_tokens(folder: Path) -> None:
 
 
 def check_stages(folder: Path) -> float:
-    """The largest difference of a stage or logit of the engine, fp32, from transformers'.
+    """Return the largest difference of a stage or logit, fp32, between engine and transformers.
 
-    AssertionError where it is 2e-4 or more, or where drafts change what is decoded.
+    AssertionError if it is 2e-4 or more, or if drafts change the output.
     """
     report = verify_engine(folder / "engine", folder / "model", folder / "draft", SilentProgress())
     largest = max(row.max_error for row in report.rows)

@@ -1,4 +1,4 @@
-"""The published geometries of the families that engines are built for, or will be."""
+"""The published geometries of supported families and of families that may follow."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ def _grouped_query(
     tied: bool = False,
     **parts: Any,
 ) -> TargetGeometry:
-    """A Llama or one of its kin of ``sizes``: hidden, layers, query heads, KV heads.
+    """Return a Llama-like model of ``sizes``: hidden, layers, query heads, KV heads.
 
-    ``parts`` are further fields of the geometry, or others than those of a Llama.
+    ``parts`` are fields of the geometry that a Llama does not have, or that differ.
     """
     hidden, layers, q_heads, kv_heads = sizes
     fields: dict[str, Any] = {
@@ -90,7 +90,7 @@ def _latent(
     eos: tuple[int, ...] = (1,),
     tied: bool = False,
 ) -> TargetGeometry:
-    """A model with MLA of ``sizes``: hidden, layers, heads."""
+    """Return a model with MLA of ``sizes``: hidden, layers, heads."""
     hidden, layers, heads = sizes
     distinct, of_layer = distinct_feed_forwards(feed_forwards)
     return TargetGeometry(
@@ -277,7 +277,7 @@ YOUTU_2B = _latent(
     positions=131072, rope=Rope(1.6e6, None, None, True), eos=(128001,), tied=True,
 )  # fmt: skip
 
-# With the billions of parameters that are published.
+# By name: the geometry and its published parameters, in billions.
 FAMILIES: dict[str, tuple[TargetGeometry, float]] = {
     "GPT-OSS-20B": (GPT_OSS_20B, 20.91),
     "Llama-3.2-1B": (LLAMA_32_1B, 1.24),

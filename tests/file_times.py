@@ -1,7 +1,7 @@
-"""Processor time of each test file, so that the longest start first.
+"""Measure the processor time of each test file, so that the longest files start first.
 
-With `--dist loadfile` a worker takes one file after the other, in the order of collection. Two
-workers end together where the long files come early. The store holds the times of earlier runs.
+With `--dist loadfile` a worker runs one file after another, in the order of collection. If long
+files start first, the workers end at about the same time. The store has the times of earlier runs.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ _BYTES_PER_SECOND = 20_000
 
 
 def processor_s() -> float:
-    """Seconds of this process and its children, user's and system's."""
+    """Return the user and system seconds of this process and its children."""
     children = resource.getrusage(resource.RUSAGE_CHILDREN)
     return time.process_time() + children.ru_utime + children.ru_stime
 
 
 def expected_s(file: str, times: Mapping[str, float], root: Path) -> float:
-    """Seconds that a file takes: as measured, or else by its place in a list or its size."""
+    """Return the expected seconds of a file: measured, or from a fixed list, or from its size."""
     if file in times:
         return times[file]
     if file in LONGEST:
@@ -45,7 +45,7 @@ def expected_s(file: str, times: Mapping[str, float], root: Path) -> float:
 
 
 class FileTimes:
-    """The hooks of a run: measure in every process, collect in the first, order in all alike."""
+    """The hooks of a run. Every process measures, the first one collects, all use one order."""
 
     def __init__(self, config: pytest.Config) -> None:
         self._root = config.rootpath
@@ -59,12 +59,12 @@ class FileTimes:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:
-        """All workers have to collect in the same order."""
+        """Send the times to a worker: all workers must collect in the same order."""
         node.workerinput[_INPUT] = self._known
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        """Sort files by time, the longest first; tests keep their order in a file."""
+        """Sort files by time, the longest first. Tests keep their order within a file."""
         if self._is_distributed:
             files = {file for file, _, _ in (item.location for item in items)}
             seconds = {file: expected_s(file, self._known, self._root) for file in files}
@@ -72,7 +72,7 @@ class FileTimes:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self) -> Iterator[Any]:
-        """Note in the report what its phase took."""
+        """Add the duration of the phase to the report."""
         report = yield
         now = processor_s()
         report.processor_s, self._last = now - self._last, now
@@ -84,7 +84,7 @@ class FileTimes:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self) -> None:
-        """Keep the longest time of each file: cases that were skipped may run the next time."""
+        """Store the longest time of each file, since skipped cases may run the next time."""
         if self._is_distributed and not self._is_worker:
             times = _stored_times()
             for file, seconds in self._measured.items():

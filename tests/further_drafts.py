@@ -1,4 +1,4 @@
-"""Random EAGLE3 drafts with tensors that a plain one has not: norms of heads, biases."""
+"""Write random EAGLE3 drafts with additional tensors: norms of heads, biases."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from checkpoint_files import edit_tensors
 from checkpoints import write_draft
 
-# Beside a draft's config: its further tensors [rows], and what is left out.
+# By name: options of ``write_draft``, and additional tensors with their rows.
 FURTHER: dict[str, tuple[dict[str, Any], dict[str, int]]] = {
     "qwen3, tied, layers of the target": (
         {"draft_vocab": None, "own_embedding": True, "config_changes": {
@@ -33,7 +33,7 @@ FURTHER: dict[str, tuple[dict[str, Any], dict[str, int]]] = {
 
 
 def write_further_draft(path: Path, name: str) -> None:
-    """Writes the draft that :data:`FURTHER` calls so."""
+    """Write the draft that :data:`FURTHER` has under this name."""
     options, sizes = FURTHER[name]
     write_draft(path, **options)
     generator = torch.Generator().manual_seed(3)

@@ -1,4 +1,4 @@
-"""Fused CUDA graphs of a checkpoint, and a walk over their nodes by the ops' torch references."""
+"""Fuse the CUDA graphs of a checkpoint, and run their nodes with the ops' torch references."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ EXAMPLE_LIMITS = {
     "draft_top_k": 3, "draft_depth": 3, "draft_tokens": 8,
 }  # fmt: skip
 
-# Pages of the sequences that the walk takes, and how many there are.
+# The size of a page, and the number of pages of a sequence.
 PAGE, PAGES = 16, 8
 # The up-projections of a model's own latents.
 _NEVER_CODED = "kv_b_proj"
@@ -43,7 +43,7 @@ _NEVER_CODED = "kv_b_proj"
 
 @dataclass(frozen=True)
 class FusedModel:
-    """A target and perhaps its draft, with their graphs after the CUDA passes."""
+    """A target, optionally with a draft, and their graphs after the CUDA passes."""
 
     target: TargetCheckpoint
     draft: DraftCheckpoint | None
@@ -60,7 +60,7 @@ def fused_model(
     draft_only: bool = False,
     **options: Any,
 ) -> FusedModel:
-    """Reads, exports and fuses, perhaps the draft's graphs alone; no weight is loaded."""
+    """Read, export and fuse a model, or only its draft's graphs; load no weight."""
     target = read_target(target_path, strict=True)
     draft = None if draft_path is None else read_draft(draft_path, target.geometry, strict=True)
     asked = BuildOptions.from_flat(
@@ -93,9 +93,9 @@ def fused_model(
 
 
 def run_graph(model: ir.Model, feeds: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The graph's outputs by name: every node is its op's reference.
+    """Return the outputs of a graph by name. Every node runs the reference of its op.
 
-    AssertionError where a feed or a result has another type or shape than the graph says.
+    AssertionError if a feed or a result has another type or shape than the graph declares.
     """
     values: dict[ir.Value, torch.Tensor] = {}
     sizes: dict[str, int] = {}
@@ -115,7 +115,7 @@ def run_graph(model: ir.Model, feeds: Mapping[str, torch.Tensor]) -> dict[str, t
 
 
 def round_weights(model: ir.Model, storage: Storage) -> None:
-    """Packed bf16 weights become what their codes say, but those that engines never code."""
+    """Round packed bf16 weights to their quantized values, except those never quantized."""
     for name, value in model.graph.initializers.items():
         recipe = recipe_of(value)
         if recipe is None or not name.endswith(".packed") or _NEVER_CODED in name:
@@ -152,7 +152,10 @@ def _check(value: ir.Value, tensor: torch.Tensor, sizes: dict[str, int]) -> None
 
 
 def sequence(rows: range, page_size: int, pages: int) -> dict[str, torch.Tensor]:
-    """Rows of one sequence over a page table in falling order: every port of a group's view."""
+    """Return the ports of a group's view for the rows of one sequence.
+
+    The pages of the table are in descending order.
+    """
     ids = torch.arange(rows.start, rows.stop, dtype=torch.int32)
     table = torch.arange(pages - 1, 0, -1, dtype=torch.int32)
     return {
@@ -164,13 +167,13 @@ def sequence(rows: range, page_size: int, pages: int) -> dict[str, torch.Tensor]
 
 
 def relative_error(actual: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
-    """‖actual − expected‖ / ‖expected‖ of every row."""
+    """Return ‖actual − expected‖ / ‖expected‖ of every row."""
     difference = (actual.float() - expected.float()).norm(dim=-1)
     return difference / expected.float().norm(dim=-1).clamp(min=math.ulp(1.0))
 
 
 def blank_pools(model: ir.Model) -> dict[str, torch.Tensor]:
-    """Pools full of NaN, by port name."""
+    """Return pools filled with NaN, by port name."""
     pools = {}
     for port in model.graph.inputs:
         if port.name and port.name.endswith("_pool"):
@@ -179,7 +182,7 @@ def blank_pools(model: ir.Model) -> dict[str, torch.Tensor]:
 
 
 def launch_feeds(model: ir.Model, rows: range, logit_rows: torch.Tensor) -> dict[str, torch.Tensor]:
-    """The ports of one sequence's rows, the same view for every group."""
+    """Return the ports of one sequence's rows, with the same view for every group."""
     positions = torch.arange(rows.start, rows.stop, dtype=torch.int32)
     feeds = {
         "positions": positions,
@@ -196,7 +199,7 @@ def launch_feeds(model: ir.Model, rows: range, logit_rows: torch.Tensor) -> dict
 
 
 def logits_in_chunks(model: ir.Model, ids: torch.Tensor) -> torch.Tensor:
-    """Of 60 rows, in launches that split pages, one of them of a single row."""
+    """Return the logits of 60 rows, from launches that split pages; one has a single row."""
     pools, logits = blank_pools(model), []
     for rows in (range(33), range(33, 34), range(34, 60)):
         feeds = launch_feeds(model, rows, torch.arange(len(rows))) | pools
@@ -210,9 +213,10 @@ def logits_in_chunks(model: ir.Model, ids: torch.Tensor) -> torch.Tensor:
 def require_rounding_only(
     logits: torch.Tensor, theirs: torch.nn.Module, ids: torch.Tensor, *, tolerance: float
 ) -> None:
-    """``logits`` are about as far from those of ``theirs`` in fp32 as its own in bf16 are.
+    """Require that ``logits`` differ from ``theirs`` in fp32 about as much as bf16 does.
 
-    These may be ``tolerance`` off in the middle, relative to a row's.
+    ``theirs`` in bf16 gives the allowed difference. ``tolerance`` limits the median of the
+    relative error of bf16.
     """
     with torch.no_grad():
         expected = theirs(ids[None]).logits[0]

@@ -1,4 +1,4 @@
-"""Geometries that several tests hold something against."""
+"""Geometries that several tests compare results with."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from specbuild.runtime.engine_dir.geometry import AttentionParts, Norm, Rope, Ta
 def gpt_oss_parts(
     layers: int, *, experts: int = 4, top_k: int = 2, inner: int = 32, storage: str = "mxfp4"
 ) -> dict[str, Any]:
-    """The fields of a target that say what its layers consist of, as GPT-OSS has them."""
+    """Return the fields of a target that describe its layers, as for GPT-OSS."""
     moe = MoeFeedForward(
         experts=experts,
         experts_per_token=top_k,
@@ -31,7 +31,7 @@ def gpt_oss_parts(
     }
 
 
-# Without YaRN, which none of these tests is about.
+# Without YaRN, which these tests do not cover.
 GPT_OSS_20B = TargetGeometry(
     model_type="gpt_oss",
     layers=24,

@@ -1,4 +1,4 @@
-"""Writes GGUF files by gguf-py's writer, and packs blocks that it cannot pack itself."""
+"""Write GGUF files with gguf-py, and pack block types that gguf-py cannot pack."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SUB_BLOCKS = {"Q4_K": 15, "Q5_K": 31}
 
 
 def stored(tensor: torch.Tensor, kind: str) -> tuple[Stored, torch.Tensor]:
-    """The tensor in this type, rows as bytes or floats, and the values that it then has."""
+    """Return the tensor in this type, as bytes or floats, and the values that it represents."""
     values = np.ascontiguousarray(tensor.float().numpy())
     dtype = gguf.GGMLQuantizationType[kind]
     if kind in ("F32", "F16"):
@@ -48,9 +48,10 @@ def write_gguf(
     *,
     tensors_a_file: int = 0,
 ) -> Path:
-    """Writes a file, or several of so many tensors; the first one's path.
+    """Write one file, or several with ``tensors`` per file; return the path of the first.
 
-    ``keys`` that begin with a dot are the architecture's. Whole numbers are u32, floats f32.
+    ``keys`` that begin with a dot are prefixed with the architecture. Integers are stored as u32,
+    floats as f32.
     """
     writer = gguf.GGUFWriter(path, architecture, split_max_tensors=tensors_a_file)
     for name, value in keys.items():
@@ -66,7 +67,7 @@ def write_gguf(
 
 
 def tokenizer_keys(tokenizer: Any, pre: str, controls: tuple[str, ...] = ()) -> dict[str, Any]:
-    """The keys of a byte-level BPE of the library tokenizers."""
+    """Return the keys of a byte-level BPE of the library tokenizers."""
     import json
 
     data = json.loads(tokenizer.to_str())
@@ -100,7 +101,7 @@ def _add(writer: gguf.GGUFWriter, name: str, value: Any) -> None:
 
 
 def _random_blocks(values: np.ndarray, kind: str) -> np.ndarray:
-    """Random codes that are about as large as float32 [..., w], in bytes [..., w / e * b]."""
+    """Return random blocks about as large as float32 [..., w], as bytes [..., w / e * b]."""
     elements, nbytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
     generator = np.random.default_rng(len(values) + values.shape[-1])
     count = values.size // elements
@@ -115,7 +116,7 @@ def _random_blocks(values: np.ndarray, kind: str) -> np.ndarray:
 
 
 def _pack_q45_k(values: np.ndarray, kind: str) -> np.ndarray:
-    """Float32 [n, 256] to blocks of Q4_K or Q5_K: codes times scale, less a minimum."""
+    """Pack float32 [n, 256] to blocks of Q4_K or Q5_K: values times scale, less a minimum."""
     most = _SUB_BLOCKS[kind]
     parts = values.reshape(-1, 8, 32)
     low = np.minimum(parts.min(-1), 0)
@@ -138,7 +139,7 @@ def _pack_q45_k(values: np.ndarray, kind: str) -> np.ndarray:
 
 
 def _pack_q6_k(values: np.ndarray, _kind: str) -> np.ndarray:
-    """Float32 [n, 256] to blocks of Q6_K: codes less 32, times an eight-bit scale."""
+    """Pack float32 [n, 256] to blocks of Q6_K: values less 32, times an eight-bit scale."""
     parts = values.reshape(-1, 16, 16)
     scale = np.abs(parts).max(-1) / 31
     d = _half(scale.max(-1, keepdims=True) / 127)

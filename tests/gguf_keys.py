@@ -1,4 +1,4 @@
-"""What GGUF files of small models say of themselves."""
+"""The metadata keys in GGUF files of small models."""
 
 from __future__ import annotations
 
@@ -180,11 +180,10 @@ def write_gpt_oss(folder: Path, **options: Any) -> tuple[Path, dict[str, Any], d
 
 
 def write_gguf_llama(folder: Path, kind: str, values: str = "", **sizes: int) -> Path:
-    """Write a random Llama whose matrices, but for the embedding, have this GGUF type.
+    """Write a random Llama with matrices of this GGUF type, except for the embedding.
 
-    Values and down projections have the type ``values``, if there is one.
-    ``sizes`` are those of its config.json: hidden_size, intermediate_size, head_dim and
-    num_attention_heads among them.
+    Values and down projections have the type ``values``, if given. ``sizes`` are those of its
+    config.json, such as hidden_size, intermediate_size, head_dim and num_attention_heads.
     """
     write_llama(folder / "model", rope_parameters=None, **sizes)
     config = json.loads((folder / "model" / "config.json").read_text())

@@ -1,7 +1,7 @@
-"""The same small random models as safetensors and as GGUF, whose numbers are equal bit for bit.
+"""The same small random models as safetensors and as GGUF, with bitwise equal numbers.
 
-Every tensor is stored in a type of GGUF first; the safetensors hold the values that it then has.
-Rows and experts are moved as llama.cpp's converter moves them.
+Every tensor is first stored in a GGUF type. The safetensors have the values that this type
+represents. Rows and experts are reordered as llama.cpp's converter does.
 """
 
 from __future__ import annotations
@@ -58,9 +58,9 @@ COMMON = {
     "mlp.shared_experts.up_proj.weight": "ffn_up_shexp.weight",
     "mlp.shared_experts.down_proj.weight": "ffn_down_shexp.weight",
 }
-# The parts of an expert that are called otherwise.
+# The parts of an expert with another name in GGUF.
 EXPERT_PARTS = {"w1": "gate", "w2": "down", "w3": "up"}
-# Models whose rows that RoPE turns stand side by side in GGUF.
+# Models whose rows that RoPE rotates together are adjacent in GGUF.
 PAIRS = ("llama", "mixtral", "ministral3", "smollm3", "granite")
 _OF_DELTA = {
     "linear_attn.conv1d.weight": "ssm_conv1d.weight",
@@ -73,7 +73,7 @@ _OF_DELTA = {
     "mlp.shared_expert.down_proj.weight": "ffn_down_shexp.weight",
     "mlp.shared_expert_gate.weight": "ffn_gate_inp_shexp.weight",
 }
-# What some models call otherwise than :data:`COMMON` says, by the beginning of their type.
+# Names that differ from :data:`COMMON`, by the prefix of the model type.
 OWN_NAMES = {
     "gemma4": {
         "post_attention_layernorm.weight": "post_attention_norm.weight",
@@ -127,7 +127,7 @@ MXFP4 = gguf.GGMLQuantizationType.MXFP4
 
 @dataclass
 class Twin:
-    """A model's tensors in both forms; ``kinds`` says the type of a tensor in Hugging Face's."""
+    """A model's tensors in both forms. ``kinds`` gives the type of each Hugging Face tensor."""
 
     kinds: Callable[[str, tuple[int, ...]], str]
     names: Mapping[str, str] = field(default_factory=lambda: COMMON)
@@ -135,29 +135,29 @@ class Twin:
     gguf: dict[str, Stored] = field(default_factory=dict)
 
     def take(self, name: str, tensor: torch.Tensor) -> Stored:
-        """Stores a tensor in its type: as GGUF has it, while Hugging Face's form keeps values."""
+        """Store a tensor in its GGUF type; Hugging Face's form gets its values."""
         found, self.hf[name] = stored(tensor, self.kinds(name, tuple(tensor.shape)))
         return found
 
     def same(self, name: str, tensor: torch.Tensor) -> None:
-        """A tensor that only has another name."""
+        """Store a tensor that differs only in its name."""
         self.gguf[self.called(name)] = self.take(name, tensor)
 
     def called(self, name: str) -> str:
-        """Its name in GGUF."""
+        """Return the tensor's name in GGUF."""
         if name in self.names:
             return self.names[name]
         _, _, layer, inner = name.split(".", 3)
         return f"blk.{layer}.{self.names[inner]}"
 
     def stacked(self, name: str, experts: list[tuple[str, torch.Tensor]]) -> None:
-        """Experts that are one tensor in GGUF."""
+        """Store experts as one GGUF tensor."""
         taken = [self.take(*expert) for expert in experts]
         self.gguf[name] = np.stack([array for array, _ in taken]), taken[0][1]
 
 
 def mixed(name: str, shape: tuple[int, ...]) -> str:
-    """Types as a mixture has them: F32 for what is small, others by what rows allow."""
+    """Return the types of a mixture: F32 for small tensors, others as row sizes allow."""
     if len(shape) == 1 or name.endswith(("gate.weight", "router.weight", "bias")):
         return "F32"
     wide = ("Q4_K", "Q5_K", "Q6_K", "Q4_0", "Q8_0", "Q2_K", "Q3_K", "IQ4_XS", "NVFP4", "MXFP4")
@@ -168,7 +168,7 @@ def mixed(name: str, shape: tuple[int, ...]) -> str:
 
 
 def llama3_factors(width: int) -> torch.Tensor:
-    """What Llama 3's scaling divides each frequency by, as llama.cpp's converter computes it."""
+    """Return the divisor of each frequency in Llama 3's scaling, as llama.cpp computes it."""
     found = []
     for pair in range(width // 2):
         wavelength = 2 * math.pi * 10000.0 ** (2 * pair / width)
@@ -183,13 +183,13 @@ def llama3_factors(width: int) -> torch.Tensor:
 
 
 def rewritten(model: Path, hf: Mapping[str, torch.Tensor]) -> None:
-    """Gives the checkpoint the tensors that its GGUF twin has."""
+    """Write the checkpoint with the values of its GGUF twin."""
     kept = {name: tensor.contiguous() for name, tensor in hf.items()}
     save_file(kept, model / "model.safetensors", metadata={"format": "pt"})
 
 
 def gpt_oss_twin(model: Path) -> dict[str, Stored]:
-    """The tensors of the GPT-OSS at ``model`` in GGUF's form; it keeps their values."""
+    """Return the GGUF form of the GPT-OSS at ``model``, with its values."""
     given = load_file(model / "model.safetensors")
     packed = any(name.endswith("_blocks") for name in given)
     # Transposed matrices keep their types element by element.
@@ -224,8 +224,10 @@ def gpt_oss_twin(model: Path) -> dict[str, Stored]:
 
 
 def llama_twin(model: Path, config: Mapping[str, Any]) -> dict[str, Stored]:
-    """The same of a model with grouped-query attention; of :data:`PAIRS` the rows that RoPE turns
-    move together."""
+    """Return the GGUF form of a model with grouped-query attention.
+
+    The rows that RoPE rotates together are adjacent for the models of :data:`PAIRS`.
+    """
     own_type = config["model_type"]
     own = [names for kind, names in OWN_NAMES.items() if own_type.startswith(kind)]
     # Columns of a matrix that is quantized do not move.
@@ -261,9 +263,9 @@ def llama_twin(model: Path, config: Mapping[str, Any]) -> dict[str, Stored]:
 
 
 def _delta_twin(twin: Twin, name: str, config: Mapping[str, Any]) -> None:
-    """Moves the value heads of a gated delta net as llama.cpp's converter does.
+    """Reorder the value heads of a gated delta net as llama.cpp's converter does.
 
-    Head j of key head i is head ``j * keys + i``, where checkpoints have it at ``i * shared + j``.
+    Head j of key head i becomes head ``j * keys + i``; in checkpoints it is ``i * shared + j``.
     """
     key_heads, value_heads = config["linear_num_key_heads"], config["linear_num_value_heads"]
     shared, width = value_heads // key_heads, config["linear_value_head_dim"]
@@ -288,7 +290,7 @@ def _delta_twin(twin: Twin, name: str, config: Mapping[str, Any]) -> None:
 
 
 def _next_twin(twin: Twin, name: str, config: Mapping[str, Any]) -> None:
-    """Takes Qwen3-Next's projection apart as llama.cpp's converter does: z from q, k and v.
+    """Split Qwen3-Next's projection as llama.cpp's converter does: z from q, k and v.
 
     Value heads keep their order.
     """
@@ -312,7 +314,10 @@ def _next_twin(twin: Twin, name: str, config: Mapping[str, Any]) -> None:
 
 
 def deepseek_twin(model: Path, config: Mapping[str, Any], *, apart: bool) -> dict[str, Stored]:
-    """The same of a model with DeepSeek's attention; ``apart``: keys' and values' halves are."""
+    """Return the GGUF form of a model with DeepSeek's attention.
+
+    ``apart``: the halves of keys and values are separate tensors.
+    """
     twin = Twin(mixed)
     experts: dict[str, list[tuple[str, torch.Tensor]]] = {}
     for name, tensor in load_file(model / "model.safetensors").items():
@@ -333,7 +338,7 @@ def deepseek_twin(model: Path, config: Mapping[str, Any], *, apart: bool) -> dic
 
 
 def _stack_of(parts: list[str]) -> str:
-    """The tensor that holds an expert's matrix beside those of the others."""
+    """Return the tensor that holds an expert's matrix together with the others."""
     part = EXPERT_PARTS.get(parts[6], parts[6].removesuffix("_proj"))
     return f"blk.{parts[2]}.ffn_{part}_exps.weight"
 
@@ -353,7 +358,7 @@ def _experts(stem: str, array: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def _mxfp4_blocks(blocks: np.ndarray, scales: np.ndarray) -> np.ndarray:
-    """Bytes with the even element low, as blocks with a half's elements side by side."""
+    """Repack bytes with the even element low as blocks of two halves."""
     codes = np.stack([blocks & 15, blocks >> 4], -1).reshape(*blocks.shape[:-1], 32)
     nibbles = codes[..., :16] | (codes[..., 16:] << 4)
     raw = np.concatenate([scales[..., None], nibbles], -1)

@@ -10,18 +10,18 @@ _LETTERS = {U8: "B", U32: "I", F32: "f", BOOL: "?", U64: "Q"}
 
 
 def text(value: bytes | str, length: int | None = None) -> bytes:
-    """A text behind its length, or behind another one."""
+    """Return a text after its length, or after a wrong length."""
     raw = value.encode() if isinstance(value, str) else value
     return struct.pack("<Q", len(raw) if length is None else length) + raw
 
 
 def number(kind: int, value: float) -> bytes:
-    """A number of this type."""
+    """Return a number of this type."""
     return struct.pack(f"<{_LETTERS[kind]}", value)
 
 
 def array(kind: int, items: list[bytes], count: int | None = None) -> bytes:
-    """An array's value: its type, its length or another one, its items."""
+    """Return an array: its type, its length or a wrong one, its items."""
     return struct.pack("<IQ", kind, len(items) if count is None else count) + b"".join(items)
 
 
@@ -39,7 +39,7 @@ class Key:
 
 @dataclass(frozen=True)
 class Info:
-    """A tensor's entry: ``dims`` fastest first, the number of a type, an offset in the data."""
+    """The entry of a tensor: ``dims`` fastest first, a type number, an offset in the data."""
 
     name: str
     dims: tuple[int, ...] = (4,)
@@ -53,7 +53,7 @@ class Info:
 
 @dataclass(frozen=True)
 class RawFile:
-    """A file; counts that are None are right."""
+    """A file. Counts that are None are correct."""
 
     keys: tuple[Key, ...] = (Key("general.architecture", TEXT, text("llama")),)
     infos: tuple[Info, ...] = (Info("a"), Info("b", offset=32))

@@ -11,12 +11,12 @@ HIDDEN = 2880
 
 
 def bf16(*shape: int) -> TensorInfo:
-    """A tensor of this shape."""
+    """Return a tensor of this shape."""
     return TensorInfo(shape, "bfloat16")
 
 
 def experts_request(rows: int, experts: int = 32, hidden: int = HIDDEN) -> LoweringRequest:
-    """RmsMoe over ``rows`` rows of two sequences, for decoding."""
+    """Return a request for RmsMoe over ``rows`` rows of two sequences in decoding."""
     gate_up, down = tile_bytes(gate_up_steps(hidden)), tile_bytes(down_steps(2880))
     tensors = {
         "x": bf16(rows, hidden), "norm": bf16(hidden),
@@ -32,7 +32,7 @@ def experts_request(rows: int, experts: int = 32, hidden: int = HIDDEN) -> Lower
 
 
 def projection(rows: int, columns: int) -> LoweringRequest:
-    """O, or the draft's down, with everything that a launch may add."""
+    """Return a request for O, or for the draft's down projection, with all optional inputs."""
     tensors = {
         "x": bf16(rows, columns), "weight": bf16(HIDDEN // 16, columns // 32, 512),
         "bias": bf16(HIDDEN), "residual": bf16(rows, HIDDEN), "y": bf16(rows, HIDDEN),
@@ -41,7 +41,7 @@ def projection(rows: int, columns: int) -> LoweringRequest:
 
 
 def qkv(rows: int) -> LoweringRequest:
-    """QKV of so many rows."""
+    """Return a request for QKV with this number of rows."""
     tensors = {
         "x": bf16(rows, HIDDEN), "norm": bf16(HIDDEN), "weight": bf16(320, HIDDEN // 32, 512),
         "bias": bf16(5120), "cos": TensorInfo((4096, 32), "float32"),
@@ -54,7 +54,7 @@ def qkv(rows: int) -> LoweringRequest:
 
 
 def screened_head(rows: int, columns: int = HIDDEN, vocab: int = 201088) -> LoweringRequest:
-    """HeadScreen of so many rows."""
+    """Return a request for HeadScreen with this number of rows."""
     units = INT8.units(columns // 32)
     tensors = {
         "x": bf16(rows, columns), "logit_rows": TensorInfo((rows,), "int32"),
@@ -69,7 +69,10 @@ def screened_head(rows: int, columns: int = HIDDEN, vocab: int = 201088) -> Lowe
 
 
 def attention(batch: int, rows: int, *, pages: int = 32) -> LoweringRequest:
-    """Full attention of sequences with so many rows each, of up to ``pages`` pages of 64 tokens."""
+    """Return a request for full attention, with up to ``pages`` pages of 64 tokens.
+
+    Each sequence has the given number of rows.
+    """
     total = batch * rows
     tensors = {
         "q": bf16(total, 64, 64), "k_pool": bf16(99, 8, 64, 64), "v_pool": bf16(99, 8, 64, 64),

@@ -51,7 +51,10 @@ exit $failed
 
 
 def download_wheels(folder: Path, python: str) -> None:
-    """The pinned wheels for CPython ``python`` on Linux x86-64; pip's messages go to stderr."""
+    """Download the pinned wheels for CPython ``python`` on Linux x86-64.
+
+    pip's messages go to standard error.
+    """
     tags = [flag for name in PLATFORMS for flag in ("--platform", f"{name}_x86_64")]
     abis = ["--abi", "cp" + python.replace(".", ""), "--abi", "abi3", "--abi", "none"]
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest"]
@@ -65,7 +68,7 @@ def download_wheels(folder: Path, python: str) -> None:
 
 
 def tracked_files() -> list[Path]:
-    """The checkout's files, relative to it."""
+    """Return the checkout's files, relative to it."""
     listed = subprocess.run(
         ["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True
     )

@@ -1,4 +1,4 @@
-"""Writes random indexers (DSA-lite) beside a checkpoint that ``checkpoints.write_target`` wrote."""
+"""Write random indexers (DSA-lite) for a checkpoint of ``checkpoints.write_target``."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def write_indexers(
     width: int = 8,
     seed: int = 5,
 ) -> Tensors:
-    """``dsa_indexer.safetensors`` under ``path``; one head is the simple form, W_q = W_k alone."""
+    """Write ``dsa_indexer.safetensors``. One head is the simple form with W_q = W_k."""
     generator = torch.Generator().manual_seed(seed)
 
     def drawn(columns: int) -> torch.Tensor:
@@ -40,11 +40,11 @@ def write_indexers(
 
 
 def write_derived_indexers(path: Path, checkpoint: Path, layers: Iterable[int], width: int) -> None:
-    """Indexers of one head from the attention's own projections, so that they mean something.
+    """Write indexers of one head from the attention's projections, so that scores are useful.
 
-    ``W_q W_kᵀ`` is the best rank ``width`` form of ``Σ_h W_q,h W_k,hᵀ``: the sum over query heads
-    of what contents alone (no rotation, no bias) give a score. Half of each singular value goes to
-    either side.
+    ``W_q W_kᵀ`` is the best approximation of rank ``width`` to ``Σ_h W_q,h W_k,hᵀ``, the sum over
+    query heads of the scores of contents alone (no rotation, no bias). Each side gets half of each
+    singular value.
     """
     tensors = {}
     with safe_open(checkpoint, framework="pt") as weights:

@@ -1,4 +1,4 @@
-"""Writes random latents (MLA-lite) beside a checkpoint that ``checkpoints.write_target`` wrote."""
+"""Write random latents (MLA-lite) for a checkpoint of ``checkpoints.write_target``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 def write_latents(
     path: Path, dims: Mapping[int, int], *, hidden: int = 64, kv_width: int = 32, seed: int = 3
 ) -> Tensors:
-    """``mla_kv.safetensors`` under ``path``: ``dims`` maps layers to the width of their latent."""
+    """Write ``mla_kv.safetensors``. ``dims`` maps layers to the width of their latent."""
     generator = torch.Generator().manual_seed(seed)
     tensors = {}
     for layer, dim in dims.items():
@@ -31,7 +31,7 @@ def write_latents(
 
 
 def write_factors(path: Path, checkpoint: Path, layers: Iterable[int], rank: int) -> None:
-    """Latents of a checkpoint's own layers: the plain factors of ``[W_k | W_v]`` at a rank."""
+    """Write latents of a checkpoint's layers: factors of ``[W_k | W_v]`` at a rank."""
     tensors = {}
     with safe_open(checkpoint, framework="pt") as weights:
         for layer in layers:

@@ -1,4 +1,4 @@
-"""What ``make test`` leaves out for its time: slow cases, and most examples of property tests."""
+"""Reduce the cases of ``make test``: no slow cases, and few examples of property tests."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ _DRAWN = {"few": False}
 
 
 def draw_few(few: bool) -> None:
-    """Says whether property tests that are imported from now on draw few examples."""
+    """Set whether property tests imported from now on draw few examples."""
     _DRAWN["few"] = few
 
 
 def examples_of(most: int) -> int:
-    """So many; in a run without slow tests a quarter of them, but five where there are five."""
+    """Return the number of examples: without slow tests a quarter, but at least five."""
     return min(most, max(FEWEST, most // 4)) if _DRAWN["few"] else most
 
 
 def examples(most: int) -> Callable[[Test], Test]:
-    """Lets a property test draw at most so many examples; ``make test-slow`` draws them all."""
+    """Limit the examples of a property test; ``make test-slow`` draws them all."""
 
     def decorate(test: Test) -> Test:
         return pytest.mark.drawn(settings(max_examples=examples_of(most))(test))
@@ -34,6 +34,6 @@ def examples(most: int) -> Callable[[Test], Test]:
 
 
 def slow(*cases: Any) -> list[Any]:
-    """Further cases of a test, each a value or a tuple of them, for ``make test-slow``."""
+    """Mark further cases of a test, each a value or a tuple, for ``make test-slow``."""
     values = [case if isinstance(case, tuple) else (case,) for case in cases]
     return [pytest.param(*value, marks=pytest.mark.slow) for value in values]

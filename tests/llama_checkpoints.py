@@ -1,4 +1,4 @@
-"""Writes small random models of Llama and its kin, by transformers' own writer."""
+"""Write small random models of Llama and similar families with transformers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-# So few tokens that a random draft is right now and then.
+# A small vocabulary, so that tokens of a random draft are sometimes accepted.
 LAYERS, HIDDEN, VOCAB = 3, 64, 32
 SIZES: dict[str, Any] = {
     "vocab_size": VOCAB,
@@ -189,7 +189,7 @@ def write_llama(
 
 
 def randomise(model: torch.nn.Module, kind: str) -> None:
-    """Random weights of a model of this type, of such sizes that random logits differ clearly."""
+    """Set random weights, scaled so that the logits differ clearly."""
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for name, tensor in model.state_dict().items():

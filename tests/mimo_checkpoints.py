@@ -1,4 +1,4 @@
-"""Writes small random MiMos with an MTP layer, and that layer in plain torch."""
+"""Write small random MiMos with an MTP layer, and compute that layer in plain torch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LAYER = "model.mtp_layers.0."
 
 
 def write_mimo(path: Path, *, seed: int = 9, **changes: Any) -> Tensors:
-    """A random MiMo of ``changes`` under ``path``: a Qwen2 with an MTP layer; its tensors."""
+    """Write a random MiMo of ``changes``, a Qwen2 with an MTP layer; return its tensors."""
     write_llama(path, "qwen2", **changes)
     edit_config(
         path, model_type="mimo", architectures=["MiMoForCausalLM"], attention_bias=True,
@@ -31,7 +31,7 @@ def write_mimo(path: Path, *, seed: int = 9, **changes: Any) -> Tensors:
 
 
 def _predictor(tensors: Tensors, last: str, seed: int) -> Tensors:
-    """Tensors under the names of XiaomiMiMo/MiMo-7B, of the shapes of the model's last layer."""
+    """Return tensors named as in XiaomiMiMo/MiMo-7B, of the shapes of the last layer."""
     generator = torch.Generator().manual_seed(seed)
     norm = tensors["model.norm.weight"]
     hidden = len(norm)
@@ -47,10 +47,10 @@ def _predictor(tensors: Tensors, last: str, seed: int) -> Tensors:
 
 
 class PlainMimoMtp:
-    """The layer without caches, fp32, as MiMo's report (arXiv 2505.07608) and its code have it.
+    """The MTP layer without caches, fp32, after MiMo's report (arXiv 2505.07608) and code.
 
-    ``[hidden_layernorm(h_t); token_layernorm(embedding of t + 1)]`` is projected and goes through a
-    layer of Qwen2; the head reads the normed result, and so does the next level.
+    ``[hidden_layernorm(h_t); token_layernorm(embedding of t + 1)]`` is projected and passes through
+    a layer of Qwen2. The head and the next level read the normed result.
     """
 
     def __init__(self, tensors: Tensors, *, heads: int, kv_heads: int, eps: float, theta: float):
@@ -58,10 +58,10 @@ class PlainMimoMtp:
         self.heads, self.kv_heads, self.eps, self.theta = heads, kv_heads, eps, theta
 
     def follow(self, hidden: torch.Tensor, ids: list[int], path: list[int]) -> torch.Tensor:
-        """The head's logits [1 + m, V] at the last of ``ids`` [L] and down a ``path`` of m drafts.
+        """Return logits [1 + m, V] at the last of ``ids`` [L] and along a ``path`` of m drafts.
 
-        ``hidden`` [L, H] are the target's states after its final norm; row t goes with ``ids[t]``,
-        the token behind it.
+        ``hidden`` [L, H] are the target's states after its final norm. Row t belongs to ``ids[t]``,
+        the token after it.
         """
         found = []
         for place in range(1 + len(path)):
@@ -93,7 +93,7 @@ class PlainMimoMtp:
         ].T
 
     def _projected(self, x: torch.Tensor, name: str) -> torch.Tensor:
-        """Heads of queries, keys or values, [heads, T, D]."""
+        """Return heads of queries, keys or values, [heads, T, D]."""
         stem = f"{LAYER}self_attn.{name}_proj"
         rows = x @ self.w[f"{stem}.weight"].T + self.w[f"{stem}.bias"]
         heads = self.heads if name == "q" else self.kv_heads

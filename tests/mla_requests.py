@@ -15,7 +15,7 @@ RANK, ROPE, PAGE, PAGES = 512, 64, 64, 128
 
 @dataclass(frozen=True)
 class MlaSizes:
-    """Of one model; ``query`` None: queries have no latent."""
+    """The sizes of one model. ``query`` is None if queries have no latent."""
 
     hidden: int
     heads: int
@@ -33,7 +33,7 @@ DEEPSEEK_V3 = MlaSizes(7168, 128, 128, 128, 1536)
 def mla_requests(
     s: MlaSizes, rows: int, storage: Storage = BF16, batch: int = 1
 ) -> dict[str, LoweringRequest]:
-    """What a layer's attention launches for so many rows, but for plain projections."""
+    """Return the requests of a layer's attention for ``rows`` rows, except plain projections."""
     heads = s.heads * (s.nope + ROPE)
     projected = (heads if s.query is None else s.query) + RANK + ROPE
     units = storage.units(s.hidden // 32)

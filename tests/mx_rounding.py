@@ -1,7 +1,7 @@
-"""Rounding to MXFP8 (e4m3) and MXFP4, by the lists of their values: OCP Microscaling v1.0.
+"""Round to MXFP8 (e4m3) and MXFP4 by lists of their values (OCP Microscaling v1.0).
 
-A block of 32 columns has a power of two for its scale, the one of section 6.3, or twice that where
-the largest magnitude would be rounded past the largest element. Ties go to even codes.
+The scale of a block of 32 columns is the power of two of section 6.3. It is doubled if the largest
+magnitude would be rounded past the largest element. Ties go to even codes.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ E4M3 = [m / 512 for m in range(8)] + [
 ]
 E2M1 = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
 VALUES = {"fp8": E4M3, "mxfp4": E2M1}
-# What ``--weights-dtype`` takes of a checkpoint of GPT-OSS, Llama or Qwen3.
+# The tensors that ``--weights-dtype`` quantizes, for GPT-OSS, Llama or Qwen3.
 CODED = re.compile(r"(\.(q|k|v|o|gate|up|down)_proj|lm_head)\.weight$")
 
 
 def mx_rounded(weight: torch.Tensor, name: str) -> torch.Tensor:
-    """``weight`` [..., K], K a multiple of 32, in its own type."""
+    """Round ``weight`` [..., K], K a multiple of 32; return it in its own type."""
     grid = torch.tensor(VALUES[name], dtype=torch.float64)
     middles = (grid[1:] + grid[:-1]) / 2
     blocks = weight.double().unflatten(-1, (-1, 32))
@@ -37,7 +37,7 @@ def mx_rounded(weight: torch.Tensor, name: str) -> torch.Tensor:
 
 
 def round_checkpoint(tensors: Tensors, name: str, *, experts: bool = False) -> None:
-    """Projections and head become what the format holds of them, and experts where asked."""
+    """Round projections and head to the format, and experts if requested."""
     for key in [key for key in tensors if CODED.search(key)]:
         if experts or ".experts." not in key:
             tensors[key] = mx_rounded(tensors[key], name)

@@ -1,4 +1,4 @@
-"""Every numeric field of JSON files, and values that a hostile file may hold in its place."""
+"""Every numeric field of JSON files, and values that a hostile file may have there."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _MARK = "a value to be replaced"
 
 
 def numeric_places(data: Any, within: Place = ()) -> list[Place]:
-    """Where numbers are in decoded JSON, booleans not counted."""
+    """Return the places of numbers in decoded JSON, without booleans."""
     if isinstance(data, dict):
         items = list(data.items())
     elif isinstance(data, list):
@@ -53,7 +53,7 @@ def numeric_places(data: Any, within: Place = ()) -> list[Place]:
 
 
 def with_literal(data: Any, place: Place, literal: str) -> str:
-    """The JSON text of ``data`` with ``literal`` as the value at ``place``."""
+    """Return the JSON text of ``data`` with ``literal`` as the value at ``place``."""
     copy = json.loads(json.dumps(data))
     inner = copy
     for key in place[:-1]:
@@ -65,7 +65,7 @@ def with_literal(data: Any, place: Place, literal: str) -> str:
 
 
 def written(file: Path, place: Place, literal: str) -> bytes:
-    """Put ``literal`` at ``place`` of a JSON file; the bytes that it had before."""
+    """Write ``literal`` at ``place`` of a JSON file; return the previous bytes."""
     before = file.read_bytes()
     file.write_text(with_literal(json.loads(before), place, literal), encoding="utf-8")
     return before

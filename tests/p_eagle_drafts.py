@@ -1,4 +1,4 @@
-"""Random P-EAGLE drafts as they lie on disk, and what they draft, in plain torch."""
+"""Write random P-EAGLE drafts, and compute their proposals in plain torch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MASK_TOKEN = 5
 def write_p_eagle(
     path: Path, *, spelling: str = "pard_token", aux_layers: int = 3, **options: Any
 ) -> Tensors:
-    """Write a random draft of ``write_draft``'s ``options``; all tensors, by canonical names."""
+    """Write a random draft of ``write_draft``'s ``options``; return its canonical tensors."""
     tensors = write_draft(path, **options)
     width = aux_layers * options.get("target_hidden", 64)
     mask = torch.randn(1, 1, width, generator=torch.Generator().manual_seed(77))
@@ -42,8 +42,10 @@ class PlainPEagle:
         self.layers = ["midlayer", *[f"layers.{1 + i}" for i in range(len(found))]]
 
     def logits(self, states: torch.Tensor, ids: torch.Tensor, depth: int) -> torch.Tensor:
-        """[depth, Vd] of the positions behind ``ids`` [L + 1], whose first L tokens have the
-        target's states [L, n·Ht]."""
+        """Return the logits [depth, Vd] of the positions after ``ids`` [L + 1].
+
+        The first L tokens have the target's states [L, n·Ht].
+        """
         count = len(states)
         masks = self.of["mask_hidden"].reshape(1, -1).expand(depth - 1, -1)
         hidden = self.fused(torch.cat([states, masks]))
@@ -61,7 +63,7 @@ class PlainPEagle:
         return self.normed(hidden[count - 1 :], "norm") @ self.of["lm_head.weight"].T
 
     def fused(self, states: torch.Tensor) -> torch.Tensor:
-        """States [T, n·Ht] or masks in their place → [T, H]."""
+        """Map states [T, n·Ht], or masks in their place, to [T, H]."""
         if "fc_norm.0.weight" in self.of:
             parts = states.chunk(3, dim=1)
             states = torch.cat([self.normed(p, f"fc_norm.{i}") for i, p in enumerate(parts)], dim=1)
@@ -70,7 +72,7 @@ class PlainPEagle:
         return states @ self.of["fc.weight"].T
 
     def attended(self, layer: str, x: torch.Tensor) -> torch.Tensor:
-        """Causal attention of rows at positions 0, 1, …"""
+        """Return causal attention of rows at positions 0, 1, …"""
         projected = {
             part: (x @ self.of[f"{layer}.self_attn.{part}_proj.weight"].T).view(
                 len(x), -1, self.width
@@ -87,13 +89,13 @@ class PlainPEagle:
         return out.flatten(1) @ self.of[f"{layer}.self_attn.o_proj.weight"].T
 
     def turned(self, x: torch.Tensor) -> torch.Tensor:
-        """RoPE over rows [T, D], half-split, by complex numbers."""
+        """Apply RoPE to rows [T, D], half-split, by complex numbers."""
         half = self.width // 2
         turns = torch.outer(torch.arange(len(x)), 10000.0 ** (-torch.arange(half) / half))
         pairs = torch.complex(x[:, :half], x[:, half:]) * torch.polar(torch.ones_like(turns), turns)
         return torch.cat([pairs.real, pairs.imag], dim=1)
 
     def normed(self, x: torch.Tensor, name: str) -> torch.Tensor:
-        """RMSNorm of rows."""
+        """Apply RMSNorm to rows."""
         scale = torch.rsqrt(x.pow(2).mean(dim=1, keepdim=True) + self.eps)
         return x * scale * self.of[f"{name}.weight"]

@@ -1,4 +1,4 @@
-"""The fenced commands of the pages that users read: which run, which cannot here, and why."""
+"""The shell commands of the documentation: which ones tests run, and why not the others."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 @dataclass(frozen=True)
 class Left:
-    """Commands that tests do not run: what they hold, why, and how many of all pages they are."""
+    """Commands that tests do not run: a pattern, the reason, and their number on all pages."""
 
     pattern: str
     reason: str
@@ -51,7 +51,7 @@ LEFT = (
 )
 # Left out of `make test` for their time; `make test-slow` runs them.
 LONG = r"^make demo|^specbuild build |^specbuild (bench|compare) "
-# What tests add to a command: their models are small, and two cores are slow. Of two equal options
+# Options that tests add, for small models and slow machines. Of two equal options
 # the last counts.
 ADDED = (
     (r"^specbuild bench (?!server|suite|sweep)", "--max-new-tokens 16 --rounds 1"),
@@ -60,7 +60,7 @@ ADDED = (
     (r"^specbuild bench server", "--max-new-tokens 16 --requests 8"),
     (r"^specbuild train ", "--steps 2 --batch-size 2 --sequence-length 64"),
     (r"^specbuild train .* --joint-steps ", "--joint-steps 1"),
-    # Indexers choose among what is not kept in any case, the first 4 tokens and the recent 64.
+    # Indexers select among tokens beyond the first 4 and the recent 64, which are always kept.
     (r"^specbuild train (dsa|.* --top-k )", "--top-k 16 --sequence-length 128"),
     (r"^specbuild train .* --draft-vocab ", "--draft-vocab 128"),
     (r"^specbuild (train|retrofit) mla .* --rank ", "--rank 16"),
@@ -74,24 +74,24 @@ ADDED = (
 
 
 def blocks(page: Path) -> Iterator[tuple[str, str]]:
-    """Language and text of every fenced block."""
+    """Return language and text of every fenced block."""
     for found in _BLOCK.finditer(page.read_text(encoding="utf-8")):
         yield found[1], found[2]
 
 
 def commands(shell: str) -> list[str]:
-    """The commands of a shell block, continuation lines joined."""
+    """Return the commands of a shell block, with continuation lines joined."""
     lines = shell.replace("\\\n", " ").splitlines()
     return [re.sub(r"\s+# .*", "", line).strip() for line in lines if line.strip()]
 
 
 def left_by(command: str) -> Left | None:
-    """The first rule by which tests do not run it, or None."""
+    """Return the first rule that excludes a command, or None."""
     return next((left for left in LEFT if re.search(left.pattern, command)), None)
 
 
 def as_tested(command: str, port: int) -> str:
-    """``command`` with what tests add, and its server at this port."""
+    """Return ``command`` with the options that tests add, and the server's port."""
     added = [options for pattern, options in ADDED if re.search(pattern, command)]
     if command.startswith("make demo"):
         # With the packages of this environment instead of a new one.

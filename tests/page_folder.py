@@ -1,4 +1,4 @@
-"""A folder to try a page's commands in: the examples, and what stands for a reader's files."""
+"""A folder to run a page's commands in: the examples, and substitutes for a reader's files."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def _deepseek_draft(path: Path) -> None:
     )
 
 
-# What pages name and a reader has, or has from another page.
+# Files that pages name, and that a reader has or creates on another page.
 STAND_INS: dict[str, Callable[[Path], object]] = {
     "target": _target,
     "m": _target,
@@ -132,19 +132,19 @@ ENGINES = ("engine", "out/engine", "out/demo/engine")
 
 @dataclass
 class PageFolder:
-    """The folder, and the server that the page's commands talk to."""
+    """The folder, and the server that the page's commands send requests to."""
 
     path: Path
     engine: Path
     port: int
     server: subprocess.Popen[str] | None = None
     output: str = ""
-    # Whether each command is an example of its own, which may write where another has.
+    # Whether the commands are independent examples, which may write to the same place.
     alternatives: bool = False
     stood_in: set[str] = field(default_factory=set)
 
     def prepare(self, words: Iterable[str]) -> None:
-        """Lay the examples, the environment, and the stand-ins that the page's words name."""
+        """Create the examples, the environment, and the substitutes that the page names."""
         for name in ("examples", "Makefile"):
             (self.path / name).symlink_to(ROOT / name)
         (self.path / ".venv").symlink_to(sys.prefix)
@@ -160,7 +160,7 @@ class PageFolder:
                 self._shell(line)
 
     def run(self, command: str) -> None:
-        """Run one command as it stands on the page, but for what ``as_tested`` adds to it."""
+        """Run one command of the page, with the options of ``as_tested``."""
         self._make_way(command)
         tested = as_tested(command, self.port)
         if command.startswith("specbuild serve"):
@@ -172,12 +172,12 @@ class PageFolder:
         self._shell(tested)
 
     def python(self, source: str) -> None:
-        """Run a block of Python, in a process of its own."""
+        """Run a Python block in a process of its own."""
         source = source.replace("127.0.0.1:8000", f"127.0.0.1:{self.port}")
         self._call([sys.executable, "-c", source])
 
     def stop(self) -> None:
-        """Stop the server as ctrl-C does; it must end by itself."""
+        """Stop the server with ctrl-C; it must exit."""
         if self.server is not None:
             self.server.send_signal(signal.SIGINT)
             assert self.server.wait(300) == 0
@@ -186,7 +186,7 @@ class PageFolder:
             self.server = None
 
     def _make_way(self, command: str) -> None:
-        """A stand-in goes where the page makes the thing itself."""
+        """Remove a substitute if the page's command creates the file itself."""
         for name in re.findall(r"--(?:output|engine|out) (\S+)", command):
             path = self.path / name
             if path.exists() and (self.alternatives or name in self.stood_in):

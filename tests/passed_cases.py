@@ -1,10 +1,10 @@
 """Emulated cases that have passed before, so that `make test` need not run them again.
 
 A case is a test of tests/ops that launches kernels in the emulator. Its digest covers the test's
-module and all that this imports (cases, references, lowerings, the emulation), the libraries, and
+module and everything it imports (cases, references, lowerings, the emulation), the libraries, and
 every kernel that it launched with headers, constants, emulator and compiler. The store keeps the
-digests of passed cases. A case runs where its digest is not among them, and always without
-:data:`SKIP` or with ``CI``.
+digests of passed cases. A case runs if its digest is not stored, without :data:`SKIP`, or with
+``CI``.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ EMULATION = FOLDER / "emulation.py"
 
 
 def skips_unchanged(environment: Mapping[str, str] = os.environ) -> bool:
-    """Whether this run leaves out what has passed."""
+    """Return whether this run skips cases that have passed."""
     return bool(environment.get(SKIP)) and environment.get("CI", "") in ("", "0", "false")
 
 
 def is_case(item: pytest.Item) -> bool:
-    """Whether a test is determined by what its digest covers, and may launch kernels.
+    """Return whether the digest covers all that a test depends on, and it may launch kernels.
 
     Hypothesis draws other examples in each run. Shared fixtures are not covered.
     """
@@ -57,18 +57,18 @@ def is_case(item: pytest.Item) -> bool:
 
 @cache
 def module_sources(tree: SourceTree, module: Path, op_folder: str | None) -> frozenset[Path]:
-    """The files that a test depends on: of all ops, or of this one and those that it imports."""
+    """Return the files that a test depends on, for all ops or for one op and its imports."""
     return tree.closure([module], None if op_folder is None else (op_folder,))
 
 
 @cache
 def code_digest(tree: SourceTree, module: Path, op_folder: str | None) -> str:
-    """Changes with any of these files, Python or a library."""
+    """Return a digest that changes with any of these files and with the libraries."""
     return digest(tree.digest(module_sources(tree, module, op_folder)), versions())
 
 
 def _op_folder(item: pytest.Function) -> str | None:
-    """The folder of the op that a test is parametrized by."""
+    """Return the folder of the op in a test's parameters."""
     op = item.callspec.params.get("op") if hasattr(item, "callspec") else None
     return op.reference.__module__.split(".")[-2] if isinstance(op, OpSpec) else None
 
@@ -89,7 +89,7 @@ def _pass_key(case: str, kernels: Iterable[Kernel]) -> str:
 
 
 def has_passed(case: str) -> bool:
-    """Whether the case of this key has passed with its kernels as they are now."""
+    """Return whether this case has passed with its kernels as they are now."""
     launches = content_store().find("launches", case)
     if launches is None:
         return False
@@ -104,7 +104,7 @@ def has_passed(case: str) -> bool:
 
 
 def record_pass(case: str, kernels: Iterable[Kernel]) -> None:
-    """Store that the case of this key passed and launched these kernels."""
+    """Store that this case passed and launched these kernels."""
     kernels = sorted(kernels, key=repr)
     listed = json.dumps([(k.folder, k.entry, k.constants, k.file) for k in kernels])
     store = content_store()
@@ -113,7 +113,7 @@ def record_pass(case: str, kernels: Iterable[Kernel]) -> None:
 
 
 class PassedCases:
-    """The hooks of a run: skip a case that has passed, record one that passes."""
+    """The hooks of a run: skip passed cases and record cases that pass."""
 
     def __init__(self) -> None:
         self._skips = skips_unchanged()
@@ -135,7 +135,7 @@ class PassedCases:
     def pytest_runtest_call(self, item: pytest.Item) -> Iterator[Any]:
         """Record a case that passes.
 
-        Without an op of its own it may depend on what others of its module have cached.
+        A case without an op may depend on values that other cases of its module cached.
         """
         result = yield
         if is_case(item):
@@ -154,6 +154,6 @@ def _launched_kernels() -> set[Kernel]:
 
 
 def summary(skipped: Iterable[Any]) -> str | None:
-    """A line about the cases among the skipped tests' reports."""
+    """Return a line about the cases among the skipped tests' reports."""
     count = sum(REASON in str(report.longrepr) for report in skipped)
     return f"{count} emulated cases {REASON}; `make test-all` runs them" if count else None

@@ -1,6 +1,6 @@
-"""A host for the plan's interpreter: admits prompts, runs programs and reads the ring.
+"""A host for the interpreter of a plan: admits prompts, runs programs and reads the ring.
 
-It stands where the runtime stands on a GPU, and shares nothing with it but the plan.
+It replaces the runtime, and shares only the plan with it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Drafts: TypeAlias = Path | tuple[Path, ...] | None
 
 
 def fused_engine(model: Path, draft: Drafts, **options: Any) -> tuple[CudaModel, EngineSizes]:
-    """The fused graphs of these checkpoints."""
+    """Return the fused graphs of these checkpoints, and the engine's sizes."""
     asked = BuildOptions.from_flat(
         model=model, draft=draft, output=Path("unused"), backend="cuda", **options
     )
@@ -61,13 +61,13 @@ def fused_engine(model: Path, draft: Drafts, **options: Any) -> tuple[CudaModel,
 def lowered_engine(
     model: Path, draft: Drafts, lower: Lower | None = None, **options: Any
 ) -> LoweredEngine:
-    """The programs of a CUDA engine of these checkpoints; nothing is compiled."""
+    """Return the programs of a CUDA engine of these checkpoints; compile nothing."""
     return lower_engine(*fused_engine(model, draft, **options), target_of("sm_90a"), lower)
 
 
 @dataclass
 class Step:
-    """What one step gave a sequence."""
+    """The results of one step for a sequence."""
 
     tokens: list[int]
     logprobs: list[float]
@@ -76,12 +76,12 @@ class Step:
 
 @cache
 def stored(recipe: Recipe) -> torch.Tensor:
-    """A stored tensor, made once for all hosts: no op writes to it."""
+    """Return a stored tensor. It is made once for all hosts, since no op writes to it."""
     return recipe.checked()
 
 
 class PlanHost:
-    """Slots of sequences on an interpreted engine."""
+    """The rows of sequences on an interpreted engine."""
 
     def __init__(self, engine: LoweredEngine) -> None:
         self.engine = engine
@@ -98,22 +98,22 @@ class PlanHost:
         self._programs: dict[str, Any] = {}
 
     def port(self, name: str) -> torch.Tensor:
-        """A port's tensor in the engine's memory."""
+        """Return a port's tensor in the engine's memory."""
         return self.memory.port(name)
 
     def run(self, name: str) -> None:
-        """Runs a program by name."""
+        """Run a program by name."""
         if name not in self._programs:
             lowered = next(low for entry, low in self.engine.programs if entry.name == name)
             self._programs[name] = self.engine.writer.program(lowered)
         self.memory.run(self._programs[name])
 
     def entry(self, name: str) -> ProgramEntry:
-        """What the plan says of a program."""
+        """Return the plan's entry of a program."""
         return next(entry for entry in self.plan.programs if entry.name == name)
 
     def give_pages(self, row: int) -> None:
-        """All pages of a sequence at once; a windowed group's table goes round a ring."""
+        """Allocate all pages of a sequence. The table of a group with a window is a ring."""
         limits = self.engine.engine_sizes.limits
         for group in self.engine.engine_sizes.groups:
             held = pages_per_sequence(
@@ -130,13 +130,13 @@ class PlanHost:
             self.port("state_slot")[row] = row
 
     def write_slots(self, group: CacheGroup, row: int, positions: torch.Tensor) -> torch.Tensor:
-        """Where these positions of a sequence lie in the group's pools."""
+        """Return the slots of these positions of a sequence in the group's pools."""
         table = self.port(f"page_table.{group.name}")[row]
         size = group.page_size
         return table[positions.long() // size] * size + positions % size
 
     def feed(self, row: int, ids: list[int], start: int) -> None:
-        """The ports of prefill for one sequence's ``ids`` at positions ``start`` and on."""
+        """Write the ports of a prefill: a sequence's ``ids`` from position ``start`` on."""
         count = len(ids)
         positions = torch.arange(start, start + count, dtype=torch.int32)
         for name in ("token_ids", "positions", "row_slot", "ancestor_bits"):
@@ -155,7 +155,7 @@ class PlanHost:
     def admit(
         self, row: int, ids: list[int], budget: int, *, temperature: float = 0.0, seed: int = 0
     ) -> tuple[int, float]:
-        """Runs the prompt and makes the row ready for steps; its first token and logprob."""
+        """Run the prompt and prepare the row for steps; return its first token and logprob."""
         self.give_pages(row)
         sampling = {"temperature": temperature, "top_k": 0, "top_p": 1.0, "seed": seed}
         rows = min(e.rows for e in self.plan.programs if e.kind == "prefill")
@@ -183,7 +183,7 @@ class PlanHost:
     def _feed_draft(
         self, draft: CacheGroup, row: int, ids: list[int], start: int, count: int
     ) -> None:
-        """Row t of the draft takes the token after t; the prompt's last has none yet."""
+        """Write the draft's ports: row t gets token t + 1, which the last row does not have yet."""
         known = min(count, len(ids) - 1 - start)
         positions = torch.arange(start, start + known, dtype=torch.int32)
         port = self.port("prefill.draft_token_ids").zero_()
@@ -193,7 +193,7 @@ class PlanHost:
         slots[:known] = self.write_slots(draft, row, positions)
 
     def step(self, program: str) -> list[Step]:
-        """Runs a step and reads the ring, by row."""
+        """Run a step and return the ring's results by row."""
         before = int(self.port("step")[0])
         self.run(program)
         place = before % RING_ENTRIES
@@ -211,14 +211,14 @@ class PlanHost:
         return steps
 
     def generate(self, row: int, program: str, tokens: int) -> list[int]:
-        """Tokens of one sequence by steps of a program, at least this many or to its end."""
+        """Return at least this many tokens of one sequence, or all, by steps of a program."""
         out: list[int] = []
         while len(out) < tokens and not self.port("done")[row]:
             out += self.step(program)[row].tokens
         return out
 
     def score(self, row: int, ids: list[int], start: int = 0) -> torch.Tensor:
-        """Logits [len(ids), V] of a sequence's rows from position ``start`` on; at most 64."""
+        """Return logits [len(ids), V] of a sequence from position ``start`` on; at most 64 rows."""
         rows = next(e.rows for e in self.plan.programs if e.kind == "score" and e.rows >= len(ids))
         self.feed(row, ids, start)
         logit_rows = self.port("score.logit_rows").zero_()
@@ -228,7 +228,7 @@ class PlanHost:
 
 
 def step_name(batch: int, shape: DraftShape | None = None, *, full_logits: bool = False) -> str:
-    """A step program's name."""
+    """Return the name of a step program."""
     draft = ""
     if shape is not None:
         sizes = f"{shape.draft_top_k}-{shape.draft_depth}-{shape.draft_tokens}"

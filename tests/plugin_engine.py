@@ -1,4 +1,4 @@
-"""A TensorRT engine of a checkpoint without TensorRT: its engines are walked by references."""
+"""A TensorRT engine without TensorRT: the ops' references run its graphs."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ _TORCH = {"bfloat16": torch.bfloat16, "float32": torch.float32, "int32": torch.i
 
 
 class NoCompiler:
-    """Gives every kernel a cubin of its own, with the parameters that plugins pass."""
+    """Return a cubin of its own for every kernel, with the parameters that plugins pass."""
 
     def __init__(self, plugins: Sequence[PluginOp]) -> None:
         self._plugins = plugins
 
     @property
     def plugins(self) -> Sequence[PluginOp]:
-        """Those whose launches say what kernels take."""
+        """Return the plugins whose launches define the parameters of kernels."""
         return self._plugins
 
     def compile(self, kernels: Any, _done: Callable[[], None]) -> Compiled:
@@ -60,7 +60,7 @@ VERSION = "10.16.0.1"
 
 
 def built_by_nobody(request: EngineRequest, _progress: Any) -> EngineResult:
-    """Writes the graph where TensorRT would write its engine."""
+    """Write the graph instead of TensorRT's engine."""
     graph = onnx.load(request.graph).graph
     Path(request.engine).write_bytes(Path(request.graph).read_bytes())
     bindings = [Binding(v.name, "", (), is_input=True) for v in graph.input]
@@ -71,7 +71,7 @@ def built_by_nobody(request: EngineRequest, _progress: Any) -> EngineResult:
 
 @dataclass(frozen=True)
 class Built:
-    """A plugin engine's manifest, and its graphs before: fused models and portable roles."""
+    """The manifest of a plugin engine, and its graphs: fused models and portable roles."""
 
     models: dict[str, ir.Model]
     manifest: Manifest
@@ -79,14 +79,14 @@ class Built:
 
 @dataclass(frozen=True)
 class BuiltPlugins(Built):
-    """The same with the plugins themselves and the kernels that their cubins stand for."""
+    """A built engine with its plugins, and the kernels that the cubins replace."""
 
     engine: PluginEngine
     kernels: tuple[Kernel, ...]
 
 
 def build_plugins(model: Path, draft: Path | None, **options: Any) -> BuiltPlugins:
-    """Lowers a checkpoint; no kernel is compiled."""
+    """Lower a checkpoint; compile no kernel."""
     asked = BuildOptions.from_flat(
         model=model, draft=draft, output=Path("unused"), backend="cuda", **options
     )
@@ -124,7 +124,7 @@ def build_plugins(model: Path, draft: Path | None, **options: Any) -> BuiltPlugi
 
 @dataclass
 class Stream:
-    """Operations run at once, or are recorded."""
+    """Runs operations at once, or records them."""
 
     recording: list[Callable[[], None]] | None = None
 
@@ -134,7 +134,7 @@ HOST = GpuFacts("Host", (9, 0), 132, 13000, 1 << 40)
 
 @dataclass
 class HostGpu:
-    """A GPU without kernels whose memory is the host's; it starts poisoned."""
+    """A GPU without kernels, with memory of the host that is initially poisoned."""
 
     facts: GpuFacts = HOST
     held: dict[int, np.ndarray] = field(default_factory=dict)
@@ -142,7 +142,7 @@ class HostGpu:
     closed: bool = False
 
     def do(self, stream: Stream, operation: Callable[[], None]) -> None:
-        """Runs or records an operation."""
+        """Run or record an operation."""
         if stream.recording is None:
             operation()
         else:
@@ -206,7 +206,7 @@ class HostGpu:
 
 
 class GraphSession:
-    """Stands for a deserialised engine: every node of the role by its op's reference."""
+    """Replaces a deserialized engine: every node of the role runs its op's reference."""
 
     def __init__(self, gpu: HostGpu, role: str, built: Built) -> None:
         self._gpu = gpu
@@ -255,9 +255,9 @@ def _view(port: Port, shape: tuple[int, ...], address: int) -> torch.Tensor:
 
 
 class ApartSession(GraphSession):
-    """An engine that writes what it likes into its outputs before it reads its inputs.
+    """A session that overwrites its outputs before it reads its inputs.
 
-    So may any engine whose outputs are not said to be written over inputs.
+    An engine may do this, unless the manifest states that an output shares an input's memory.
     """
 
     def _run(self, shapes: Mapping[str, tuple[int, ...]], addresses: Mapping[str, int]) -> None:
@@ -270,7 +270,7 @@ class ApartSession(GraphSession):
 def executor_of(
     built: Built, *, recorded: bool = True, session: type[GraphSession] = GraphSession
 ) -> tuple[TensorRtExecutor, HostGpu, dict[str, GraphSession]]:
-    """An executor whose sessions walk the graphs."""
+    """Return an executor whose sessions run the graphs."""
     gpu = HostGpu()
     sessions: dict[str, GraphSession] = {}
 

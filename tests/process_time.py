@@ -1,4 +1,7 @@
-"""What a process costs, against another in turn: a slow or busy machine slows both."""
+"""Compare the processor time of two processes that run alternately on the same machine.
+
+A slow or busy machine slows both.
+"""
 
 from __future__ import annotations
 
@@ -14,23 +17,28 @@ LIBRARIES = "numpy, onnxruntime, tokenizers, jinja2, typer, rich"
 
 @dataclass(frozen=True)
 class Cost:
-    """Seconds on a processor, user's and system's: a command's, and those of a process that only
-    imports :data:`LIBRARIES`. A neighbour that takes turns on the same core adds to neither."""
+    """Processor seconds (user and system) of a command, and of importing :data:`LIBRARIES`.
+
+    Another process on the same core adds to neither.
+    """
 
     command_s: float
     libraries_s: float
 
     @property
     def ratio(self) -> float:
-        """How many times the libraries' seconds the command took."""
+        """The command's seconds divided by those of the libraries."""
         return self.command_s / self.libraries_s
 
 
 def least_cost(
     command: Sequence[str], *, runs: int = 5, environment: Mapping[str, str] | None = None
 ) -> Cost:
-    """The fewest seconds of each in so many runs in turn, after one of the command that does not
-    count: it may compile or measure what stays. Bytecode is kept, as it is for users."""
+    """Return the fewest seconds of each in ``runs`` alternating runs.
+
+    An additional first run of the command may compile or measure what is stored. Bytecode is kept,
+    as it is for users.
+    """
     given = os.environ if environment is None else environment
     environment = {name: given[name] for name in given if name != "PYTHONDONTWRITEBYTECODE"}
     yardstick = [sys.executable, "-c", f"import {LIBRARIES}"]

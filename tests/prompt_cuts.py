@@ -1,4 +1,4 @@
-"""Prompts cut at random: launches of prompt rows that end anywhere."""
+"""Split prompts at random: launches of prompt rows that end anywhere."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from specbuild.runtime.decode.scheduler import Batch, Scheduler
 
 @contextmanager
 def cut_at_random(seed: int, most: int) -> Iterator[list[int]]:
-    """While it lasts a launch of prompts has 1 to ``most`` rows; gives the rows of each launch.
+    """Give each launch of prompts 1 to ``most`` rows, and yield the list of launch sizes.
 
-    Half of the sizes are below the root of ``most``. A launch takes the rest of one prompt and the
-    beginning of the next.
+    Half of the sizes are below the square root of ``most``. A launch contains the rest of one
+    prompt and the beginning of the next.
     """
     random, launched = Random(seed), list[int]()
     schedule = Scheduler.schedule

@@ -1,7 +1,7 @@
-"""Small checkpoints in each format of quantized weights, with twins of plain fp32 weights.
+"""Small checkpoints in each format of quantized weights, with twins in plain fp32.
 
-Codes are random. They are packed, and turned into the twin's numbers, by the formats' own libraries
-or as these libraries' sources have it, never by specbuild.
+The quantized values are random. They are packed and dequantized by the formats' own libraries or
+after the sources of these libraries, never by specbuild.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from safetensors.torch import load_file, save_file
 from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 
 E2M1 = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
-# The numbers of nf4 as the QLoRA paper lists them (appendix E).
+# The values of nf4 in the QLoRA paper (appendix E).
 NF4 = torch.tensor(
     [
         -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453,
@@ -41,9 +41,9 @@ Maker = Callable[[Shape, torch.Generator], tuple[Tensors, torch.Tensor]]
 
 @dataclass(frozen=True)
 class Format:
-    """``make`` gives the parts of a weight of this shape, and its numbers, fp32.
+    """``make`` returns the parts of a weight of this shape, and its values, fp32.
 
-    ``section`` is its ``quantization_config``; with ``own_file`` it goes to ModelOpt's file.
+    ``section`` is its ``quantization_config``. With ``own_file`` it is written to ModelOpt's file.
     """
 
     section: dict[str, Any]
@@ -52,7 +52,7 @@ class Format:
 
 
 def write_quantized(folder: Path, form: Format) -> None:
-    """Quantize ``folder / "model"``, a plain checkpoint; ``folder / "plain"`` is its twin."""
+    """Quantize the plain checkpoint ``folder / "model"``; write its twin ``folder / "plain"``."""
     model, plain = folder / "model", folder / "plain"
     plain.mkdir()
     tensors = load_file(model / "model.safetensors")
@@ -87,7 +87,7 @@ def write_quantized(folder: Path, form: Format) -> None:
 
 
 def _copies(tensors: Tensors) -> Tensors:
-    """As safetensors wants them: contiguous, and none a part of another."""
+    """Return contiguous copies that share no memory, as safetensors requires."""
     return {n: t.clone(memory_format=torch.contiguous_format) for n, t in tensors.items()}
 
 
@@ -96,7 +96,7 @@ def _fp8(shape: Shape, generator: torch.Generator) -> torch.Tensor:
 
 
 def _sizes(shape: tuple[int, ...], size: float, generator: torch.Generator) -> torch.Tensor:
-    """Scales around ``size``, fp32."""
+    """Return scales around ``size``, fp32."""
     return size * (0.5 + torch.rand(shape, generator=generator))
 
 
@@ -107,7 +107,7 @@ def fp8_scaled(
     scale_type: torch.dtype = torch.float32,
     more: dict[str, torch.Tensor] | None = None,
 ) -> Maker:
-    """Numbers by transformers' own dequantizer."""
+    """Return FP8 weights with scales. transformers dequantizes them."""
 
     def make(shape: Shape, generator: torch.Generator) -> tuple[Tensors, torch.Tensor]:
         codes = _fp8(shape, generator)
@@ -128,7 +128,7 @@ def compressed(
     parts: Callable[[Shape, torch.Generator], Tensors],
     more: dict[str, torch.Tensor] | None = None,
 ) -> Maker:
-    """Numbers by the library's own decompressor."""
+    """Return weights of compressed-tensors. The library dequantizes them."""
     scheme = QuantizationScheme(targets=["Linear"], weights=QuantizationArgs(**arguments))
 
     def make(shape: Shape, generator: torch.Generator) -> tuple[Tensors, torch.Tensor]:
@@ -150,7 +150,7 @@ def compressed(
 
 
 def section(kind: str, arguments: dict[str, Any], **more: Any) -> dict[str, Any]:
-    """As llm-compressor writes it."""
+    """Return the section as llm-compressor writes it."""
     group = {
         "targets": ["Linear"],
         "weights": {"dynamic": False, "observer": "minmax", **arguments},
@@ -231,7 +231,10 @@ def mxfp4(shape: Shape, generator: torch.Generator) -> Tensors:
 
 
 def ordered(shape: Shape, generator: torch.Generator) -> tuple[Tensors, torch.Tensor]:
-    """``actorder: group`` of releases before 0.20: a column's scale is that of its group."""
+    """Return weights with ``actorder: group`` of releases before 0.20.
+
+    A column has the scale of its group.
+    """
     parts = packed(4, 32, symmetric=True)(shape, generator)
     order = torch.randperm(shape[1], generator=generator) // 32
     codes = torch.stack([parts["weight_packed"] >> 4 * i & 15 for i in range(8)], -1).flatten(1)
@@ -240,7 +243,7 @@ def ordered(shape: Shape, generator: torch.Generator) -> tuple[Tensors, torch.Te
 
 
 def awq(shape: Shape, generator: torch.Generator, group: int = 32) -> tuple[Tensors, torch.Tensor]:
-    """Packed and dequantized as AutoAWQ 0.2.9 does (utils/packing_utils.py)."""
+    """Pack and dequantize as AutoAWQ 0.2.9 does (utils/packing_utils.py)."""
     rows, columns = shape
     order = torch.tensor([0, 2, 4, 6, 1, 3, 5, 7])
 
@@ -267,11 +270,11 @@ def awq(shape: Shape, generator: torch.Generator, group: int = 32) -> tuple[Tens
 
 
 def gptq(bits: int, *, version: int, ordered: bool, biases: bool = False) -> Maker:
-    """Packed bit by bit, and dequantized as AutoGPTQ's torch fallback does."""
+    """Pack bit by bit, and dequantize as AutoGPTQ's torch fallback does."""
     group = 32
 
     def pack(values: torch.Tensor) -> torch.Tensor:
-        """Along the first axis, dense, the lowest bits first."""
+        """Pack along the first axis, dense, the lowest bits first."""
         planes = values[:, None, :] >> torch.arange(bits)[None, :, None] & 1
         planes = planes.flatten(0, 1).unflatten(0, (-1, 32))
         words = (planes << torch.arange(32)[None, :, None]).sum(1)
@@ -301,7 +304,7 @@ def gptq(bits: int, *, version: int, ordered: bool, biases: bool = False) -> Mak
 
 
 def modelopt_fp4(shape: Shape, generator: torch.Generator) -> tuple[Tensors, torch.Tensor]:
-    """Dequantized as ModelOpt 0.47 does (qtensor/nvfp4_tensor.py)."""
+    """Dequantize as ModelOpt 0.47 does (qtensor/nvfp4_tensor.py)."""
     values = _four_bit_floats(shape, generator)
     scale = _sizes((shape[0], shape[1] // 16), 100, generator).to(torch.float8_e4m3fn)
     second = torch.tensor(shape[1] ** -0.5 / 270)
@@ -317,7 +320,7 @@ def modelopt_fp4(shape: Shape, generator: torch.Generator) -> tuple[Tensors, tor
 
 
 def nf4(*, nested: bool) -> Maker:
-    """Dequantized by the formula of the QLoRA paper."""
+    """Dequantize by the formula of the QLoRA paper."""
 
     def make(shape: Shape, generator: torch.Generator) -> tuple[Tensors, torch.Tensor]:
         count = shape[0] * shape[1]

@@ -1,4 +1,4 @@
-"""The formats of quantized weights that are tested, each with a section as its writers make it."""
+"""The formats of quantized weights that are tested, with the section that their tools write."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gives small random Qwen3.5 models an MTP layer, under the names of the releases."""
+"""Add an MTP layer to small random Qwen3.5 models, with the names of the releases."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from checkpoint_files import Tensors, edit_config, edit_tensors
 def add_qwen_predictor(
     path: Path, *, like: int, counted: bool = True, prefix: str = "model."
 ) -> None:
-    """A random layer of the shapes of layer ``like``, which has keys and values.
+    """Add a random layer of the shapes of layer ``like``, which has keys and values.
 
-    ``counted``: the configuration says that there is one, as that of Qwen3.5 does. ``prefix`` is
-    that of the text model's tensors.
+    ``counted``: the configuration counts the layer, as in Qwen3.5. ``prefix`` is that of the text
+    model's tensors.
     """
     if counted:
         edit_config(path, mtp_num_hidden_layers=1)

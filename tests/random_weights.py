@@ -1,6 +1,6 @@
 """Random weights of GPT-OSS targets and EAGLE3 drafts.
 
-Seeded, and scaled so that activations and logits stay near unit size; no bias, sink or norm is
+They are seeded, and scaled so that activations and logits are about 1. No bias, sink or norm is
 trivial.
 """
 
@@ -29,7 +29,7 @@ def target_tensors(
     mxfp4: bool,
     dtype: torch.dtype,
 ) -> Tensors:
-    """A GPT-OSS under the names of the "hf" layout."""
+    """Return a GPT-OSS under the names of the "hf" layout."""
     draw = Draw(generator, dtype)
     tensors = {
         "model.embed_tokens.weight": draw.normal(vocab, hidden, std=1.0),
@@ -82,7 +82,7 @@ def draft_tensors(
     dtype: torch.dtype,
     layers: int = 1,
 ) -> Tensors:
-    """An EAGLE3 draft under its ``midlayer.`` names, without embedding, ``d2t`` and ``t2d``."""
+    """Return an EAGLE3 draft with ``midlayer.`` names, without embedding, ``d2t`` and ``t2d``."""
     draw = Draw(generator, dtype)
     tensors = {
         "fc.weight": draw.linear(hidden, aux_layers * target_hidden),
@@ -114,7 +114,7 @@ def draft_tensors(
 def _deep_layer(
     draw: Draw, prefix: str, hidden: int, inner: int, widths: tuple[int, int]
 ) -> Tensors:
-    """A LLaMA layer, its queries and keys of ``widths``."""
+    """Return a LLaMA layer with queries and keys of ``widths``."""
     q_width, kv_width = widths
     made = {f"{name}_layernorm.weight": draw.norm(hidden) for name in ("input", "post_attention")}
     made |= {f"self_attn.{p}_proj.weight": draw.linear(kv_width, hidden) for p in "kv"}
@@ -128,7 +128,7 @@ def _deep_layer(
 def latent_attention(
     generator: torch.Generator, prefix: str, inputs: int, sizes: dict[str, int | None]
 ) -> Tensors:
-    """The tensors of MLA in bf16, by the names of a config's sizes; it reads ``inputs`` a row."""
+    """Return the bf16 tensors of MLA with a config's sizes; its input has ``inputs`` columns."""
     draw, hidden = Draw(generator, torch.bfloat16), sizes["hidden_size"]
     heads, rank, value = sizes["num_attention_heads"], sizes["kv_lora_rank"], sizes["v_head_dim"]
     nope, rope, query = (sizes[n] for n in ("qk_nope_head_dim", "qk_rope_head_dim", "q_lora_rank"))
@@ -166,7 +166,7 @@ class Draw:
         return (1 + 0.2 * torch.randn(width, generator=self.generator)).to(self.dtype)
 
     def mxfp4(self, experts: int, outputs: int, inputs: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Random blocks [E, O, I/32, 16] and scales [E, O, I/32], the weight near 1/sqrt(I)."""
+        """Return random blocks [E, O, I/32, 16], scales [E, O, I/32]; weights near 1/sqrt(I)."""
         shape = (experts, outputs, inputs // 32)
         centre = round(127 - math.log2(E2M1_RMS * math.sqrt(inputs)))
         blocks = torch.randint(0, 256, (*shape, 16), generator=self.generator, dtype=torch.uint8)
@@ -175,7 +175,7 @@ class Draw:
 
 
 def original_names(tensors: Tensors, layers: int) -> Tensors:
-    """The tensors under the names of OpenAI's "original" layout."""
+    """Return the tensors under the names of OpenAI's "original" layout."""
     renamed = {
         "embedding.weight": tensors["model.embed_tokens.weight"],
         "unembedding.weight": tensors["lm_head.weight"],

@@ -1,4 +1,4 @@
-"""A host for the plan's interpreter on all ranks of an engine at once."""
+"""A host for the interpreter of a plan on all ranks of an engine at once."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from specbuild.builder.graph.passes.weights import Recipe
 
 
 def part_of(recipe: Recipe, rank: int) -> torch.Tensor:
-    """What a rank stores of a tensor."""
+    """Return the part of a tensor that a rank stores."""
     return stored(recipe)[rank] if recipe.ranks > 1 else stored(recipe)
 
 
 class RankHost(PlanHost):
-    """Slots of sequences on the interpreted ranks of an engine.
+    """The rows of sequences on the interpreted ranks of an engine.
 
-    The host writes to rank 0; before a program runs the other ranks get the same. After it every
-    state that programs leave must be the same on all ranks, bit for bit.
+    The host writes to rank 0. Before a program runs, the other ranks get the same values.
+    Afterwards every state must be the same on all ranks, bit for bit.
     """
 
     def __init__(self, engine: LoweredEngine) -> None:
@@ -37,7 +37,7 @@ class RankHost(PlanHost):
         self.port("done").fill_(1)
 
     def run(self, name: str) -> None:
-        """Runs a program by name on every rank."""
+        """Run a program by name on every rank."""
         if name not in self._programs:
             lowered = next(low for entry, low in self.engine.programs if entry.name == name)
             self._programs[name] = self.engine.writer.program(lowered)
@@ -51,5 +51,5 @@ class RankHost(PlanHost):
                 assert same, f"rank {rank} has another {state} than rank 0 after {name}"
 
     def _shared(self) -> list[str]:
-        """The buffers that the ranks have alike between programs."""
+        """Return the buffers that are equal on all ranks between programs."""
         return [b.name for b in self.plan.buffers if b.space in ("state", "ring")]

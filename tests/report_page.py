@@ -1,4 +1,4 @@
-"""A report, read as a browser reads it: figures with their sources, marks and tables."""
+"""Parse a report as a browser does: figures with their sources, marks and tables."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _VOID = {"meta"}
 
 @dataclass
 class Figure:
-    """What stands in a figure: the values of its marks, its cells and all its text."""
+    """The content of a figure: the values of its marks, its cells and its text."""
 
     source: str
     marks: list[tuple[float, float | None]] = field(default_factory=list)
@@ -20,7 +20,7 @@ class Figure:
 
 
 class ReportPage(HTMLParser):
-    """Parses a page; every tag must be closed in order, and nothing may be fetched or run."""
+    """Parses a page. Every tag must be closed in order, and nothing may be fetched or run."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -33,7 +33,7 @@ class ReportPage(HTMLParser):
         assert not self._open
 
     def by(self, source: str) -> list[Figure]:
-        """The figures that name a source."""
+        """Return the figures that name a source."""
         return [figure for figure in self.figures if figure.source == source]
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:

@@ -1,6 +1,6 @@
 """The folder of a test run: checkpoints and engines that all of its processes read.
 
-What depends on sources alone, and may outlive the run, is in ``content_store``.
+Data that depend only on sources, and may outlive the run, are in ``content_store``.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _FOLDERS: list[Path] = []
 
 
 def use_folder_of(factory: pytest.TempPathFactory) -> None:
-    """Keep the files in the run's base folder: with pytest-xdist, that of all its workers."""
+    """Keep the files in the base folder of the run and of all its workers."""
     base = factory.getbasetemp()
     folder = (base.parent if base.name.startswith("popen-") else base) / "shared"
     folder.mkdir(exist_ok=True)
@@ -25,7 +25,7 @@ def use_folder_of(factory: pytest.TempPathFactory) -> None:
 
 
 def shared_folder() -> Path:
-    """The folder; outside of pytest this process's own."""
+    """Return the folder; outside of pytest it belongs to this process."""
     return _FOLDERS[0] if _FOLDERS else Path(_own_folder().name)
 
 
@@ -35,9 +35,9 @@ def _own_folder() -> tempfile.TemporaryDirectory[str]:
 
 
 def made_once(name: str, make: Callable[[Path], object]) -> Path:
-    """The file or folder that ``make`` wrote under this name, in whichever process came first.
+    """Return the file or folder that ``make`` wrote under this name in one of the processes.
 
-    ``make`` gets a path that does not exist. Whoever reads must not write.
+    ``make`` gets a path that does not exist. Readers must not write to it.
     """
     path = shared_folder() / name
     if not path.exists():

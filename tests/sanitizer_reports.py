@@ -1,11 +1,11 @@
-"""What compute-sanitizer's logs name, and what of it the tools are known to be wrong about."""
+"""The errors in compute-sanitizer's logs, and known false positives of its tools."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
 
-# By kernel. Reports of these are not judged; pieces that launch them run all the same.
+# By kernel. Reports of these kernels are ignored; the pieces that launch them still run.
 WRONG_ABOUT_KERNELS = {
     "racecheck": {
         # Behind a barrier of some of the warps, whose number is in a register, the tool forgets
@@ -32,7 +32,7 @@ _PLACE = re.compile(r"^=========.* at (\w+)\+0x")
 
 
 def reported(log: str) -> Iterator[tuple[str, str]]:
-    """The label of the piece that ran, and a kernel that a report under it names."""
+    """Return the label of the piece that ran, and the kernel named in each error."""
     label = ""
     for line in log.splitlines():
         if piece := _PIECE.match(line):
@@ -42,7 +42,7 @@ def reported(log: str) -> Iterator[tuple[str, str]]:
 
 
 def unexplained(tool: str, log: str) -> set[tuple[str, str]]:
-    """Those that the tool may be right about."""
+    """Return the errors that are not known false positives of the tool."""
     kernels, labels = WRONG_ABOUT_KERNELS.get(tool, set()), WRONG_ABOUT_LABELS.get(tool, ())
     return {
         (label, kernel)

@@ -1,12 +1,11 @@
-"""Machine code of NVRTC for tests: compiled once and kept in the content store, or archived.
+"""Machine code from NVRTC for tests: compiled once and kept in the content store, or archived.
 
-It is a function of the source, its headers, the options and the compiler's version.
+It depends on the source, its headers, the options and the compiler's version.
 
-An archive replaces the compiler on a machine with an older NVRTC, or without one.
+An archive replaces the compiler on a machine with an older NVRTC, or without one. This command
+writes every kernel of a content store (``SPECBUILD_TEST_STORE``) to one ``.tar.xz`` file:
 
     python tests/shared_cubins.py pack STORE ARCHIVE
-
-writes every kernel of a content store (``SPECBUILD_TEST_STORE``) into one ``.tar.xz`` file.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ _NVRTC_COMPILE = nvrtc._compiled
 
 
 def share_cubins() -> None:
-    """Let every :class:`Compiler` of this process take kernels from the archive and the store."""
+    """Let every :class:`Compiler` of this process read the archive and the store."""
     if Compiler._cubin is not _COMPILE:
         return
 
@@ -72,7 +71,7 @@ def share_cubins() -> None:
 
 @contextmanager
 def compiled_again() -> Iterator[None]:
-    """Every source is compiled: for tests of the compiler itself."""
+    """Compile every source again, for tests of the compiler itself."""
     before, Compiler._cubin = Compiler._cubin, _COMPILE  # type: ignore[method-assign]
     try:
         yield
@@ -90,7 +89,7 @@ def _package_version() -> str:
 
 @cache
 def _archived() -> Path:
-    """The folder of the unpacked archive; it does not exist where there is no archive."""
+    """Return the folder of the unpacked archive; without an archive it does not exist."""
     archive = Path(os.environ.get(ARCHIVE) or DEFAULT_ARCHIVE)
     if not archive.exists():
         return shared_folder() / "no-archive"
@@ -110,7 +109,7 @@ def _has_nvrtc() -> bool:
 
 
 def _encode(compiled: Cubin | Unsupported) -> bytes:
-    """One line of JSON, then the machine code."""
+    """Return one line of JSON, followed by the machine code."""
     if isinstance(compiled, Unsupported):
         return json.dumps({"reason": compiled.reason}).encode() + b"\n"
     entries = {name: asdict(resources) for name, resources in compiled.entries.items()}
@@ -127,9 +126,9 @@ def _decode(file: str, stored: bytes) -> Cubin | Unsupported:
 
 
 def pack(store: Path, archive: Path) -> int:
-    """Write the kernels of a store, sorted by source, into an archive; return their number."""
+    """Write the kernels of a store, sorted by source, to an archive; return their number."""
     files = {file.name: file.read_bytes() for file in store.glob(f"{KIND}/*/*{SUFFIX}")}
-    # Variants of a source are alike: side by side they compress ten times better.
+    # Variants of a source are similar: adjacent in the archive, they compress ten times better.
     ordered = sorted(files.items(), key=lambda item: (item[1].partition(b"\n")[0][:60], item[0]))
     versions = store.glob(f"{KIND}/*/{_VERSION}")
     version = max(versions, key=lambda file: file.stat().st_mtime).read_bytes()

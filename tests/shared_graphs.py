@@ -1,9 +1,9 @@
-"""Exported graphs of earlier builds: a graph is a function of code and of the arguments it reads.
+"""Exported graphs of earlier builds, by the code and the arguments that an export reads.
 
 torch's exporter takes seconds for every graph, and many tests build engines of the same few tiny
 models. The content store keeps each graph until the exporter's code or a library changes. A test
-gets a graph of its own, which it may change. It is the exported one but for the numbers in the
-names that passes give later: see :func:`exported_anew`.
+gets its own copy of a graph. It equals the exported one except for numbers in the names that passes
+add later: see :func:`exported_anew`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _READS_FILE, _GRAPH_FILE = "reads.json", "graph.onnx"
 
 
 def share_exports() -> None:
-    """Let ``builder.graphs`` take graphs that are stored already."""
+    """Let ``builder.graphs`` read graphs from the store."""
     _read_torch_once()
     shared = {name: _shared(name, export) for name, export in _EXPORTS.items()}
     _replace({**shared, "block_graph": _shared_block})
@@ -46,7 +46,7 @@ def share_exports() -> None:
 
 @contextlib.contextmanager
 def exported_anew() -> Iterator[None]:
-    """Every graph is exported again and none is stored: for tests of the exporter itself."""
+    """Export every graph again and store none, for tests of the exporter itself."""
     before = {name: getattr(graphs, name) for name in (*_EXPORTS, "block_graph")}
     _replace({**_EXPORTS, "block_graph": _EXPORT_BLOCK})
     try:
@@ -74,7 +74,7 @@ def _shared(name: str, export: Export) -> Export:
 
 
 def _shared_block(block: nn.Module, ports: BlockPorts) -> ir.Model:
-    """A block's graph is a function of its kind."""
+    """Return a stored graph of a block, which depends only on the block's kind."""
     kind = kind_of(block, ports)
     found = _found("block_graph", (kind,))
     if found is None:
@@ -92,13 +92,13 @@ def _exported(name: str, *arguments: Any) -> None:
 
 
 def exporter_sources(tree: SourceTree) -> frozenset[Path]:
-    """The code of families, ops and passes that an export runs, and of this module."""
+    """Return the code of families, ops and passes that an export runs, and of this module."""
     starts = [tree.root / "builder" / "graphs.py", tree.root / "tests" / "shared_graphs.py"]
     return tree.closure([*starts, *tree.root.glob("tests/seed_oss_family/*.py")])
 
 
 def exporter_digest(tree: SourceTree) -> str:
-    """Changes with any byte of :func:`exporter_sources`, or the version of a library."""
+    """Return a digest of :func:`exporter_sources` and the versions of libraries."""
     return digest(tree.digest(exporter_sources(tree)), versions())
 
 
@@ -123,7 +123,7 @@ def _loaded(file: Path) -> ir.Model:
 
 
 def _store(name: str, model: ir.Model, reads: Reads) -> None:
-    """An exported weight has a name, a type and a shape; its data comes from a checkpoint."""
+    """Store a graph. An exported weight has a name, a type and a shape, but no data."""
     for weight, value in model.graph.initializers.items():
         assert value.const_value is not None and value.shape is not None
         value.const_value = ir.ExternalTensor(
@@ -140,8 +140,11 @@ def _store(name: str, model: ir.Model, reads: Reads) -> None:
 
 
 def _read_torch_once() -> None:
-    """For every graph the exporter parses the source of all its translations, reads all their
-    signatures, and asks for all of torch's composite ops: half of what a small graph takes."""
+    """Cache what the exporter reads of torch for every graph.
+
+    It parses the source of all its translations, reads their signatures, and lists torch's
+    composite ops. This takes half of the time of a small graph.
+    """
     exporter = "torch.onnx._internal.exporter"
     registration = importlib.import_module(f"{exporter}._registration")
     listed = registration.onnxscript_apis.get_torchlib_ops

@@ -1,4 +1,4 @@
-"""The source files that a module's behaviour depends on, and one digest over them."""
+"""The source files that a module depends on, and one digest over them."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ ROOT = Path(__file__).parents[1]
 # Folders from which a test module imports by a plain name.
 TEST_FOLDERS = ("tests", "tests/ops", "tests/unit/runtime", "benchmarks")
 OPS, REGISTRY = "plugins_cuda", "plugins_cuda/registry.py"
-# Its computed names are those of ops, which it has from the registry.
+# Its computed names are those of ops in the registry.
 KERNEL_CASE = "builder/backends/cuda/tuning/kernel_case.py"
-# Far quicker than a parser; a line of a docstring that looks alike only adds a file.
+# Much faster than a parser. A docstring line that looks like an import only adds a file.
 _IMPORT = re.compile(
     r"^[ \t]*(?:from[ \t]+([\w.]+)[ \t]+import[ \t]+(\([^)]*\)|[^\n]*)|import[ \t]+([^\n]*))",
     re.MULTILINE,
@@ -29,7 +29,7 @@ LIBRARIES = (
 
 
 class SourceTree:
-    """The Python files of a checkout and how they import each other."""
+    """The Python files of a checkout and their imports of each other."""
 
     def __init__(self, root: Path = ROOT) -> None:
         self.root = root
@@ -39,10 +39,10 @@ class SourceTree:
     def closure(
         self, starts: Iterable[Path], op_folders: Collection[str] | None = None
     ) -> frozenset[Path]:
-        """These files, everything that they import, directly or not, and JSON beside it.
+        """Return these files, their direct and indirect imports, and JSON in the same folders.
 
-        A source file that imports by computed names depends on its whole package: thus the
-        registry on every op. ``op_folders`` name the ops that are used where these are not all.
+        A source file that imports computed names depends on its whole package, as the registry
+        depends on every op. ``op_folders`` restricts the ops.
         """
         found: set[Path] = set()
         registry = self.root / REGISTRY
@@ -61,7 +61,7 @@ class SourceTree:
         return frozenset(found.union(*(folder.glob("*.json") for folder in folders)))
 
     def digest(self, files: Iterable[Path]) -> str:
-        """Changes with the name or the content of any of these files."""
+        """Return a digest of the names and contents of these files."""
         parts = [
             part
             for file in sorted(files)
@@ -80,7 +80,7 @@ class SourceTree:
         return self._neighbours[file]
 
     def _module_files(self, module: str) -> frozenset[Path]:
-        """The module's file and those of the packages around it; none of another project."""
+        """Return the module's file and those of its packages; none of another project."""
         parts = module.split(".")
         tops, own = (
             ([self.root], parts[1:])
@@ -96,7 +96,7 @@ class SourceTree:
 
 
 def _imports(source: str) -> Iterator[str]:
-    """The names of all modules that a file may import anywhere; aliases may be modules too."""
+    """Return the names of all modules that a file may import; aliases may be modules too."""
     for package, aliases, modules in _IMPORT.findall(source):
         for name in _NAME.findall(aliases or modules):
             yield f"{package}.{name}" if package else name
@@ -104,13 +104,13 @@ def _imports(source: str) -> Iterator[str]:
 
 @cache
 def source_tree() -> SourceTree:
-    """That of this checkout; each file is read once a process."""
+    """Return the tree of this checkout. Each file is read once per process."""
     return SourceTree()
 
 
 @cache
 def versions() -> str:
-    """The versions of Python and of the libraries on which exports and references depend."""
+    """Return the versions of Python and of the libraries that exports and references use."""
     known = {dist.metadata["Name"].lower(): dist.version for dist in _installed()}
     return repr((sys.version, [(name, known.get(name)) for name in LIBRARIES]))
 

@@ -1,4 +1,4 @@
-"""How often chains of a synthetic draft are accepted, from the rules of the two models alone."""
+"""Expected acceptance of the chains of a synthetic draft, from the rules of both models."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from specbuild.runtime.records import RunRecord
 def expected_histogram(
     record: RunRecord, target: Sequence[int], draft: Mapping[int, int], depth: int
 ) -> list[int]:
-    """The steps of a run of chains of ``depth``, by the drafts that they accept.
+    """Count steps with chains of ``depth`` by their accepted draft tokens.
 
-    ``target`` and ``draft`` say what follows a token. AssertionError where the output is not the
+    ``target`` and ``draft`` map a token to its successor. AssertionError if the output is not the
     target's.
     """
     token = record.prompt_ids[-1]

@@ -1,4 +1,4 @@
-"""Tiny synthetic models, their prompts, and what they say by their rules alone."""
+"""Tiny synthetic models, their prompts, and their output by the rules."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def run(engine: Engine, prompts: list[Prompt], shape: DraftShape | None) -> list
 
 
 def successors(model: SynthModel) -> tuple[list[int], dict[int, int]]:
-    """What the target and the draft say after each token, from the rules alone."""
+    """Return the next tokens of target and draft after each token, by the rules alone."""
     before = model.rules.before.tolist()
     target = [0] * len(before)
     for token, previous in enumerate(before):

@@ -1,4 +1,4 @@
-"""Calls whose kernels have variants, and what ``tune`` would write of them."""
+"""Calls whose kernels have variants, and the entries that ``tune`` would write for them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SOURCES = ("linear/kernel.cu", "rms_moe/down.cu", "rms_moe/gate_up.cu")
 
 
 def entry_of(choice: Choice, tactic: dict[str, int]) -> TacticEntry:
-    """What ``tune`` would write had this tactic been the fastest."""
+    """Return the entry that ``tune`` writes if this tactic is the fastest."""
     return TacticEntry(
         op=choice.op.name,
         phase=choice.request.phase,
@@ -32,7 +32,7 @@ def entry_of(choice: Choice, tactic: dict[str, int]) -> TacticEntry:
 
 
 def default_choices(target_path: Path) -> list[Choice]:
-    """Every call of a small engine, by defaults."""
+    """Return every call of a small engine, with default tactics."""
     lowering = CallLowering(target_of(GPU))
     engine = lowered_engine(target_path, None, lowering, max_seq_len=64, max_batch_size=2)
     return lowering.choices(program for _, program in engine.programs)

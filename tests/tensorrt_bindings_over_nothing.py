@@ -1,8 +1,8 @@
-"""TensorRT's own Python bindings over an empty library: its types, and nothing that computes.
+"""TensorRT's own Python bindings without its libraries: types, but no computation.
 
-The wheel ``tensorrt-cu13-bindings`` is on PyPI, the libraries that it links to are not. What it
-looks up in them is given here and returns nothing, so that builders and engines cannot be made;
-plugins, creators, fields and descriptions are Python's, and can.
+The wheel ``tensorrt-cu13-bindings`` is on PyPI, the libraries it links to are not. The symbols that
+it looks up in them return nothing here. Builders and engines cannot be created. Plugins, creators,
+fields and descriptions are implemented in Python and can be.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _LOOKED_UP = (
 
 
 def bindings_reason() -> str | None:
-    """Why the bindings cannot be had here, None where they can."""
+    """Return the reason the bindings cannot be loaded here, or None."""
     if library_reason("tensorrt") is None:
         return "TensorRT is here with its libraries, and tested itself"
     if importlib.util.find_spec("tensorrt_bindings") is None:
@@ -36,7 +36,10 @@ def bindings_reason() -> str | None:
 
 
 def load_bindings(folder: Path) -> ModuleType:
-    """The module, with a registry that is a dictionary; ``folder`` takes the empty libraries."""
+    """Return the module, with a dictionary as its registry.
+
+    ``folder`` gets the empty libraries.
+    """
     bindings = importlib.util.find_spec("tensorrt_bindings")
     assert bindings is not None and bindings.origin is not None
     shared = Path(bindings.origin).with_name("tensorrt.so").read_bytes()
@@ -59,7 +62,7 @@ def load_bindings(folder: Path) -> ModuleType:
 
 
 class Registry:
-    """Stands for TensorRT's, of which the empty library has none."""
+    """Replaces TensorRT's registry, which the empty library does not have."""
 
     def __init__(self, trt: Any) -> None:
         self._trt = trt

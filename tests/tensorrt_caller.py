@@ -1,9 +1,9 @@
-"""Calls plugins the way TensorRT does: from C++, by the virtual functions of its interfaces.
+"""Call plugins as TensorRT does: from C++, by the virtual functions of its interfaces.
 
-A creator that Python takes out of the registry is the Python object itself, and a call of one of
-its methods never leaves Python. TensorRT calls the C++ interface, whose functions convert every
-argument and result. Here ctypes makes the same calls. The positions of functions and the fields
-of structures are those of the public headers (``NvInferRuntime.h``, ``NvInferPluginBase.h``).
+A creator that Python gets from the registry is the Python object itself, and a call of its methods
+never leaves Python. TensorRT calls the C++ interface, whose functions convert every argument and
+result. Here ctypes makes the same calls. The positions of functions and the fields of structures
+are those of the public headers (``NvInferRuntime.h``, ``NvInferPluginBase.h``).
 """
 
 from __future__ import annotations

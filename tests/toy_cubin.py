@@ -1,4 +1,4 @@
-"""Writes the parts of a cubin that say what its kernels take; there is no code in it."""
+"""Write the parts of a cubin that describe the parameters of its kernels; it has no code."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ PARAMETER, BANK, BANK_BYTES = 0x17, 0x0A, 0x19
 
 
 def note(kind: int, value: bytes) -> bytes:
-    """A note with its length in front."""
+    """Return a note after its length."""
     return struct.pack("<BBH", 4, kind, len(value)) + value
 
 
 def parameter(ordinal: int, offset: int, size: int) -> bytes:
-    """The note of a parameter."""
+    """Return the note of a parameter."""
     return note(PARAMETER, struct.pack("<IHHI", 0, ordinal, offset, size << 18 | 0x1F000))
 
 
 def kernel_notes(sizes: Sequence[int]) -> bytes:
-    """What NVIDIA's compiler writes of a kernel with such parameters: the last one first."""
+    """Return the notes of NVIDIA's compiler for a kernel's parameters, the last one first."""
     notes, end = [struct.pack("<BBH", 2, 0x4C, 7)], 0
     for ordinal, size in enumerate(sizes):
         offset = -(-end // size) * size
@@ -30,7 +30,7 @@ def kernel_notes(sizes: Sequence[int]) -> bytes:
 
 
 def toy_cubin(kernels: Mapping[str, Sequence[int] | bytes]) -> bytes:
-    """A cubin of these kernels: the sizes of their parameters, or their notes as they are."""
+    """Return a cubin of these kernels, given by the sizes of parameters or by their notes."""
     names = [b"", b".shstrtab", *(f".nv.info.{entry}".encode() for entry in kernels)]
     marks = b"".join(f"cubin of {entry}\n".encode() for entry in kernels)
     bodies = [k if isinstance(k, bytes) else kernel_notes(k) for k in kernels.values()]

@@ -1,4 +1,7 @@
-"""What a function read of its arguments: its result holds for all that agree in that."""
+"""Record the parts of its arguments that a function reads.
+
+The result is the same for all arguments that agree in these parts.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +10,14 @@ from dataclasses import fields, is_dataclass
 from functools import cache
 from typing import Any
 
-# Where a value stands in a sequence of arguments, and what was seen there.
+# The place of a value in a sequence of arguments, and what was read there.
 Place = tuple[int | str, ...]
 Reads = dict[Place, str]
 WHOLE = "=="
 
 
 def traced(value: Any, place: Place, reads: Reads) -> Any:
-    """The value, with every field of a dataclass that is read of it written down in ``reads``."""
+    """Return the value. Every field of a dataclass that is read is recorded in ``reads``."""
     reads[place] = seen(value)
     if is_dataclass(value):
         kind = _traced_type(type(value))
@@ -27,12 +30,15 @@ def traced(value: Any, place: Place, reads: Reads) -> Any:
 
 
 def agree(reads: Mapping[Place, str], arguments: Sequence[Any]) -> bool:
-    """Whether the same would be read of these arguments."""
+    """Return whether these arguments have the same values in all recorded places."""
     return all(_at(arguments, place) == wanted for place, wanted in reads.items())
 
 
 def seen(value: Any) -> str:
-    """What a look at a value tells: of a dataclass its type, its fields are looked at later."""
+    """Return what a read reveals: the value, or the type of a dataclass.
+
+    The fields of a dataclass are read later.
+    """
     if is_dataclass(value):
         return type(value).__qualname__
     return f"{len(value)} dataclasses" if _holds_dataclasses(value) else repr(value)

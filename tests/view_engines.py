@@ -1,4 +1,4 @@
-"""Small CPU engines whose prompts are long for partial views: tests of SpecPV and DSA."""
+"""Small CPU engines for tests of SpecPV and DSA, whose prompts need partial views."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SHAPES = [None, DraftShape(1, 3, 3), DraftShape(2, 3, 6)]
 
 
 def built(checkpoints: Path, name: str, model: str = "t", **changes: Any) -> Path:
-    """The engine ``name`` of a target and the draft ``d`` in ``checkpoints``, built once."""
+    """Build the engine ``name`` of a target and the draft ``d`` in ``checkpoints`` once."""
     output = checkpoints / name
     if not output.exists():
         options = BuildOptions.from_flat(

@@ -1,4 +1,4 @@
-"""Stands for TensorRT: the plugin nodes of a graph are queued one after another."""
+"""Replaces TensorRT: queues the plugin nodes of a graph one after another."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from specbuild.runtime.executors.tensorrt.plugin_record import (
 
 
 class WalkedGraph:
-    """A plugin graph; tensors between nodes have memory of their own, poisoned at first."""
+    """A plugin graph. Tensors between nodes have their own memory, initially poisoned."""
 
     def __init__(self, gpu: Gpu, graph: bytes) -> None:
         self._gpu = gpu

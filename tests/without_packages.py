@@ -1,7 +1,7 @@
-"""Runs command lines in this process as if some packages were not installed.
+"""Run command lines in this process as if some packages were not installed.
 
-``python without_packages.py PACKAGE[,PACKAGE] COMMAND_LINES_AS_JSON`` prints, for each command
-line, its exit code and what it wrote on standard error, as one JSON list.
+``python without_packages.py PACKAGE[,PACKAGE] COMMAND_LINES_AS_JSON`` prints one JSON list: the
+exit code and the standard error of each command line.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 
 def hide(packages: set[str]) -> None:
-    """Neither these packages nor their metadata are found from now on."""
+    """Hide these packages and their metadata from now on."""
     distributions = {package.lower() for package in packages}
 
     class Hiding(PathFinder):
@@ -37,7 +37,7 @@ def hide(packages: set[str]) -> None:
 
 
 def run(arguments: list[str]) -> tuple[int, str]:
-    """The exit code of a command, and its standard error."""
+    """Return the exit code of a command, and its standard error."""
     from specbuild.cli.main import main
 
     errors = io.StringIO()
@@ -47,7 +47,7 @@ def run(arguments: list[str]) -> tuple[int, str]:
 
 
 def is_installed(package: str) -> bool:
-    """Whether a package's metadata are found."""
+    """Return whether a package's metadata are found."""
     try:
         version(package)
     except PackageNotFoundError:
