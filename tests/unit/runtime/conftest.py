@@ -1,4 +1,4 @@
-"""Lets the tests here import the toy model beside them under any import mode."""
+"""Make the modules of this folder importable under any import mode."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Writes a small but complete CPU engine: random attention-free graphs in the engine's format."""
+"""Write a small but complete CPU engine: random graphs without attention."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ AXES = ("kv_heads", "pages", "page_size", "width")
 
 
 def write_engine(path: Path, *, seed: int = 0) -> dict[str, np.ndarray]:
-    """An engine without a draft whose logits are a table row plus the sum of cached rows.
+    """Write an engine without a draft; return its weights.
 
-    Returns its weights.
+    Its logits are a table row plus the sum of cached rows.
     """
     random = np.random.default_rng(seed)
     weights = {
@@ -40,7 +40,7 @@ def write_engine(path: Path, *, seed: int = 0) -> dict[str, np.ndarray]:
 
 
 def write_weights(path: Path, weights: dict[str, np.ndarray]) -> None:
-    """A safetensors file of fp32 tensors."""
+    """Write a safetensors file of fp32 tensors."""
     header, offset = {}, 0
     for name, array in weights.items():
         span = [offset, offset + array.nbytes]
@@ -53,7 +53,7 @@ def write_weights(path: Path, weights: dict[str, np.ndarray]) -> None:
 
 
 def manifest_of(path: Path, weights: dict[str, np.ndarray]) -> Manifest:
-    """The manifest of what lies in ``path``."""
+    """Return the manifest of the files in ``path``."""
     toy = toy_manifest(drafted=False, max_seq_len=48, max_batch_size=1)
     names = sorted(p.relative_to(path).as_posix() for p in path.rglob("*") if p.is_file())
     pool = tuple(Port(f"full.0.{s}_pool", "float32", (1, PAGES, SIZE, WIDTH)) for s in "kv")
@@ -85,7 +85,7 @@ def manifest_of(path: Path, weights: dict[str, np.ndarray]) -> Manifest:
 
 
 def ops_of(file: Path) -> dict[str, int]:
-    """How often each op stands in a graph."""
+    """Return the number of each op in a graph."""
     return dict(
         Counter(node.op_type for node in onnx.load(file, load_external_data=False).graph.node)
     )
@@ -96,14 +96,17 @@ def _stored(manifest: object) -> object:
 
 
 def write_manifest(path: Path, manifest: object) -> None:
-    """``manifest.json`` (a Manifest, or any JSON) and its digest."""
+    """Write ``manifest.json`` (a Manifest, or any JSON) and its digest."""
     data = manifest if isinstance(manifest, bytes) else json.dumps(_stored(manifest)).encode()
     (path / "manifest.json").write_bytes(data)
     (path / "manifest.sha256").write_text(manifest_digest(data))
 
 
 def _target(weights: dict[str, np.ndarray]) -> bytes:
-    """logits = (embedding[id] + sum of the pool) · head, after the rows went into the pool."""
+    """Return a graph of logits = (embedding[id] + sum of the pool) · head.
+
+    The rows are written to the pool first.
+    """
     ints = ("token_ids", "full.write_slot", "full.page_table", "logit_rows")
     shapes = (["T"], ["T"], [1, 1, 1, "P"], ["R"])
     inputs = [_value(n, TensorProto.INT32, s) for n, s in zip(ints, shapes, strict=True)]

@@ -1,4 +1,4 @@
-"""A GPU in host memory: streams run late, one operation at a time, as the host asks for them."""
+"""A GPU in host memory: streams run late, one operation at a time, when the host waits."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from specbuild.runtime.executors.cuda.gpu import GpuFacts, HostMemory, LaunchCon
 
 HOPPER = GpuFacts("Fake H200", (9, 0), 132, 13000, 1 << 30)
 _FIRST_ADDRESS = 0x7000_0000_0000
-# Memory that nobody wrote: NaN as fp32, -1 as int32.
+# Unwritten memory: NaN as fp32, -1 as int32.
 _POISON = 0xFF
 
 
@@ -27,7 +27,10 @@ class Stream:
 
 @dataclass
 class Event:
-    """Passed at once, or once the stream has come to it; ``time_s`` counts operations."""
+    """An event that has passed at once, or when the stream reaches it.
+
+    ``time_s`` counts operations.
+    """
 
     pending: int = 0
     stream: Stream | None = None
@@ -36,16 +39,16 @@ class Event:
 
 @dataclass(frozen=True)
 class FakeKernel:
-    """A callable on the values of its arguments: ``kinds`` says ``p`` (pointer) or ``i``."""
+    """A callable on argument values. ``kinds`` has ``p`` (pointer) or ``i`` for each argument."""
 
     run: Callable[..., None]
     kinds: str
 
 
 class FakeGpu:
-    """Kernels are Python: the ``entry`` of a plan's kernel names one of ``kernels``.
+    """A GPU with kernels in Python: the ``entry`` of a plan's kernel names one of ``kernels``.
 
-    Device memory starts poisoned. ``log`` lists what was asked for, in order.
+    Device memory is initially poisoned. ``log`` lists the calls in order.
     """
 
     def __init__(
@@ -61,10 +64,10 @@ class FakeGpu:
         self._host: dict[int, HostMemory] = {}
         self.shared: dict[str, tuple[int, int]] = {}
 
-    # What a test looks at.
+    # For tests.
 
     def view(self, address: int, nbytes: int) -> np.ndarray:
-        """The device's bytes at an address, which must lie in one allocation."""
+        """Return the device's bytes at an address, which must be within one allocation."""
         for base, memory in self._memory.items():
             if base <= address and address + nbytes <= base + len(memory):
                 return memory[address - base : address - base + nbytes]
@@ -72,14 +75,14 @@ class FakeGpu:
 
     @property
     def allocations(self) -> int:
-        """What is held now."""
+        """The number of current allocations."""
         return len(self._memory)
 
     def enqueue(self, stream: Stream, operation: Callable[[], None]) -> None:
-        """Queues an operation as a kernel would be."""
+        """Queue an operation like a kernel."""
         stream.waiting.append(operation)
 
-    # What the executor asks for.
+    # The interface that the executor uses.
 
     def use(self) -> None:
         assert not self.closed
@@ -211,7 +214,7 @@ class FakeGpu:
 
 
 def _arguments(parameters: int, kinds: str) -> list[int]:
-    """The arguments' values, read as the driver reads them."""
+    """Return the values of the arguments, read as the driver reads them."""
     pointers = (ctypes.c_uint64 * len(kinds)).from_address(parameters)
     types = {"p": ctypes.c_uint64, "i": ctypes.c_int32}
     return [

@@ -1,4 +1,4 @@
-"""Several fake GPUs that run one engine: no call may wait while they have different queues."""
+"""Several fake GPUs that run one engine. No call may wait while their queues differ."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from specbuild.runtime.errors import SpecbuildError
 from specbuild.runtime.executors.cuda.gpu import GpuFacts
 from specbuild.runtime.executors.cuda.ranked import RankedExecutor
 
-# Calls that wait, or that a driver may let wait for a GPU's kernels.
+# Calls that wait, or may wait, for a GPU's kernels.
 BLOCKING = (
     "allocate", "release", "allocate_host", "release_host", "load_module", "end_capture",
     "release_graph", "synchronize", "wait",
@@ -37,10 +37,10 @@ LOST = "CUDA_ERROR_ILLEGAL_ADDRESS (an illegal memory access was encountered)"
 
 
 class RankGpu(FakeGpu):
-    """One of several. ``fails_at``: from its so many-th call on, every call fails.
+    """One GPU of several. From call number ``fails_at`` on, every call fails.
 
-    Where a peer has failed, or was not given what this one was, its kernels wait in vain: they fill
-    ``fault`` and are lost.
+    If a peer has failed, or has not received the same work, this GPU's kernels wait until they time
+    out: they fill ``fault`` and are lost.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class RankGpu(FakeGpu):
 
 
 def ranked_plan(plan: Plan, ranks: int, rounds: int = 2) -> Plan:
-    """The same for several ranks: an inbox, and the ports of exchanges."""
+    """Return the plan for several ranks, with an inbox and the ports of exchanges."""
     first = len(plan.buffers)
     buffers = (
         Buffer("exchange.inbox", "exchange", 4096), Buffer("exchange.state", "state", 256),
@@ -117,7 +117,7 @@ def ranked_plan(plan: Plan, ranks: int, rounds: int = 2) -> Plan:
 
 @dataclasses.dataclass
 class ToyRanks:
-    """An engine over as many toy devices as it has ranks; each computes all of it."""
+    """An engine with one toy device per rank. Each device computes the complete step."""
 
     engine: Engine
     executor: RankedExecutor
@@ -128,7 +128,7 @@ class ToyRanks:
 def toy_ranks(
     ranks: int, *, failing: int | None = None, fails_at: int | None = None, **options: object
 ) -> ToyRanks:
-    """A fresh engine. ``failing``: the rank whose calls fail from its ``fails_at``-th on."""
+    """Return a new engine. The rank ``failing`` fails from its call ``fails_at`` on."""
     manifest = cuda_manifest(**options)
     plan = ranked_plan(toy_plan(manifest), ranks)
     devices, gpus = [], []
@@ -150,7 +150,7 @@ def toy_ranks(
 
 
 def state_of(toy: ToyRanks, rank: int) -> dict[str, bytes]:
-    """The bytes of every port of a rank but the host's."""
+    """Return the bytes of every port of a rank, except those of the ring."""
     toy.executor.synchronize()
     names: Sequence[str] = [p.name for p in toy.executor.plan.ports if "ring." not in p.name]
     device = toy.devices[rank]

@@ -1,4 +1,4 @@
-"""Who holds which page: every page has one owner."""
+"""The owners of all pages: every page has one owner."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from specbuild.runtime.errors import SpecbuildError
 
 
 class PageLedger:
-    """A cookie for every page, for debugging: who gets a page, and who gives it back.
+    """Records the owner of every page, for debugging.
 
-    ``installed`` and ``released`` are the callbacks of :class:`KvPools`; either raises
-    SpecbuildError where a page has two owners, or goes back without having had one.
+    ``installed`` and ``released`` are the callbacks of :class:`KvPools`. They raise SpecbuildError
+    if a page has two owners, or is released without an owner.
     """
 
     def __init__(self) -> None:
@@ -20,11 +20,11 @@ class PageLedger:
 
     @property
     def held(self) -> dict[tuple[str, int], int]:
-        """The pages in use, and the number of the install that gave each away."""
+        """The pages in use, and the number of the install that allocated each."""
         return dict(self._cookies)
 
     def installed(self, group: str, pages: Sequence[int]) -> None:
-        """Pages go to a sequence."""
+        """Record pages that a sequence gets."""
         for page in pages:
             if page == 0 or (group, page) in self._cookies:
                 raise SpecbuildError(f"cache group {group}: page {page} is given away twice")
@@ -32,7 +32,7 @@ class PageLedger:
             self._cookies[group, page] = self._installs
 
     def released(self, group: str, pages: Sequence[int]) -> None:
-        """Pages come back."""
+        """Record pages that are released."""
         for page in pages:
             if self._cookies.pop((group, page), None) is None:
                 raise SpecbuildError(f"cache group {group}: page {page} comes back, but was free")

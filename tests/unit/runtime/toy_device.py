@@ -1,7 +1,7 @@
-"""The toy model as a CUDA engine: the kernels of its plan, and an engine over them.
+"""The toy model as a CUDA engine: the kernels of its plan, and an engine with them.
 
-A step is composed of the declared references, as a real plan composes it of kernels, around the
-toy's target and draft. A slot that no live row wrote holds NaN, and reading one fails.
+The declared references compute a step, like the kernels of a real plan, around the toy's target and
+draft. A slot that no live row wrote contains NaN, and reading it fails.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from specbuild.runtime.text.codec import TextCodec
 
 
 class ToyDevice:
-    """The kernels of a toy plan on a fake GPU's memory."""
+    """The kernels of a toy plan, in the memory of a fake GPU."""
 
     def __init__(self, manifest: Manifest, plan: Plan) -> None:
         self.manifest = manifest
@@ -45,7 +45,7 @@ class ToyDevice:
         self._addresses: Sequence[int] = ()
 
     def load_weights(self, addresses: Sequence[int]) -> None:
-        """D2T is the engine's one weight; unwritten cache slots become NaN, as nothing else is."""
+        """Load D2T, the engine's only weight, and fill unwritten cache slots with NaN."""
         self._addresses = addresses
         stream = self.gpu.new_stream()
         host = self.gpu.allocate_host(D2T.nbytes)
@@ -54,7 +54,7 @@ class ToyDevice:
         self.gpu.synchronize(stream)
 
     def poison(self, executor: CudaExecutor, group: str, pages: Sequence[int]) -> None:
-        """Freed pages turn to NaN, once the work queued before is done."""
+        """Fill released pages with NaN after the work that was queued before."""
 
         def operation() -> None:
             self.cache(group)[:, list(pages)] = float("nan")
@@ -62,7 +62,7 @@ class ToyDevice:
         self.gpu.enqueue(executor.runner.stream, operation)
 
     def cache(self, group: str) -> torch.Tensor:
-        """[2 (K, V), pages, 1, page_size, 1] of the toy's one layer."""
+        """Return [2 (K, V), pages, 1, page_size, 1] of the toy's only layer."""
         found = self.manifest.group(group)
         index = next(i for i, b in enumerate(self.plan.buffers) if b.name == f"cache:{group}")
         data = self.gpu.view(self._addresses[index], self.plan.buffers[index].bytes)
@@ -70,7 +70,7 @@ class ToyDevice:
         return torch.from_numpy(data.view(np.float32)).view(shape)
 
     def port(self, name: str, rows: int | None = None) -> torch.Tensor:
-        """A port in the device's memory, its first rows."""
+        """Return the first rows of a port in the device's memory."""
         port = self._ports[name]
         address = self._addresses[port.buffer] + port.offset
         data = self.gpu.view(address, torch.Size(port.shape).numel() * 4)
@@ -112,7 +112,7 @@ class ToyDevice:
         logit_rows, temperature, top_k, top_p, seed, count, floor = rows[11:]
         if not entry.full_logits:
             wanted = ((top_k != 0) | (top_p != 1) | (floor != 0)) & (temperature != 0)
-            # Rows of sequences that are done, and padding, stand at position 0.
+            # Rows of finished sequences, and padding rows, are at position 0.
             assert not (wanted & (positions > 0)).any(), "top-k, top-p and min-p need full logits"
         how = (temperature, top_k, top_p, seed, positions, floor)
         if self._processes(entry):
@@ -137,7 +137,7 @@ class ToyDevice:
         self._advance(entry, chosen, path, accepted, aux_hidden, row_start)
 
     def _check_tables(self, lengths: list[int], live: list[bool]) -> None:
-        """The page that a live row writes next is in no other row, not even to be read."""
+        """Check that the page a live row writes next is in no other row's table."""
         for group in ("full", "sliding"):
             table, size = self.port(f"page_table.{group}"), self.manifest.group(group).page_size
             window = self.manifest.group(group).window
@@ -195,7 +195,7 @@ class ToyDevice:
                 place.copy_(result)
 
     def _extend(self, entry: ProgramEntry) -> tuple[torch.Tensor, ...]:
-        """The draft takes up what waits: its logits and outputs, last rows and scores."""
+        """Let the draft ingest pending rows; return its logits, outputs, last rows and scores."""
         n, size = entry.batch, self.manifest.group("draft").page_size
         names = ("length", "adjusted_done" if entry.changes_logits else "done", "page_table.draft")
         length, done, table = (self.port(x, n) for x in names)
@@ -305,7 +305,7 @@ class ToyDevice:
         return torch.from_numpy(logits_of(state, x, DRAFT_VOCAB, 2.5)), torch.from_numpy(out)
 
     def _attend(self, group: str, k, v, places, write: torch.Tensor, n: int) -> np.ndarray:
-        """Writes k and v, and sums k + 3v over what each row sees; 0 for padding rows."""
+        """Write k and v, and return the sum of k + 3v over visible slots; 0 for padding rows."""
         row_start, row_slot, tree_start, bits = places
         cache = self.cache(group)
         for pool, new in zip(cache, (k, v), strict=True):
@@ -334,7 +334,7 @@ class ToyDevice:
         return sums.numpy().astype(np.int64)
 
     def _commit(self, path: torch.Tensor, n: int) -> None:
-        """PathCommit, by definition: slot length + path[i] goes to length + i."""
+        """Run PathCommit by its definition: slot length + path[i] moves to length + i."""
         for group in ("full", "sliding"):
             cache, size = self.cache(group).flatten(1), self.manifest.group(group).page_size
             table, before = self.port(f"page_table.{group}"), cache.clone()
@@ -355,7 +355,7 @@ class ToyDevice:
 
 @dataclasses.dataclass
 class ToyCuda:
-    """An engine over a toy device, with every page accounted for."""
+    """An engine with a toy device, which accounts for every page."""
 
     engine: Engine
     device: ToyDevice
@@ -372,9 +372,9 @@ def toy_cuda(
     without: str = "none",
     **options: object,
 ) -> ToyCuda:
-    """A fresh engine whose unwritten and freed cache slots are NaN.
+    """Return a new engine whose unwritten and released cache slots are NaN.
 
-    It lacks the programs with ``without`` in their names.
+    It has no programs with ``without`` in their names.
     """
     manifest = cuda_manifest(**options)
     plan = toy_plan(manifest, shapes)

@@ -1,4 +1,4 @@
-"""An engine around the toy model, drafters that misbehave, and what a run gave."""
+"""An engine with the toy model, drafters that propose badly, and the results of a run."""
 
 from __future__ import annotations
 
@@ -36,20 +36,20 @@ def toy_engine(
     text: TextCodec | None = None,
     **options: object,
 ) -> Engine:
-    """A fresh engine whose freed pages are poisoned."""
+    """Return a new engine whose released pages are poisoned."""
     manifest = toy_manifest(**options)
     executor = ToyExecutor(manifest)
     return Engine(manifest, executor, settings, text=text, pages_released=executor.poison)
 
 
 def prompt(ids: Sequence[int], name: str = "p") -> Prompt:
-    """A prompt of ids."""
+    """Return a prompt of ids."""
     return Prompt(name, prompt_ids=tuple(ids))
 
 
 @dataclass
 class Run:
-    """Events and records of one call, by request."""
+    """The events and records of one call, by request."""
 
     events: list[list[TokenEvent]]
     records: list[RunRecord]
@@ -65,7 +65,7 @@ def run(
     params: GenerateParams | Sequence[GenerateParams],
     **options: object,
 ) -> Run:
-    """Runs the prompts to their end; holds that every page came back."""
+    """Run the prompts to their end; check that every page was released."""
     free = {name: pool.free_pages for name, pool in engine._kv.pools.items()}
     tokens: list[list[TokenEvent]] = [[] for _ in prompts]
     records: dict[int, RunRecord] = {}
@@ -87,7 +87,7 @@ def run(
 
 @dataclass
 class TreeOfTokens:
-    """Proposes a tree whose node tokens come from ``rule(sequence, path)``."""
+    """Propose a tree whose node tokens are ``rule(sequence, path)``."""
 
     rule: object
     parents: Sequence[int]
@@ -137,7 +137,7 @@ class TreeOfTokens:
 
 
 def right(sequence: SequenceState, path: tuple[int, ...], siblings: list[int]) -> int:
-    """The token that the target will choose; siblings take others."""
+    """Return the token that the target will sample; siblings get other tokens."""
     tokens = [*sequence.ids[: sequence.num_tokens].tolist(), *path]
     best, _ = choose(target_logits(tokens), sequence.request.params.sampling, len(tokens) - 1)
     while best in siblings:
@@ -146,7 +146,7 @@ def right(sequence: SequenceState, path: tuple[int, ...], siblings: list[int]) -
 
 
 def wrong(sequence: SequenceState, path: tuple[int, ...], siblings: list[int]) -> int:
-    """Never the token that the target will choose."""
+    """Return a token that the target will not sample."""
     best = right(sequence, path, [])
     token = (best + 1) % 29
     while token in siblings or token == best:
@@ -155,7 +155,7 @@ def wrong(sequence: SequenceState, path: tuple[int, ...], siblings: list[int]) -
 
 
 def repeating(sequence: SequenceState, path: tuple[int, ...], siblings: list[int]) -> int:
-    """The root's token again and again; siblings take the next ids."""
+    """Return the root's token again; siblings get the next ids."""
     token = sequence.root
     while token in siblings:
         token = (token + 1) % 29

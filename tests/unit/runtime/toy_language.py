@@ -1,4 +1,4 @@
-"""Languages over the toy's tokens as automata, and decoding by their definition."""
+"""Languages of the toy's tokens as automata, and decoding by their definition."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ class _ToyTokens:
 
 
 def guided_engine(settings: RuntimeSettings = DEFAULT_SETTINGS, **options: object) -> Engine:
-    """A toy engine that knows the toy's letters."""
+    """Return a toy engine with the toy's letters as its tokens."""
     return knowing_letters(toy_engine(settings, **options))
 
 
 def knowing_letters(engine: Engine) -> Engine:
-    """The engine, which compiles guides for the toy's letters."""
+    """Return the engine, which compiles guides for the toy's letters."""
     tokens = llguidance.TokenizerWrapper(_ToyTokens())
     engine._grammars = GrammarCompiler(Vocabulary(tokens, VOCAB, (EOS,)))
     return engine
@@ -54,7 +54,7 @@ class Language:
 
     @property
     def guide(self) -> Guide:
-        """The automaton as a right-linear grammar."""
+        """Return the automaton as a right-linear grammar."""
         rules = ["start: s0"]
         for state, steps in enumerate(self.steps):
             cases = [f'"{LETTERS[letter]}" s{to}' for letter, to in steps.items()]
@@ -62,7 +62,7 @@ class Language:
         return Guide.grammar("\n".join(rules))
 
     def state(self, output: Sequence[int]) -> int | None:
-        """The state behind an output, None behind an end of sequence."""
+        """Return the state after an output, or None after an end of sequence."""
         state: int | None = 0
         for token in output:
             assert state is not None and (token == EOS or token in self.steps[state])
@@ -71,7 +71,7 @@ class Language:
         return state
 
     def allowed(self, output: Sequence[int]) -> list[int]:
-        """What may follow; nothing where the output is complete."""
+        """Return the tokens that may follow; none if the output is complete."""
         state = self.state(output)
         if state is None or not self.steps[state]:
             return []
@@ -80,7 +80,7 @@ class Language:
 
 @st.composite
 def languages(draw: st.DrawFn) -> Language:
-    """Random automata, every state of which leads to an end."""
+    """Draw random automata. An end can be reached from every state."""
     count = draw(st.integers(1, 5))
     letters = st.integers(0, len(LETTERS) - 1)
     steps = [
@@ -88,7 +88,7 @@ def languages(draw: st.DrawFn) -> Language:
         for _ in range(count)
     ]
     ends = {count - 1} | draw(st.sets(st.integers(0, count - 1)))
-    # A way to the next state, so that the last one can be reached from all.
+    # An edge to the next state, so that the last one can be reached from all.
     for state in range(count - 1):
         steps[state][draw(letters)] = state + 1
     if count == 1 and not steps[0]:
@@ -99,7 +99,7 @@ def languages(draw: st.DrawFn) -> Language:
 def scores(
     tokens: Sequence[int], prompt: int, params: GenerateParams, allowed: list[int]
 ) -> np.ndarray:
-    """What the next token is chosen from, fp32 [V]."""
+    """Return the scores that the next token is sampled from, fp32 [V]."""
     sampling, output = params.sampling, list(tokens[prompt:])
     row = target_logits(tokens).copy()
     for token, bias in dict(sampling.logit_bias).items():
@@ -118,7 +118,7 @@ def scores(
 def decode_masked(
     prompt: Sequence[int], params: GenerateParams, language: Language | None
 ) -> list[int]:
-    """One row after the other, each behind a mask; without a language none is masked."""
+    """Decode one token after another, each with a mask. Without a language nothing is masked."""
     tokens = list(prompt)
     while len(tokens) - len(prompt) < params.max_new_tokens:
         output = tokens[len(prompt) :]

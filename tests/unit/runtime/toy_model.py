@@ -1,7 +1,7 @@
-"""A toy target and draft in exact integer arithmetic, by definition and over paged caches.
+"""A toy target and draft in exact integer arithmetic, by definition and with paged caches.
 
-Every row's result is exact, whatever shares its launch, and changes when a single visible cache
-entry is missing, foreign or stale. Freed and unwritten slots hold NaN: reading one fails.
+The result of a row is exact in every launch. It changes if a single visible cache entry is missing,
+foreign or outdated. Released and unwritten slots contain NaN: reading one fails.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _PRIME = 1009
 
 
 def mix(*values: object) -> np.ndarray:
-    """A hash of integers below 1009, elementwise."""
+    """Return a hash of integers below 1009, elementwise."""
     state = np.int64(7)
     for value in values:
         state = (state * 613 + np.asarray(value).astype(np.int64) * 389 + 101) % _PRIME
@@ -46,19 +46,19 @@ def mix(*values: object) -> np.ndarray:
 
 
 def follower(token: object) -> np.ndarray:
-    """The token that both models like best after this one."""
+    """Return the token that both models prefer after this one."""
     return (np.asarray(token).astype(np.int64) * 7 + 3) % DRAFT_VOCAB
 
 
 def logits_of(state: np.ndarray, token: np.ndarray, vocab: int, liking: float) -> np.ndarray:
-    """fp32 [n, vocab]: hashed noise of the state, and a liking for the follower."""
+    """Return fp32 [n, vocab]: hashed noise of the state, plus a bonus for the follower."""
     ids = np.arange(vocab)
     noise = mix(state[:, None], ids[None, :]).astype(np.float32) / np.float32(_PRIME) * 4
     return noise + np.float32(liking) * (ids == follower(token)[:, None])
 
 
 def target_logits(tokens: Sequence[int]) -> np.ndarray:
-    """Logits [V] after these tokens, without any cache."""
+    """Return the logits [V] after these tokens, computed without a cache."""
     ids, position = np.array(tokens), np.arange(len(tokens))
     full = mix(ids, position, 1) + 3 * mix(ids, position, 3)
     sliding = (mix(ids, position, 2) + 3 * mix(ids, position, 4))[-WINDOW:]
@@ -67,7 +67,7 @@ def target_logits(tokens: Sequence[int]) -> np.ndarray:
 
 
 def choose(logits: np.ndarray, sampling: object, position: int) -> tuple[int, float]:
-    """The declared Choose on one row."""
+    """Apply the declared Choose to one row."""
     choice, logprob = op_named("Choose").reference(
         torch.from_numpy(logits)[None],
         torch.tensor([sampling.temperature], dtype=torch.float32),
@@ -80,7 +80,7 @@ def choose(logits: np.ndarray, sampling: object, position: int) -> tuple[int, fl
 
 
 def decode_plainly(prompt: Sequence[int], count: int, sampling: object) -> list[int]:
-    """Tokens one by one from the definition; stops behind EOS."""
+    """Decode token by token from the definition; stop after EOS."""
     tokens = list(prompt)
     for _ in range(count):
         tokens.append(choose(target_logits(tokens), sampling, len(tokens) - 1)[0])
@@ -101,10 +101,10 @@ def toy_manifest(
     suffix: SuffixRecord | None = None,
     draft_window: int = 0,
 ) -> Manifest:
-    """A manifest for the toy; only what the runtime reads is meaningful.
+    """Return a manifest for the toy. Only the fields that the runtime reads have meaning.
 
-    ``suffix`` stands beside the draft, or alone.
-    Groups without a window have pages for every sequence, or ``kv_pages``.
+    ``suffix`` is an additional drafter, or the only one. Groups without a window have pages for
+    every sequence, or ``kv_pages``.
     """
     shape = limits or DraftShape(3, 4, 12)
     bounds = Limits(
@@ -203,9 +203,9 @@ D2T = np.where(np.arange(DRAFT_VOCAB) >= 12, VOCAB - DRAFT_VOCAB - 1, 0).astype(
 def draft_step(
     entries: Sequence[int], token: int, hidden: Sequence[float], position: int
 ) -> tuple[int, np.ndarray, np.ndarray]:
-    """By definition: a row's own cache entry, its features [2] and logits [Vd].
+    """Return a row's cache entry, its features [2] and logits [Vd], by definition.
 
-    ``entries`` are those of the rows that it sees before itself.
+    ``entries`` are those of the visible rows before it.
     """
     own = int(mix(token, position, hidden[0]))
     state = mix(sum(entries) + own, token)
@@ -214,7 +214,7 @@ def draft_step(
 
 
 class ToyExecutor:
-    """Runs the roles with the declared references over caches that start as NaN."""
+    """Runs the roles with the declared references. The caches are initially NaN."""
 
     def __init__(self, manifest: Manifest) -> None:
         self.launches: list[tuple[str, int]] = []
@@ -236,7 +236,7 @@ class ToyExecutor:
         assert set(roles) <= set(self._groups)
 
     def poison(self, group: str, pages: Sequence[int]) -> None:
-        """Freed pages turn to NaN."""
+        """Fill released pages with NaN."""
         assert 0 not in pages
         for side in "kv":
             self._pools[f"{group}.{side}"][list(pages)] = float("nan")
@@ -275,7 +275,7 @@ class ToyExecutor:
     def _attend(
         self, group: str, feeds: Mapping[str, np.ndarray], k: np.ndarray, v: np.ndarray
     ) -> np.ndarray:
-        """Writes k and v, and sums k + 3v over what each row sees."""
+        """Write k and v, and return the sum of k + 3v over the visible slots of each row."""
         slots = torch.from_numpy(feeds[f"{group}.write_slot"])
         for side, new in (("k", k), ("v", v)):
             entries = torch.from_numpy(new.astype(np.float32)).view(-1, 1, 1)

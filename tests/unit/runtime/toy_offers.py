@@ -1,4 +1,4 @@
-"""What a toy step does with the host's chains, by definition."""
+"""How a toy step verifies the host's chains, by definition."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from specbuild.runtime.engine_dir.plan import ProgramEntry
 
 
 def offered_tree(port: torch.Tensor, entry: ProgramEntry) -> tuple[torch.Tensor, ...]:
-    """The chains as TreeSelect would give them: tokens, parents, depths, bits, counts."""
+    """Return the chains as TreeSelect does: tokens, parents, depths, bits, counts."""
     n, nodes = entry.batch, entry.draft_tokens + 1
     slots = torch.arange(nodes).expand(n, nodes)
     bits = (torch.ones(nodes, nodes).tril().int() << torch.arange(nodes)).sum(1).int()
@@ -19,12 +19,12 @@ def offered_tree(port: torch.Tensor, entry: ProgramEntry) -> tuple[torch.Tensor,
 
 
 def counts_port(entry: ProgramEntry) -> str:
-    """The port of the rows of each sequence of a ragged step."""
+    """Return the port of the rows of each sequence of a ragged step."""
     return "offered" if entry.host_proposal else "row_counts"
 
 
 def slot_rows(row_start: torch.Tensor, entry: ProgramEntry) -> torch.Tensor:
-    """The row of each slot of all chains; any row for slots that have none."""
+    """Return the row of each slot of all chains; any row for slots without one."""
     if not entry.is_ragged:
         return torch.arange(entry.rows)
     slots = row_start[:-1].unsqueeze(1) + torch.arange(entry.draft_tokens + 1)
@@ -38,9 +38,9 @@ def accepted_rows(
     table: torch.Tensor,
     page_size: int,
 ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...], torch.Tensor]:
-    """Positions, places and write slots of a draft's rows: those of accepted tokens go to pages.
+    """Return positions, places and write slots of a draft's rows.
 
-    ``accepted[b]`` is -1 of a sequence that is done.
+    Those of accepted tokens are written to pages. ``accepted[b]`` is -1 for a finished sequence.
     """
     n, nodes = tree[0].shape
     positions = torch.zeros(n, nodes).int()

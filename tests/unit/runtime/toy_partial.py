@@ -1,4 +1,4 @@
-"""The toy model with SpecPV: its full layer reads views, and looks at what they show."""
+"""The toy model with SpecPV: its full layer reads views and checks their content."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ TOY_SPECPV = SpecPv(
 
 
 def partial_manifest(specpv: SpecPv = TOY_SPECPV, **options: object) -> Manifest:
-    """A manifest whose launches hold the re-verified tokens."""
+    """Return a manifest whose launches include re-verified tokens."""
     return replace(toy_manifest(max_rows=3 * (24 + 13), **options), specpv=specpv)
 
 
 @dataclass
 class Seen:
-    """What one sequence's rows saw in a launch, as positions, and whether a view was chosen."""
+    """The positions visible to one sequence's rows in a launch, and whether a view was chosen."""
 
     positions: list[int]
     length: int
@@ -42,7 +42,7 @@ class Seen:
 
 
 class PartialToyExecutor(ToyExecutor):
-    """Holds every launch to the promises of a view."""
+    """Checks every launch against the rules of a view."""
 
     def __init__(self, manifest: Manifest) -> None:
         super().__init__(manifest)
@@ -88,7 +88,7 @@ class PartialToyExecutor(ToyExecutor):
         return outputs | {"full.partial_table.out": table[None].numpy()}
 
     def _look(self, feeds: Mapping[str, np.ndarray], b: int) -> Seen:
-        """Positions in view order; every row's own page must lie where its position does."""
+        """Return positions in view order; each row's page must be at its position."""
         size = self._geometry.page_size
         row_start, start = feeds["row_start"], int(feeds["full.tree_start"][b])
         rows = slice(int(row_start[b]), int(row_start[b + 1]))
@@ -116,6 +116,6 @@ _ASKED = (
 
 
 def partial_engine(manifest: Manifest) -> tuple[Engine, PartialToyExecutor]:
-    """A fresh engine whose freed pages are poisoned."""
+    """Return a new engine whose released pages are poisoned."""
     executor = PartialToyExecutor(manifest)
     return Engine(manifest, executor, pages_released=executor.poison), executor

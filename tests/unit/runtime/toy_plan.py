@@ -35,7 +35,7 @@ DEEPEST = max(shape.draft_depth for shape in SHAPES)
 def cuda_manifest(
     *, adjusted_steps: bool = True, drafted_processors: bool = True, **options: object
 ) -> Manifest:
-    """The toy's manifest as a CUDA engine has it.
+    """Return the toy's manifest for a CUDA engine.
 
     ``drafted_processors``: all steps with full logits apply logit processors.
     """
@@ -55,7 +55,7 @@ def cuda_manifest(
 
 
 def kernels_manifest() -> Manifest:
-    """The same with caches that kernels take: pages of 16, bf16 pairs in place of each fp32."""
+    """Return the manifest with the caches of kernels: pages of 16, bf16 pairs instead of fp32."""
     manifest = cuda_manifest(page_size=16)
     pair = {"k_width": 2, "v_width": 2, "dtype": "bfloat16"}
     groups = [dataclasses.replace(group, **pair) for group in manifest.cache_groups]
@@ -71,7 +71,7 @@ def kernels_manifest() -> Manifest:
 
 
 def ports_of(manifest: Manifest) -> dict[str, tuple[tuple[int, ...], str]]:
-    """Shape and element type of every port, as ``Port`` lists them."""
+    """Return shape and element type of every port, as ``Port`` lists them."""
     b, t = BATCHES[-1], PREFILL_ROWS[-1]
     groups = [group.name for group in manifest.cache_groups]
     drafted = manifest.draft is not None
@@ -119,7 +119,7 @@ def ports_of(manifest: Manifest) -> dict[str, tuple[tuple[int, ...], str]]:
 
 
 def toy_plan(manifest: Manifest, shapes: Sequence[DraftShape] = SHAPES) -> Plan:
-    """Ports in buffers of their own, fp32 caches of one layer, one kernel for each program."""
+    """Return a plan with a buffer per port, fp32 caches of one layer, a kernel per program."""
     buffers = [Buffer("d2t", "weights", D2T.nbytes)]
     for group in manifest.cache_groups:
         size = 2 * group.pages * group.page_size * 4
@@ -127,7 +127,7 @@ def toy_plan(manifest: Manifest, shapes: Sequence[DraftShape] = SHAPES) -> Plan:
     ports = []
     for name, (shape, dtype) in ports_of(manifest).items():
         size = int(np.prod(shape)) * 4
-        # The port does not begin where its buffer does.
+        # The port starts after the start of its buffer.
         ports.append(Port(name, len(buffers), 16, shape, dtype))
         space = "ring" if name.startswith("ring.") else "state"
         buffers.append(Buffer(name, space, size + 16))
@@ -167,14 +167,14 @@ def toy_plan(manifest: Manifest, shapes: Sequence[DraftShape] = SHAPES) -> Plan:
 
 
 def longest_offered(manifest: Manifest) -> int:
-    """The longest chain of the host's; 0 without suffix decoding."""
+    """Return the longest chain that the host proposes; 0 without suffix decoding."""
     return max((d.max_tokens for d in manifest.drafters if d.kind == "suffix"), default=0)
 
 
 def _offered(manifest: Manifest) -> list[ProgramEntry]:
-    """Steps for chains of 3 and of the longest that the host proposes, up to two sequences.
+    """Return steps for host chains of 3 tokens and of the maximum, for up to two sequences.
 
-    Two have ragged steps: with rows for chains of 1 on average, and for the longest ones.
+    Two are ragged steps: with rows for chains of 1 on average, and for the longest ones.
     """
     longest, found = longest_offered(manifest), []
     sizes = [(1, n, n + 1) for n in sorted({3, longest})]
@@ -187,7 +187,7 @@ def _offered(manifest: Manifest) -> list[ProgramEntry]:
 
 
 def _ragged(shapes: Sequence[DraftShape]) -> list[ProgramEntry]:
-    """Steps with as many rows a sequence as a chain has tokens."""
+    """Return steps with as many rows per sequence as a chain has tokens."""
     found = []
     for batch, s in itertools.product(BATCHES[1:], shapes):
         if s.draft_top_k == 1 and s.draft_depth > 1:
@@ -206,7 +206,7 @@ def _entry(
 
 
 def plan_file(plan: Plan, name: str) -> bytes:
-    """A program's JSON or a kernel's cubin."""
+    """Return a program's JSON or a kernel's cubin."""
     if name.endswith(".cubin"):
         entry = name.removesuffix(".cubin")
         return toy_cubin({entry: (*[8] * len(plan.buffers), 4, 4, 8)})
@@ -214,7 +214,7 @@ def plan_file(plan: Plan, name: str) -> bytes:
     entry = plan.programs[index]
     sections = [level_section(1)] if entry.draft_depth or entry.extends else []
     sections += [TARGET] if entry.kind == "step" else []
-    # One op has all memory: the launch is its own, whatever section it is in.
+    # One op uses all memory: the launch belongs to it in every section.
     whole = {
         buffer.name: {"buffer": i, "offset": 0, "shape": [buffer.bytes], "dtype": "uint8"}
         for i, buffer in enumerate(plan.buffers)
@@ -229,7 +229,7 @@ def plan_file(plan: Plan, name: str) -> bytes:
 
 
 def small_plan(**changes: object) -> Plan:
-    """A plan of one buffer of each kind and an arena, and no programs."""
+    """Return a plan with one buffer of each kind, an arena, and no programs."""
     buffers = (
         Buffer("w", "weights", 1000),
         Buffer("cache:full", "cache", 3000),

@@ -1,4 +1,4 @@
-"""What a toy's step does where logit processors apply: the declared references, over its ports."""
+"""Logit processors in a toy step: the declared references, with the step's ports."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def processed(
     sequences: int,
     row_start: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Choices and log-probabilities of the rows of ``sequences``, from ``raw`` [R, V].
+    """Return tokens and log-probabilities of the rows of ``sequences`` from ``raw`` [R, V].
 
-    ``how`` are Choose's inputs. ``path`` are the rows' tokens and ancestors. ``row_start`` is that
-    of a ragged step. The ports of the likeliest tokens are written.
+    ``how`` has the inputs of Choose. ``path`` has the tokens and ancestors of the rows.
+    ``row_start`` is that of a ragged step. The ports of the most likely tokens are written.
     """
     assert how[4] is not None
     changes = port("changes", sequences)
-    # Older engines have no such port, and force no rows.
+    # Older engines do not have this port and force no rows.
     forced = torch.zeros_like(changes)
     if (changes & FORCED_ROWS).any():
         forced = port("forced", sequences)

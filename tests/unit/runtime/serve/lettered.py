@@ -1,4 +1,4 @@
-"""A toy engine that knows every byte and the control tokens of harmony, to be served."""
+"""A toy engine with one token per byte, and harmony's control tokens, for serving."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ TEMPLATE = "{%- for m in messages %}{{ m.content or '' }}\n{% endfor -%}<|start|
 
 
 def token_id(word: str) -> int:
-    """The id of a character of ASCII, or of a control token."""
+    """Return the id of an ASCII character or of a control token."""
     return WORDS.index("Ġ" if word == " " else word)
 
 
 def lettered_engine(
     patch: pytest.MonkeyPatch, template: str = TEMPLATE, **options: object
 ) -> Engine:
-    """The toy model over these words, the last of which ends a sequence."""
+    """Return the toy model with these tokens. The last one ends a sequence."""
     size = len(WORDS)
     patch.setattr(toy_model, "VOCAB", size)
     tokenizer = Tokenizer(BPE({word: i for i, word in enumerate(BYTES)}, []))

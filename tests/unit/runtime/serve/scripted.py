@@ -1,7 +1,7 @@
-"""A server of an engine that says what a script says, in harmony: for clients that are not ours.
+"""A server whose engine follows a script in harmony, for clients of other projects.
 
-The script goes by the last message: "think" reasons first, "weather" calls a tool where there are
-tools, "slow" takes a second, what a tool returned is repeated, anything else is greeted.
+The answer depends on the last message. "think" reasons first, "weather" calls a tool if there are
+tools, and "slow" takes a second. The result of a tool is repeated. Other messages are greeted.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ GREETING = 'Hello, <b>you</b> & "all".'
 THOUGHT = "The user greets me."
 ARGUMENTS = json.dumps({"city": "Oslo"})
 SLOW_S = 1.0
-# A message is a line; a tool's name stands where there are tools.
+# Each message is a line. A line has a tool's name if there are tools.
 TEMPLATE = (
     "{%- for m in messages %}{{ m.role }}:{{ m.content or '' }}"
     "{%- for c in m.tool_calls or [] %} {{ c.function.name }}{{ c.function.arguments | tojson }}"
@@ -43,7 +43,7 @@ CHARACTERS = string.printable + "é"
 
 
 def codec() -> TextCodec:
-    """A token for each character, and harmony's control tokens."""
+    """Return a codec with a token for each character, and harmony's control tokens."""
     control = [f"<|{name}|>" for name in CONTROL]
     tokenizer = Tokenizer(
         WordLevel({word: i for i, word in enumerate([*CHARACTERS, *control])}, unk_token="?")
@@ -55,7 +55,7 @@ def codec() -> TextCodec:
 
 
 def answer(prompt: str) -> str:
-    """What the model writes behind a prompt."""
+    """Return the model's output after a prompt."""
     *lines, last = prompt.removesuffix("assistant").rstrip("\n").split("\n")
     tool = last.removeprefix("tool is ") if last.startswith("tool is ") else None
     said = lines[-1] if tool is not None and lines else last
@@ -64,7 +64,7 @@ def answer(prompt: str) -> str:
         text = f"The tool said: {said.removeprefix('tool:')}"
     elif "weather" in said and tool is not None:
         call = f"<|channel|>commentary to=functions.{tool} <|constrain|>json<|message|>{ARGUMENTS}"
-        # The engine has to end a turn at its first call.
+        # The engine must end a message at its first call.
         return f"{thinks}{call}<|call|><|start|>assistant{call}<|call|>"
     else:
         text = GREETING
@@ -82,7 +82,7 @@ class _Stream:
 
 
 class ScriptedSession:
-    """A session whose requests say what the script says, three tokens a turn."""
+    """A session whose requests follow the script, three tokens per turn."""
 
     def __init__(self, text: TextCodec) -> None:
         self._text = text
@@ -90,7 +90,7 @@ class ScriptedSession:
     def add(
         self, requests: Sequence[Request], _setting: object, deliver: Callable[[EventBatch], None]
     ) -> _Stream:
-        """Each request runs in a thread of its own."""
+        """Run each request in a thread of its own."""
         stream = _Stream()
         for number, request in enumerate(requests):
             given = (number, request, deliver, stream.left)
@@ -138,7 +138,7 @@ def _until_the_end(ids: list[int], request: Request) -> tuple[list[int], FinishR
 
 @contextmanager
 def scripted_server() -> Iterator[str]:
-    """The address of the server, which wants a key and takes three requests at once."""
+    """Yield the address of the server. It requires a key and accepts three requests at once."""
     text = codec()
     manifest = toy_manifest(max_seq_len=2048)
     size = len(CHARACTERS) + len(CONTROL)

@@ -1,4 +1,4 @@
-"""A toy engine with words, served over a real socket by a thread."""
+"""A toy engine with a tokenizer, served over a real socket by a thread."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ TEMPLATE = (
 
 
 class PlainDecoder:
-    """The text of ids by a function, whole characters only: each id adds what is new."""
+    """Decodes ids with a function. Each id adds the new complete characters."""
 
     def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:
         self._decode = decode
@@ -60,7 +60,7 @@ class PlainDecoder:
 
 
 def toy_codec(template: str | None = None) -> TextCodec:
-    """A tokenizer whose tokens are letters, and harmony's control tokens."""
+    """Return a tokenizer whose tokens are letters and harmony's control tokens."""
     control = [f"<|{name}|>" for name in CONTROL]
     words = [*LETTERS, *control, "<eos>"]
     tokenizer = Tokenizer(WordLevel({w: i for i, w in enumerate(words)}, unk_token="a"))
@@ -72,7 +72,7 @@ def toy_codec(template: str | None = None) -> TextCodec:
 
 
 def worded(template: str | None = None, **options: Any) -> Engine:
-    """A toy engine with a tokenizer."""
+    """Return a toy engine with a tokenizer."""
     return toy_engine(text=toy_codec(template), **options)
 
 
@@ -95,7 +95,7 @@ def served(
     forces_usage: bool = False,
     tokens_as_ids: bool = False,
 ) -> Iterator[tuple[str, App]]:
-    """The address of a server, and its application."""
+    """Yield the address of a server, and its application."""
     form = None
     if engine.text is not None:
         eos = engine.manifest.target.eos_token_ids

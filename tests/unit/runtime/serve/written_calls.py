@@ -1,7 +1,7 @@
-"""Calls of tools as chat templates of the families write them.
+"""Tool calls as the chat templates of several families write them.
 
-These are DeepSeek-V3 and V3.1, Kimi-K2, GLM-4.7, Qwen3, Qwen3-Coder, MiniMax-M2, Mistral and
-Gemma 4.
+These are DeepSeek-V3 and V3.1, Kimi-K2, GLM-4.7, Qwen3, Qwen3-Coder, MiniMax-M2, Mistral and Gemma
+4.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def kimi2(calls: Sequence[Call]) -> str:
 
 
 def glm47(calls: Sequence[Call], gap: str = "") -> str:
-    """``gap``: GLM-4.5 ends lines where GLM-4.7 does not."""
+    """Write calls of GLM-4.7. With ``gap`` lines end as in GLM-4.5."""
 
     def value(argument: Any) -> str:
         return argument if isinstance(argument, str) else json.dumps(argument)
@@ -82,7 +82,7 @@ def mistral(calls: Sequence[Call], written_id: str = "") -> str:
 
 
 def old_mistral(calls: Sequence[Call]) -> str:
-    """Until v7: one list of all calls."""
+    """Write calls of Mistral before v7: one list of all calls."""
     return "[TOOL_CALLS] " + json.dumps([{"name": n, "arguments": a} for n, a in calls])
 
 
