@@ -79,7 +79,7 @@ def rounded_feed_forward(hidden: int, feed_forward: FeedForward) -> nn.Module:
 class GroupedModel(TargetModel):
     """A target of the geometry ``g``.
 
-    ``mlp`` makes the feed-forward of a layer.
+    ``mlp`` makes the feed-forward of a layer, ``block`` is the class of layer i (Gemma 4's differ).
     """
 
     def __init__(
@@ -87,10 +87,12 @@ class GroupedModel(TargetModel):
         g: TargetGeometry,
         sizes: GraphSizes,
         mlp: Callable[[int, FeedForward], nn.Module] = rounded_feed_forward,
+        *,
+        block: Callable[[int], Callable[..., Block]] = lambda _: Block,
     ) -> None:
         norms = sum(name is not None for name in BLOCK_NORMS[g.norm_places])
         layers = [
-            Block(
+            block(number)(
                 [norm_module(g.norm, g.hidden) for _ in range(norms)],
                 GatedDeltaNet(g)
                 if number in g.linear_layers
