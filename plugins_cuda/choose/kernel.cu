@@ -46,8 +46,8 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   pdl_launch_dependents();
   pdl_wait();
   const int r = blockIdx.y, parts = gridDim.x;
-  const int most_kept = top_k[r] < vocab ? top_k[r] : 0;
-  if (temperature[r] == 0.0f || (most_kept <= 0 && !(top_p[r] < 1.0f))) return;
+  const int max_kept = top_k[r] < vocab ? top_k[r] : 0;
+  if (temperature[r] == 0.0f || (max_kept <= 0 && !(top_p[r] < 1.0f))) return;
   if (threadIdx.x == 0) {
     tail.histogram.counts = reinterpret_cast<uint32_t*>(memory);
     tail.histogram.masses = tail.histogram.counts + kEdgeCells;
@@ -62,7 +62,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   cut.add_up(row.part(blockIdx.x), workspace_counts + digits, workspace_masses + digits);
   if (!is_last_part(workspace_arrived + r)) return;
   const Kept kept = cut.find(workspace_counts + first * kEdgeDigits,
-                             workspace_masses + first * kEdgeDigits, parts, most_kept, top_p[r]);
+                             workspace_masses + first * kEdgeDigits, parts, max_kept, top_p[r]);
   if (threadIdx.x == 0) {
     workspace_kept[2 * r] = static_cast<int>(kept.key);
     workspace_kept[2 * r + 1] = kept.last_token;

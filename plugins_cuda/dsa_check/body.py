@@ -26,7 +26,7 @@ class _Row:
 
     A row attends to the slots below ``chain`` and to ``nodes`` of its tree, which starts at
     ``start``. Those below ``first`` and from ``late`` on are mandatory: ``kept`` slots. Its list
-    has ``wanted`` slots.
+    has ``num_listed`` slots.
     """
 
     start: ir.Value
@@ -35,7 +35,7 @@ class _Row:
     first: ir.Value
     late: ir.Value
     kept: ir.Value
-    wanted: ir.Value
+    num_listed: ir.Value
 
 
 def _of_row(b: BodyBuilder, x: ir.Value) -> ir.Value:
@@ -61,8 +61,8 @@ def _row(
     first = b.scalar(int(attributes["first_tokens"]), np.int64)
     seen = b.Add(chain, nodes)
     kept = b.Sub(seen, b.Max(b.Sub(late, first), zero))
-    wanted = b.Min(seen, b.Add(kept, b.Max(allowed, zero)))
-    return _Row(start, bits, chain, first, late, kept, wanted)
+    num_listed = b.Min(seen, b.Add(kept, b.Max(allowed, zero)))
+    return _Row(start, bits, chain, first, late, kept, num_listed)
 
 
 def _right(b: BodyBuilder, slots: ir.Value, row: _Row) -> ir.Value:
@@ -82,10 +82,10 @@ def _right(b: BodyBuilder, slots: ir.Value, row: _Row) -> ir.Value:
     before = b.Concat(none, b.Slice(slots, b.i64(0), b.i64(-1), b.i64(2)), axis=2)
     entry = b.And(seen, b.Greater(slots, before))
 
-    filled = b.Less(b.Range(b.scalar(0, np.int64), held, one), row.wanted)
+    filled = b.Less(b.Range(b.scalar(0, np.int64), held, one), row.num_listed)
     must = b.And(filled, b.Or(b.Less(slots, row.first), b.GreaterOrEqual(slots, row.late)))
     keeps = b.ReduceSum(b.cast(must, INT64), b.i64(2), keepdims=1)
-    enough = b.And(b.Equal(keeps, row.kept), b.LessOrEqual(row.wanted, held))
+    enough = b.And(b.Equal(keeps, row.kept), b.LessOrEqual(row.num_listed, held))
     padded = b.And(b.Not(filled), b.Equal(slots, minus))
     return b.And(b.Or(b.And(filled, entry), padded), enough)
 

@@ -21,10 +21,10 @@ CONFIG
 
 constexpr int kOfALane = Config::kOfALane, kPiece = 32 * kOfALane, kWarps = Config::kThreads / 32;
 
-// The valid lists of a row: `wanted` slots, `kept` of them below `first` or from `late` on.
-// `wanted` is −1 if the list has only the mark of a whole row.
+// The valid lists of a row: `num_listed` slots, `kept` of them below `first` or from `late` on.
+// `num_listed` is −1 if the list has only the mark of a whole row.
 struct Promise {
-  int start, chain, first, late, kept, wanted;
+  int start, chain, first, late, kept, num_listed;
   uint32_t ancestors[Config::kWords];
 
   __device__ __forceinline__ bool sees(int slot) const {
@@ -39,12 +39,12 @@ struct Promise {
 
   // Whether entry `at` may be `slot`, after `before`.
   __device__ __forceinline__ bool allows(int at, int slot, int before) const {
-    if (at < wanted) return slot > before && sees(slot);
-    return slot == (wanted < 0 && at == 0 ? -2 : -1);
+    if (at < num_listed) return slot > before && sees(slot);
+    return slot == (num_listed < 0 && at == 0 ? -2 : -1);
   }
 
   __device__ __forceinline__ bool keeps(int at, int slot) const {
-    return at < wanted && (slot < first || slot >= late);
+    return at < num_listed && (slot < first || slot >= late);
   }
 };
 
@@ -55,7 +55,7 @@ struct Place {
   __device__ __forceinline__ Promise promise(int start, int allowed, int threshold,
                                              int first_tokens, int recent_tokens) const {
     Promise promised{};
-    promised.wanted = -1;
+    promised.num_listed = -1;
     if (allowed < 0 || position < threshold) return promised;
     const ListRange range =
         list_range<Config::kWords>(slot, start, ancestors, first_tokens, recent_tokens);
@@ -63,7 +63,7 @@ struct Place {
     promised.start = start, promised.chain = range.chain;
     promised.first = first_tokens, promised.late = range.late;
     promised.kept = seen - range.others();
-    promised.wanted = min(seen, promised.kept + allowed);
+    promised.num_listed = min(seen, promised.kept + allowed);
 #pragma unroll
     for (int i = 0; i < Config::kWords; ++i)
       promised.ancestors[i] = static_cast<uint32_t>(ancestors[i]);
@@ -131,19 +131,19 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads)
     const int index = i / pieces, from = i % pieces * kPiece;
     const Promise promise =
         piece.place.promise(start, allowed, threshold, first_tokens, recent_tokens);
-    bool right = promise.wanted <= held;
+    bool right = promise.num_listed <= held;
     int keeps = 0, before = piece.before;
 #pragma unroll
     for (int j = 0; j < kOfALane; ++j) {
       const int at = from + 32 * j + lane, slot = piece.slots[j];
       const int front = __shfl_up_sync(kAllLanes, slot, 1);
-      const int behind = __shfl_sync(kAllLanes, slot, 31);
+      const int last = __shfl_sync(kAllLanes, slot, 31);
       if (at < held) {
         checked[begin + static_cast<int64_t>(index) * held + at] = slot;
         right = right && promise.allows(at, slot, lane == 0 ? before : front);
         keeps += promise.keeps(at, slot);
       }
-      before = behind;
+      before = last;
     }
 #pragma unroll
     for (int distance = 16; distance > 0; distance /= 2) {

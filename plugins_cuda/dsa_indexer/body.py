@@ -121,9 +121,9 @@ def _lists(
     num_listed = b.Min(number(seen), b.Add(number(kept), budgets))
     _, ids = b.topk(scores, held)
     rank = b.Range(zero, b.Squeeze(held, b.i64(0)), one)
-    taken = b.Unsqueeze(b.Less(rank, num_listed), b.i64(1))
+    selected = b.Unsqueeze(b.Less(rank, num_listed), b.i64(1))
     # Slots that are not selected are sorted last.
-    rising, _ = b.topk(b.Where(taken, ids, count), held, largest=False)
+    rising, _ = b.topk(b.Where(selected, ids, count), held, largest=False)
     lists = b.Where(b.Less(rising, count), rising, b.scalar(-1, np.int64))
 
     position = b.Unsqueeze(b.cast(per_sequence(b, positions, rows), INT64), b.i64(2))

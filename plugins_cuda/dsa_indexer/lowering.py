@@ -104,8 +104,8 @@ def refusal(request: LoweringRequest) -> Unsupported | None:
     select_bytes = _select_bytes(request)
     if 8 * _mark_words(capacity) > select_bytes:
         return Unsupported(
-            f"DsaIndexer: {capacity} slots a sequence, a CTA marks up to {4 * select_bytes}: ask "
-            "for a smaller --max-seq-len."
+            f"DsaIndexer: {capacity} slots a sequence; a CTA marks up to {4 * select_bytes}: build "
+            "with a smaller --max-seq-len."
         )
     return None
 

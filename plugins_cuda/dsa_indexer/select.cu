@@ -53,8 +53,8 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads)
                  const int* ancestor_bits, const int* positions, const int* budget, int* selected,
                  const float* workspace_scores, int* workspace_counts, uint2* workspace_marks,
                  int* workspace_arrivals, int batch, int capacity, int mark_words, int held,
-                 int most_listed, int threshold, int first_tokens, int recent_tokens) {
-  DYNAMIC_SHARED(uint32_t, taken);  // [mark_words], as many for `near`, then the list
+                 int max_listed, int threshold, int first_tokens, int recent_tokens) {
+  DYNAMIC_SHARED(uint32_t, shared_marks);  // [mark_words], as many for `near`, then the list
   __shared__ SelectScratch scratch;
   __shared__ bool last;
   pdl_launch_dependents();
@@ -86,16 +86,16 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads)
     return;
   }
   const ListRange range = list_range(row_at, sequence.start, nodes, first_tokens, recent_tokens);
-  const int wanted = min(sequence.budget, range.others());
-  const bool chooses = wanted > 0 && wanted < range.others();
+  const int num_selected = min(sequence.budget, range.others());
+  const bool chooses = num_selected > 0 && num_selected < range.others();
   const int parts = chooses ? ceil_div(range.late, kSlotsOfACta) : 1;
   if (static_cast<int>(blockIdx.x) >= parts) return;
   if (!chooses) {
-    write_kept(list, held, range, wanted, true, sequence.start, ancestors);
+    write_kept(list, held, range, num_selected, true, sequence.start, ancestors);
     return;
   }
 
-  const Edge edge = counts.edge(wanted, scratch);
+  const Edge edge = counts.edge(num_selected, scratch);
   const float mine[4] = {own.x, own.y, own.z, own.w};
   uint32_t take = 0, near = 0;
 #pragma unroll
@@ -119,11 +119,11 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads)
   if (threadIdx.x == 0) last = arrive(workspace_arrivals + place) == parts - 1;
   __syncthreads();
   if (blockIdx.x == 0) {
-    write_kept(list, held, range, wanted, false, sequence.start, ancestors);
+    write_kept(list, held, range, num_selected, false, sequence.start, ancestors);
   }
   if (!last) return;
   const int words = ceil_div(range.late, 32);
-  const Marks all{taken, taken + mark_words, words};
+  const Marks all{shared_marks, shared_marks + mark_words, words};
   all.load(marks);
 #pragma unroll
   for (int i = 0; i < kDigits / 4; i += Config::kThreads) {
@@ -131,7 +131,7 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads)
   }
   if (threadIdx.x == 0) workspace_arrivals[place] = 0;
   __syncthreads();
-  const NearSlots slots{all.near + mark_words, most_listed, scores, range.low, range.late};
-  settle_edge(all, edge, slots, scratch);
-  all.write(list + range.low, wanted, scratch);
+  const NearSlots slots{all.near + mark_words, max_listed, scores, range.low, range.late};
+  resolve_edge(all, edge, slots, scratch);
+  all.write(list + range.low, num_selected, scratch);
 }

@@ -103,16 +103,16 @@ def _view(
     zero, one = b.scalar(0, np.int64), b.scalar(1, np.int64)
     sink = b.scalar(int(attributes["sink_pages"]), np.int64)
     per_block = b.scalar(int(attributes["block_pages"]), np.int64)
-    behind = b.Sub(entry, sink)
+    offset = b.Sub(entry, sink)
     last = b.Sub(b.Squeeze(b.size(chosen, 2), b.i64(0)), one)
-    at = b.Max(b.Min(b.Div(behind, per_block), last), zero)
+    at = b.Max(b.Min(b.Div(offset, per_block), last), zero)
     first_page = b.Add(b.Mul(b.Gather(chosen, at, axis=2), per_block), sink)
     retrieved = b.Unsqueeze(b.Mul(num_selected, per_block), b.i64(2))
     passed = b.Unsqueeze(b.Mul(count, per_block), b.i64(2))
     tail = b.Add(b.Sub(entry, retrieved), passed)
-    of_chosen = b.Add(first_page, b.Mod(behind, per_block))
-    logical = b.Where(b.Less(behind, retrieved), of_chosen, tail)
-    return b.Where(b.Less(behind, zero), entry, logical)
+    of_chosen = b.Add(first_page, b.Mod(offset, per_block))
+    logical = b.Where(b.Less(offset, retrieved), of_chosen, tail)
+    return b.Where(b.Less(offset, zero), entry, logical)
 
 
 def _selected(

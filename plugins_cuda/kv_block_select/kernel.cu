@@ -7,7 +7,7 @@
 //   row_slot       i32  [T]
 //   tree_start, tree_count, blocks, budget  i32 [B]
 //   partial_table  i32  [B, KV_HEADS, entries], in and out
-//   workspace_scores  f32 [B, KV_HEADS, most_blocks]
+//   workspace_scores  f32 [B, KV_HEADS, max_blocks]
 //
 // score_blocks (score.cu): a thread holds the two vectors of a block, and reads every query from
 // shared memory. At 131k tokens (8190 blocks, 4 queries, 8 heads per group) a layer reads 17 MB and
@@ -39,7 +39,7 @@ __device__ __forceinline__ int rank_of(bool flag, int (&counts)[kWarps], int& to
 // One warp computes the digit of the last of the `left` greatest keys, and the number of keys with
 // a greater digit.
 __device__ __forceinline__ void find_digit(const int (&digits)[kDigits], int left,
-                                           int (&found)[2]) {
+                                           int (&result)[2]) {
   constexpr int kOwn = kDigits / 32;
   const int lane = threadIdx.x, top = kDigits - 1 - lane * kOwn;
   int own = 0;
@@ -55,27 +55,27 @@ __device__ __forceinline__ void find_digit(const int (&digits)[kDigits], int lef
   const bool mine = left > 0 ? above < left && upto >= left : lane == 0;
   if (!mine) return;
   while (above + digits[digit] < left) above += digits[digit--];
-  found[0] = digit;
-  found[1] = above;
+  result[0] = digit;
+  result[1] = above;
 }
 
 extern "C" __global__ void __launch_bounds__(Config::kThreads)
     select_blocks(const int* logical_pages, const int* blocks, const int* budget,
                   int* partial_table, const float* workspace_scores, int table, int sink_pages,
-                  int block_pages, int most_blocks, int entries) {
+                  int block_pages, int max_blocks, int entries) {
   DYNAMIC_SHARED(int, chosen);  // as many blocks as fit in the table
-  __shared__ int digits[kDigits], counts[kWarps], found[2];
+  __shared__ int digits[kDigits], counts[kWarps], result[2];
   pdl_launch_dependents();
   pdl_wait();
   const int head = blockIdx.x, heads = gridDim.x, b = blockIdx.y, count = blocks[b];
   if (count < 0) return;
-  const int wanted = min(min(budget[b], count), ceil_div(entries, block_pages));
-  const float* scores = workspace_scores + (static_cast<int64_t>(b) * heads + head) * most_blocks;
+  const int num_selected = min(min(budget[b], count), ceil_div(entries, block_pages));
+  const float* scores = workspace_scores + (static_cast<int64_t>(b) * heads + head) * max_blocks;
   const bool all = count <= budget[b];
 
   // The key of the last selected block, from its highest digit on; `left` blocks have this prefix.
   uint32_t edge = 0;
-  int left = wanted;
+  int left = num_selected;
   for (int shift = 24; !all && shift >= 0; shift -= 8) {
     for (int i = threadIdx.x; i < kDigits; i += Config::kThreads) digits[i] = 0;
     __syncthreads();
@@ -86,14 +86,14 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads)
       }
     }
     __syncthreads();
-    if (threadIdx.x < 32) find_digit(digits, left, found);
+    if (threadIdx.x < 32) find_digit(digits, left, result);
     __syncthreads();
-    edge |= static_cast<uint32_t>(found[0]) << shift;
-    left -= found[1];
+    edge |= static_cast<uint32_t>(result[0]) << shift;
+    left -= result[1];
   }
 
-  int taken = 0, ties = 0;
-  for (int start = 0; start < count && taken < wanted; start += Config::kThreads) {
+  int num_taken = 0, ties = 0;
+  for (int start = 0; start < count && num_taken < num_selected; start += Config::kThreads) {
     const int block = start + threadIdx.x;
     const uint32_t key = block < count && !all ? ordered_key(scores[block]) : 0;
     const bool tied = block < count && !all && key == edge;
@@ -101,21 +101,21 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads)
     const int rank = ties + rank_of(tied, counts, of_round);
     ties += of_round;
     const bool take = block < count && (all || key > edge || (tied && rank < left));
-    const int place = taken + rank_of(take, counts, of_round);
-    taken += of_round;
-    if (take && place < wanted) chosen[place] = block;
+    const int place = num_taken + rank_of(take, counts, of_round);
+    num_taken += of_round;
+    if (take && place < num_selected) chosen[place] = block;
   }
   __syncthreads();
 
   const int* pages = logical_pages + static_cast<int64_t>(b) * table;
   int* view = partial_table + (static_cast<int64_t>(b) * heads + head) * entries;
   for (int i = threadIdx.x; i < entries; i += Config::kThreads) {
-    const int behind = i - sink_pages, retrieved = wanted * block_pages;
+    const int offset = i - sink_pages, retrieved = num_selected * block_pages;
     int logical = i;
-    if (behind >= retrieved) {
+    if (offset >= retrieved) {
       logical = i - retrieved + count * block_pages;
-    } else if (behind >= 0) {
-      logical = sink_pages + chosen[behind / block_pages] * block_pages + behind % block_pages;
+    } else if (offset >= 0) {
+      logical = sink_pages + chosen[offset / block_pages] * block_pages + offset % block_pages;
     }
     view[i] = logical < table ? pages[logical] : 0;
   }

@@ -56,8 +56,8 @@ def lower(request: LoweringRequest) -> Lowering:
     query_tile = QUERIES // (8 if group <= 8 else 16)
     sink_pages = int(request.attributes["sink_pages"])
     block_pages = int(request.attributes["block_pages"])
-    most_blocks = max(1, (table - sink_pages) // block_pages)
-    sizes = (table, sink_pages, block_pages, most_blocks)
+    max_blocks = max(1, (table - sink_pages) // block_pages)
+    sizes = (table, sink_pages, block_pages, max_blocks)
     scoring = (
         ("KV_HEADS", kv_heads),
         ("GROUP", group),
@@ -68,7 +68,7 @@ def lower(request: LoweringRequest) -> Lowering:
         ("THREADS", SCORE_THREADS),
         ("SHARED_BYTES", 4 * query_tile * group * width),
     )
-    tiles = -(-most_blocks * (1 + (width > 64)) // SCORE_THREADS)
+    tiles = -(-max_blocks * (1 + (width > 64)) // SCORE_THREADS)
     # Usually one sequence selects: its CTAs should fill the GPU, and those of others return.
     ctas = max(1, CTAS_OF_AN_SM * request.target.multiprocessors // (kv_heads * batch))
     scores = OpLaunch(
@@ -85,5 +85,5 @@ def lower(request: LoweringRequest) -> Lowering:
         shared_bytes=4 * -(-entries // block_pages),
         arguments=(*_SELECT_ARGUMENTS, *sizes, entries),
     )
-    workspace = Workspace("workspace_scores", 4 * batch * kv_heads * most_blocks)
+    workspace = Workspace("workspace_scores", 4 * batch * kv_heads * max_blocks)
     return Lowering((scores, select), (workspace,))

@@ -11,7 +11,7 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads)
                  const int* row_start, const int* row_slot, const int* tree_start,
                  const int* tree_count, const int* blocks, const int* budget,
                  float* workspace_scores, int table, int sink_pages, int block_pages,
-                 int most_blocks) {
+                 int max_blocks) {
   DYNAMIC_SHARED(float, queries);  // [GROUP, QUERY_TILE, WIDTH]
   static_assert(4 * Config::kGroup * Config::kQueryTile * Config::kWidth == Config::kSharedBytes,
                 "as the launch says");
@@ -32,9 +32,9 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads)
     const int64_t entry = block < count ? pages[block * block_pages] : 0;
     const uint4* own =
         summary_pool + ((entry * Config::kKvHeads + head) * 2 * kShare + part) * kVectors;
-    uint4 most[kVectors], least[kVectors];
+    uint4 maxima[kVectors], minima[kVectors];
 #pragma unroll
-    for (int i = 0; i < kVectors; ++i) most[i] = own[i], least[i] = own[kShare * kVectors + i];
+    for (int i = 0; i < kVectors; ++i) maxima[i] = own[i], minima[i] = own[kShare * kVectors + i];
     float score[Config::kGroup];
 #pragma unroll
     for (int g = 0; g < Config::kGroup; ++g) score[g] = 0.0f;
@@ -60,10 +60,10 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads)
 #pragma unroll
           for (int i = 0; i < 2 * kVectors; ++i) {
             const float4 x = query[i];
-            const uint32_t ups[2] = {i % 2 ? most[i / 2].z : most[i / 2].x,
-                                     i % 2 ? most[i / 2].w : most[i / 2].y};
-            const uint32_t downs[2] = {i % 2 ? least[i / 2].z : least[i / 2].x,
-                                       i % 2 ? least[i / 2].w : least[i / 2].y};
+            const uint32_t ups[2] = {i % 2 ? maxima[i / 2].z : maxima[i / 2].x,
+                                     i % 2 ? maxima[i / 2].w : maxima[i / 2].y};
+            const uint32_t downs[2] = {i % 2 ? minima[i / 2].z : minima[i / 2].x,
+                                       i % 2 ? minima[i / 2].w : minima[i / 2].y};
             const float channel[4] = {x.x, x.y, x.z, x.w};
 #pragma unroll
             for (int j = 0; j < 4; ++j) {
@@ -93,7 +93,7 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads)
       float sum = 0.0f;
 #pragma unroll
       for (int g = 0; g < Config::kGroup; ++g) sum += score[g];
-      workspace_scores[(static_cast<int64_t>(b) * Config::kKvHeads + head) * most_blocks + block] =
+      workspace_scores[(static_cast<int64_t>(b) * Config::kKvHeads + head) * max_blocks + block] =
           sum;
     }
   }

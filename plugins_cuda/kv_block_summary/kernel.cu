@@ -29,7 +29,7 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads)
     for (int item = blockIdx.x * kWarps + threadIdx.x / 32; item < items;
          item += gridDim.x * kWarps) {
       const int block = first + item / Config::kKvHeads, head = item % Config::kKvHeads;
-      float2 most[kOfALane], least[kOfALane];
+      float2 maxima[kOfALane], minima[kOfALane];
       for (int page = 0; page < block_pages; ++page) {
         const int64_t place = pages[block * block_pages + page];
         const uint32_t* keys =
@@ -42,10 +42,10 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads)
             const float2 k =
                 pair < kPairs ? unpack_bf16x2(keys[key * kPairs + pair]) : make_float2(0.0f, 0.0f);
             const bool begins = page == 0 && key == 0;
-            most[i].x = begins || k.x > most[i].x ? k.x : most[i].x;
-            most[i].y = begins || k.y > most[i].y ? k.y : most[i].y;
-            least[i].x = begins || k.x < least[i].x ? k.x : least[i].x;
-            least[i].y = begins || k.y < least[i].y ? k.y : least[i].y;
+            maxima[i].x = begins || k.x > maxima[i].x ? k.x : maxima[i].x;
+            maxima[i].y = begins || k.y > maxima[i].y ? k.y : maxima[i].y;
+            minima[i].x = begins || k.x < minima[i].x ? k.x : minima[i].x;
+            minima[i].y = begins || k.y < minima[i].y ? k.y : minima[i].y;
           }
         }
       }
@@ -55,8 +55,8 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads)
       for (int i = 0; i < kOfALane; ++i) {
         const int pair = 32 * i + lane;
         if (pair < kPairs) {
-          summary[pair] = pack_bf16x2(most[i].x, most[i].y);
-          summary[kPairs + pair] = pack_bf16x2(least[i].x, least[i].y);
+          summary[pair] = pack_bf16x2(maxima[i].x, maxima[i].y);
+          summary[kPairs + pair] = pack_bf16x2(minima[i].x, minima[i].y);
         }
       }
     }

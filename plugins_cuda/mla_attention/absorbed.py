@@ -47,12 +47,12 @@ BYTES_TO_KEEP = 16 << 20
 
 @dataclass(frozen=True)
 class AbsorbedCut:
-    """The division of a row's context (latent_splits.cuh), and the maximum of its splits."""
+    """The division of a row's context into splits (latent_splits.cuh)."""
 
     short_context: int
     short_split: int
     long_split: int
-    most_splits: int
+    max_splits: int
     places: int
 
 
@@ -191,7 +191,7 @@ def _attend(
         ("SHORT_CONTEXT", cut.short_context),
         ("SHORT_SPLIT", cut.short_split),
         ("LONG_SPLIT", cut.long_split),
-        ("MAX_SPLITS", cut.most_splits),
+        ("MAX_SPLITS", cut.max_splits),
         ("EVICT_FIRST", int(_keeps_states(shape, cut.places))),
         ("LAUNCH_ROWS", shape.rows),
         ("SHARED_BYTES", absorbed_shared_bytes(shape)),

@@ -53,24 +53,24 @@ struct Weights {
     const int split = threadIdx.x, warp = split / 32;
     if (split >= splits) bits = make_uint4(0, 0, __float_as_uint(no_maximum()), 0);
     const float own = __uint_as_float(bits.z);
-    float most = own;
+    float local_maximum = own;
     if (warp < kSplitWarps) {
 #pragma unroll
       for (int step = 16; step > 0; step /= 2) {
-        most = fmaxf(most, __shfl_xor_sync(kAllLanes, most, step));
+        local_maximum = fmaxf(local_maximum, __shfl_xor_sync(kAllLanes, local_maximum, step));
       }
-      if (split % 32 == 0) warp_maxima[warp] = most;
+      if (split % 32 == 0) warp_maxima[warp] = local_maximum;
     }
     __syncthreads();
     if (warp < kSplitWarps) {
 #pragma unroll
-      for (int i = 0; i < kSplitWarps; ++i) most = fmaxf(most, warp_maxima[i]);
-      const float weight = exp2_fast(own - finite_maximum(most));
+      for (int i = 0; i < kSplitWarps; ++i) local_maximum = fmaxf(local_maximum, warp_maxima[i]);
+      const float weight = exp2_fast(own - finite_maximum(local_maximum));
       float all = __fmul_rn(__uint_as_float(bits.x), weight);
 #pragma unroll
       for (int step = 16; step > 0; step /= 2) all += __shfl_xor_sync(kAllLanes, all, step);
       if (split % 32 == 0) warp_sums[warp] = all;
-      if (split == 0) maximum = most;
+      if (split == 0) maximum = local_maximum;
       if (split < splits) {
         of[split] = make_float2(__fmul_rn(__uint_as_float(bits.y), weight),
                                 __fmul_rn(__uint_as_float(bits.w), weight));
@@ -88,9 +88,9 @@ struct Weights {
   }
 };
 
-// Load this thread's states of splits ``first``, + 16, …; zeros past the last.
-__device__ __forceinline__ void ask(uint4 (&state)[kAhead], const uint4* states, int first,
-                                    int splits) {
+// Load this thread's states of every ``kGroups``-th split from ``first`` on; zeros past the last.
+__device__ __forceinline__ void load_states(uint4 (&state)[kAhead], const uint4* states, int first,
+                                            int splits) {
   const int unit = threadIdx.x % kGroupThreads;
 #pragma unroll
   for (int i = 0; i < kAhead; ++i) {
@@ -116,7 +116,7 @@ struct Joined {
     split_weights.find(split_sums, splits);
     float own[8] = {};
     for (int first = group; first < splits; first += kGroups * kAhead) {
-      if (first > group) ask(state, states, first, splits);
+      if (first > group) load_states(state, states, first, splits);
 #pragma unroll
       for (int i = 0; i < kAhead; ++i) {
         const int split = first + i * kGroups;
@@ -222,12 +222,12 @@ extern "C" __global__ void __launch_bounds__(kThreads, Config::kCtasOfAnSm)
   const uint4* const states = workspace_values + place * Config::kPlaces * kStateUnits;
   const int group = threadIdx.x / kGroupThreads;
   uint4 state[kAhead];
-  ask(state, states, group, guess);
+  load_states(state, states, group, guess);
   if (row >= row_start[Config::kBatch]) {
     cp_async_wait<0>();
     return;
   }
-  if (splits > guess) ask(state, states, group, splits);
+  if (splits > guess) load_states(state, states, group, splits);
   joined.join(state, states, splits, split_sums, sinks, head);
   cp_async_wait<0>();
   joined.multiply(weights);

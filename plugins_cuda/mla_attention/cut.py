@@ -88,8 +88,8 @@ def latent_cut(request: LoweringRequest, shape: LatentGeometry) -> LatentCut:
     in_use = max(1, min(split, -(-shape.capacity // shape.tile)))
     sequence_rows = -(-shape.rows // shape.batch)
     several = sequence_rows > 1 and shape.entry <= MAX_HELD and shape.sums_held(2) <= MAX_SUMS
-    most_rows = 2 if several else 1
-    rows = request.tactic.get("rows", most_rows)
+    max_rows = 2 if several else 1
+    rows = request.tactic.get("rows", max_rows)
     consumer_warpgroups = request.tactic.get("mixers", CONSUMER_WARPGROUPS)
     if rows == 1 or sequence_rows <= rows or shape.window or not _fits_registers(shape):
         consumer_warpgroups = 1

@@ -72,8 +72,8 @@ struct OwnStates {
   uint4 units[kOwnUnits];
   uint4 sums[kOwnUnits];
 
-  __device__ __forceinline__ void ask(const float4* all_sums, const uint4* all_values, int first,
-                                      int rows) {
+  __device__ __forceinline__ void load(const float4* all_sums, const uint4* all_values, int first,
+                                       int rows) {
 #pragma unroll
     for (int i = 0; i < kOwnUnits; ++i) {
       const int index = min(static_cast<int>(threadIdx.x) + i * kThreads, kUnits - 1);
@@ -156,12 +156,12 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   const int begin = blockIdx.y * Config::kPromptRows;
   const int end = min(begin + Config::kPromptRows, row_start[Config::kBatch]);
   OwnStates states;
-  states.ask(workspace_sums, workspace_values, begin, rows);
+  states.load(workspace_sums, workspace_values, begin, rows);
 #pragma unroll 1
   for (int first = begin; first < end; first += kTokens) {
     states.write(sinks, mean, mass);
     __syncthreads();
-    states.ask(workspace_sums, workspace_values, first + kTokens, rows);
+    states.load(workspace_sums, workspace_values, first + kTokens, rows);
     if (threadIdx.x < 32 * kMultiplyingWarps) {
       float sums[2][4] = {};
 #pragma unroll

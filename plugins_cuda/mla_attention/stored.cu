@@ -33,7 +33,7 @@ constexpr int kWeightUnits = kStates * kTile / 8;
 using Walk = WalkOf<StoredRows<kRows>>;
 
 // The buffers of one attending warpgroup.
-struct Mine {
+struct WarpgroupMemory {
   uint4* weights;  // [kStates][kTile]
   float* maxima;   // [kMixWarps][kWarpStates]
   float* rescale;  // [kStates]
@@ -67,10 +67,11 @@ struct Memory {
     empty = full + Config::kStages;
   }
 
-  __device__ __forceinline__ Mine of(int mixer) const {
-    float* const own = floats + mixer * (kMixWarps * kWarpStates + kStates);
-    float2* const two = states + mixer * 2 * kStates;
-    return {weights + mixer * kWeightUnits, own, own + kMixWarps * kWarpStates, two, two + kStates};
+  __device__ __forceinline__ WarpgroupMemory of(int warpgroup) const {
+    float* const own = floats + warpgroup * (kMixWarps * kWarpStates + kStates);
+    float2* const two = states + warpgroup * 2 * kStates;
+    return {weights + warpgroup * kWeightUnits, own, own + kMixWarps * kWarpStates, two,
+            two + kStates};
   }
 
   __device__ __forceinline__ void open_barriers() const {
@@ -117,11 +118,11 @@ template <class Use>
 __device__ __forceinline__ void with_rows(const Inputs& in, const Use& use) {
   const RowTile own =
       row_tile<Config::kBatch, kRows>(in.rows.row_start, static_cast<int>(blockIdx.z));
-  bool wanted = false;
+  bool has_whole_row = false;
   for (int row = own.first; row < own.first + own.count; ++row) {
-    wanted = wanted || sees_everything(in.selected, in.held, row);
+    has_whole_row = has_whole_row || sees_everything(in.selected, in.held, row);
   }
-  if (!wanted) return;
+  if (!has_whole_row) return;
   Walk walk;
   in.open(walk, own.first, own.count, own.sequence);
   use(walk, own.first, own.count, own.sequence);
@@ -152,12 +153,12 @@ __device__ __forceinline__ void copy_tiles(const Inputs& in, const Memory& memor
 }
 
 // An attending warpgroup.
-__device__ __forceinline__ void attend(const Inputs& in, const Memory& memory, int mixer) {
-  const Mine mine = memory.of(mixer);
+__device__ __forceinline__ void attend(const Inputs& in, const Memory& memory, int warpgroup) {
+  const WarpgroupMemory own_memory = memory.of(warpgroup);
   int filled = 0;
   with_rows(in, [&](const Walk& walk, int cta_first, int cta_count, int sequence) {
-    const int first = cta_first + mixer * Config::kRows,
-              count = min(Config::kRows, cta_count - mixer * Config::kRows);
+    const int first = cta_first + warpgroup * Config::kRows,
+              count = min(Config::kRows, cta_count - warpgroup * Config::kRows);
     LatentRows rows;
     rows.shared_end = -1;
     if (count > 0) {
@@ -179,7 +180,7 @@ __device__ __forceinline__ void attend(const Inputs& in, const Memory& memory, i
 #pragma unroll 1
       for (; at.split() == split; walk.advance(at), ++filled) {
         const int stage = filled % Config::kStages;
-        const TileCursor own{at.owner == 0 ? 0 : at.owner - mixer * Config::kRows, at.tile};
+        const TileCursor own{at.owner == 0 ? 0 : at.owner - warpgroup * Config::kRows, at.tile};
         const bool sees = at.owner == 0 ? at.tile * kTile <= rows.shared_end
                                         : own.owner > 0 && own.owner <= count;
         mbarrier_wait(memory.full + stage, filled / Config::kStages % 2);
@@ -188,18 +189,18 @@ __device__ __forceinline__ void attend(const Inputs& in, const Memory& memory, i
           const auto keys = [&] {
             return reinterpret_cast<const uint2*>(memory.keys + stage * kKeyUnits);
           };
-          softmax.take_scores(keys, [] {}, mine.maxima, rows, own);
+          softmax.take_scores(keys, [] {}, own_memory.maxima, rows, own);
           mix_sync();
-          softmax.take_weights(mine.weights, mine.rescale, mine.maxima);
+          softmax.take_weights(own_memory.weights, own_memory.rescale, own_memory.maxima);
           mix_sync();
-          mixed.add(mine.weights, mine.rescale, memory.ring + stage * kStageUnits);
+          mixed.add(own_memory.weights, own_memory.rescale, memory.ring + stage * kStageUnits);
         }
         arrive(memory.empty + stage);
       }
       if (count <= 0) continue;
-      softmax.publish(mine.state, mine.maxima);
-      mixed.end_split(split, any, mine.state, mine.joined, in.split_sums, in.split_values,
-                      [&](int row) { return place_of(row, first, count); });
+      softmax.publish(own_memory.state, own_memory.maxima);
+      mixed.end_split(split, any, own_memory.state, own_memory.joined, in.split_sums,
+                      in.split_values, [&](int row) { return place_of(row, first, count); });
     }
   });
 }

@@ -159,12 +159,12 @@ __device__ __forceinline__ void rebuild(const Inputs& in, const Extents& extents
                                         const Memory& memory, KeyMaker& maker, bool loaded,
                                         const Load& load, uint4* stored) {
   const int lane = thread_index() % 32;
-  int made = 0;
+  int num_rebuilt = 0;
   for_tiles(in, extents, [&](const Walk&, const TileCursor&, int64_t place) {
     if (!loaded) load();
     loaded = true;
-    const int stage = made % Config::kStages;
-    mbarrier_wait(memory.full + stage, made / Config::kStages % 2);
+    const int stage = num_rebuilt % Config::kStages;
+    mbarrier_wait(memory.full + stage, num_rebuilt / Config::kStages % 2);
     fence_async_shared();
     maker.start(memory.ring + stage * kStageUnits);
     maker.wait();
@@ -179,7 +179,7 @@ __device__ __forceinline__ void rebuild(const Inputs& in, const Extents& extents
                  });
     __syncwarp();
     if (lane == 0) mbarrier_arrive(memory.empty + stage);
-    ++made;
+    ++num_rebuilt;
   });
 }
 

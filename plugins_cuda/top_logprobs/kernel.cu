@@ -1,7 +1,7 @@
 // TopLogprobs: CTAs list the largest logits of parts of 8192 each; one CTA per row then lists the
 // largest of these.
 //
-//   workspace_best  [R, parts, most] ranked keys: a part's largest logits, falling; the first is
+//   workspace_best  [R, parts, max_top] ranked keys: a part's largest logits, falling; the first is
 //                   always written, the others on request
 //   workspace_sums  [R, parts] fp32: Σ exp(logit − largest) of a part
 //
@@ -27,14 +27,14 @@ struct RowKind {
 
   // Padding requests nothing.
   __device__ RowKind(const int* of_changes, const int* forced, const int* top_count,
-                     const RowPlace& place, int batch, int most)
+                     const RowPlace& place, int batch, int max_top)
       : changes(false), num_top(0) {
     if (place.sequence == batch) return;
     const int change = load_l2_int(of_changes + place.sequence);
     const int first_free = (change & kForcedRows) != 0 ? load_l2_int(forced + place.sequence) : 0;
     const bool is_masked = (change & kMaskedRow) != 0 && place.slot == first_free;
     changes = (change & kAdjusts) != 0 || is_masked || place.slot < first_free;
-    num_top = min(load_l2_int(top_count + place.sequence), most);
+    num_top = min(load_l2_int(top_count + place.sequence), max_top);
   }
   __device__ bool is_plain() const {
     return !changes && num_top <= 0;
@@ -65,12 +65,13 @@ extern "C" __global__ void __launch_bounds__(kThreads)
                const int* row_start,      // or null
                uint64_t* workspace_best,  // out
                float* workspace_sums,     // out
-               int vocab, int most, int nodes, int batch) {
+               int vocab, int max_top, int nodes, int batch) {
   __shared__ uint64_t of_warps[kWarps];
   pdl_launch_dependents();
   pdl_wait();
   const int r = blockIdx.y, part = r * gridDim.x + blockIdx.x;
-  const RowKind kind(changes, forced, top_count, RowPlace(row_start, r, nodes, batch), batch, most);
+  const RowKind kind(changes, forced, top_count, RowPlace(row_start, r, nodes, batch), batch,
+                     max_top);
   if (kind.is_plain()) return;
   const float* row = (kind.changes ? raw : logits) + static_cast<int64_t>(r) * vocab;
   float x[kTokens];
@@ -91,7 +92,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
     return block_max(best, of_warps);
   };
   const int num_top = max(1, kind.num_top);
-  uint64_t* list = workspace_best + static_cast<int64_t>(part) * max(most, 1);
+  uint64_t* list = workspace_best + static_cast<int64_t>(part) * max(max_top, 1);
   const uint64_t first = largest_below(~uint64_t{0});
   if (threadIdx.x == 0) list[0] = first;
   uint64_t last = first;
@@ -122,19 +123,20 @@ extern "C" __global__ void __launch_bounds__(kThreads)
                const uint64_t* workspace_best,  // in
                const float* workspace_sums,     // in
                float* logprob,                  // out [R]
-               int* top_ids,                    // out [R, most]
-               float* top_logprobs,             // out [R, most]
-               int vocab, int parts, int most, int nodes, int batch) {
+               int* top_ids,                    // out [R, max_top]
+               float* top_logprobs,             // out [R, max_top]
+               int vocab, int parts, int max_top, int nodes, int batch) {
   __shared__ uint64_t of_warps[kWarps];
   pdl_launch_dependents();
   pdl_wait();
-  const int r = blockIdx.x, stride = max(most, 1);
-  const RowKind kind(changes, forced, top_count, RowPlace(row_start, r, nodes, batch), batch, most);
+  const int r = blockIdx.x, stride = max(max_top, 1);
+  const RowKind kind(changes, forced, top_count, RowPlace(row_start, r, nodes, batch), batch,
+                     max_top);
   if (kind.is_plain()) {
     if (threadIdx.x == 0) logprob[r] = load_l2_float(chosen_logprob + r);
-    for (int n = threadIdx.x; n < most; n += kThreads) {
-      top_ids[r * most + n] = -1;
-      top_logprobs[r * most + n] = minus_infinity();
+    for (int n = threadIdx.x; n < max_top; n += kThreads) {
+      top_ids[r * max_top + n] = -1;
+      top_logprobs[r * max_top + n] = minus_infinity();
     }
     return;
   }
@@ -154,10 +156,10 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   float sum = 0.0f;
 #pragma unroll 1
   for (int part = threadIdx.x; part < parts; part += kThreads) {
-    const float most_of_part = ranked_value(load_l2_word(lists + part * stride));
-    if (most_of_part == minus_infinity()) continue;
+    const float maximum_of_part = ranked_value(load_l2_word(lists + part * stride));
+    if (maximum_of_part == minus_infinity()) continue;
     sum += load_l2_float(workspace_sums + r * parts + part) *
-           exp2_fast((most_of_part - largest) * kLog2E);
+           exp2_fast((maximum_of_part - largest) * kLog2E);
   }
   const float log_total = largest + logf(block_sum(sum));
   const float* row = (kind.changes ? raw : logits) + static_cast<int64_t>(r) * vocab;
@@ -165,11 +167,12 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   const float own = kind.changes ? chosen - log_total : load_l2_float(chosen_logprob + r);
   if (threadIdx.x == 0) logprob[r] = own;
 #pragma unroll 1
-  for (int n = 0; n < most; ++n) {
+  for (int n = 0; n < max_top; ++n) {
     const bool is_there = n < num_top && best != 0;
     if (threadIdx.x == 0) {
-      top_ids[r * most + n] = is_there ? static_cast<int>(ranked_index(best)) : -1;
-      top_logprobs[r * most + n] = is_there ? ranked_value(best) - chosen + own : minus_infinity();
+      top_ids[r * max_top + n] = is_there ? static_cast<int>(ranked_index(best)) : -1;
+      top_logprobs[r * max_top + n] =
+          is_there ? ranked_value(best) - chosen + own : minus_infinity();
     }
     if (is_there) best = largest_below(best);
   }

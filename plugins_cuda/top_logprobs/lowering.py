@@ -23,7 +23,7 @@ def lower(request: LoweringRequest) -> Lowering:
     rows, vocab = request.tensors["logits"].shape
     (batch,) = request.tensors["changes"].shape
     nodes = rows // batch
-    most = int(request.attributes["most"])
+    max_top = int(request.attributes["most"])
     parts = -(-vocab // _LOGITS_OF_A_PART)
     listed = OpLaunch(
         kernel=Kernel("top_logprobs", "list_parts"),
@@ -32,7 +32,7 @@ def lower(request: LoweringRequest) -> Lowering:
         shared_bytes=0,
         arguments=(
             "logits", "raw", "changes", "forced", "top_count", "row_start", _BEST, _SUMS, vocab,
-            most, nodes, batch,
+            max_top, nodes, batch,
         ),
     )  # fmt: skip
     joined = OpLaunch(
@@ -42,13 +42,13 @@ def lower(request: LoweringRequest) -> Lowering:
         shared_bytes=0,
         arguments=(
             "logits", "raw", "choice", "chosen_logprob", "changes", "forced", "top_count",
-            "row_start", _BEST, _SUMS, "logprob", "top_ids", "top_logprobs", vocab, parts, most,
+            "row_start", _BEST, _SUMS, "logprob", "top_ids", "top_logprobs", vocab, parts, max_top,
             nodes, batch,
         ),
     )  # fmt: skip
     # Each part has its largest logit even if no top token is requested: sums are relative to it.
     workspaces = (
-        Workspace(_BEST, rows * parts * max(most, 1) * 8),
+        Workspace(_BEST, rows * parts * max(max_top, 1) * 8),
         Workspace(_SUMS, rows * parts * 4),
     )
     return Lowering((listed, joined), workspaces)

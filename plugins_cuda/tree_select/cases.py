@@ -75,7 +75,7 @@ CASES: tuple[Case, ...] = (
     select("all scores equal", top_k=3, depth=3, draft_tokens=9, step=100.0),
     select("every candidate", top_k=2, depth=3, draft_tokens=10),
     select("absent candidates", top_k=3, depth=3, draft_tokens=15, absent=0.3),
-    select("fewer candidates than asked", top_k=2, depth=3, draft_tokens=10, absent=0.7),
+    select("fewer candidates than top_k", top_k=2, depth=3, draft_tokens=10, absent=0.7),
     select("no candidate at all", top_k=2, depth=2, draft_tokens=4, absent=1.0),
     select("31 nodes and the root", top_k=4, depth=6, draft_tokens=31),
     select("32 nodes and the root", top_k=4, depth=6, draft_tokens=32),

@@ -9,13 +9,13 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads)
                 const int* partial_tables,  // [layers, BM, kv_heads, V]
                 const int* viewed,          // [B]
                 int* view_tables,           // out [layers, B, kv_heads, P]
-                int most, int pages, int entries) {
+                int max_sequences, int pages, int entries) {
   pdl_launch_dependents();
   pdl_wait();
   const int b = blockIdx.x, head = blockIdx.y, layer = blockIdx.z;
   const int64_t heads = gridDim.y;
   const int* partial =
-      partial_tables + ((layer * static_cast<int64_t>(most) + b) * heads + head) * entries;
+      partial_tables + ((layer * static_cast<int64_t>(max_sequences) + b) * heads + head) * entries;
   const int* whole = page_table + static_cast<int64_t>(b) * pages;
   int* out = view_tables + ((layer * static_cast<int64_t>(gridDim.x) + b) * heads + head) * pages;
   const bool views = viewed[b] != 0;

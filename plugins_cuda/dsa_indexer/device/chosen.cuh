@@ -17,7 +17,7 @@ static_assert(Config::kThreads % kFew == 0 && kDigits % (4 * Config::kThreads) =
 
 struct SelectScratch {
   int sums[kSelectWarps];
-  int found[3];
+  int edge_values[3];
   __align__(16) uint32_t ranked[kFew];
   int above[kFew];
   __align__(16) int counts[kDigits];
@@ -56,7 +56,7 @@ __device__ __forceinline__ int bit_number(uint32_t bits, int n) {
 
 // Masks in shared memory, [words] each.
 struct Marks {
-  uint32_t* taken;
+  uint32_t* selected;
   uint32_t* near;  // slots that are not decided yet; write() reuses it for counts
   int words;
 
@@ -71,7 +71,7 @@ struct Marks {
     return ceil_div(words, Config::kThreads) | 1;
   }
 
-  // Load the masks that the row's CTAs wrote, {taken, near} per word.
+  // Load the masks that the row's CTAs wrote, {selected, near} per word.
   __device__ __forceinline__ void load(const uint2* marks) const {
     constexpr int kAtOnce = 4;
     const int pairs = ceil_div(words, 2);
@@ -86,7 +86,7 @@ struct Marks {
       for (int i = 0; i < kAtOnce; ++i) {
         const int at = first + i * Config::kThreads;
         if (at >= pairs) break;
-        *reinterpret_cast<uint2*>(taken + 2 * at) = make_uint2(two[i].x, two[i].z);
+        *reinterpret_cast<uint2*>(selected + 2 * at) = make_uint2(two[i].x, two[i].z);
         *reinterpret_cast<uint2*>(near + 2 * at) = make_uint2(two[i].y, two[i].w);
       }
     }
@@ -110,7 +110,7 @@ struct Marks {
     for (int word = begin(); word < end() && left > 0; ++word) {
       const uint32_t bits = near[word];
       const int own = __popc(bits);
-      taken[word] |= own <= left ? bits : bits & ((1u << bit_number(bits, left)) - 1u);
+      selected[word] |= own <= left ? bits : bits & ((1u << bit_number(bits, left)) - 1u);
       left -= own;
     }
   }
@@ -119,11 +119,11 @@ struct Marks {
   __device__ __forceinline__ void write(int* list, int count, SelectScratch& scratch) const {
     constexpr int kAtOnce = 4;
     int* before = reinterpret_cast<int*>(near);
-    int upto = sum_before(own_bits(taken), scratch);
+    int upto = sum_before(own_bits(selected), scratch);
 #pragma unroll 4
     for (int word = begin(); word < end(); ++word) {
       before[word] = upto;
-      upto += __popc(taken[word]);
+      upto += __popc(selected[word]);
     }
     __syncthreads();
     const int top = 1 << (31 - __clz(words));
@@ -141,7 +141,7 @@ struct Marks {
       for (int i = 0; i < kAtOnce; ++i) {
         const int at = first + i * Config::kThreads;
         if (at >= count) break;
-        list[at] = 32 * word[i] + bit_number(taken[word[i]], at - before[word[i]]);
+        list[at] = 32 * word[i] + bit_number(selected[word[i]], at - before[word[i]]);
       }
     }
   }

@@ -28,30 +28,30 @@ struct DigitCounts {
     }
   }
 
-  // Return the digit of the last of the best `wanted` counted slots.
-  __device__ __forceinline__ Edge edge(int wanted, SelectScratch& scratch) const {
+  // Return the digit of the last of the best `num_selected` counted slots.
+  __device__ __forceinline__ Edge edge(int num_selected, SelectScratch& scratch) const {
     int sum = 0;
 #pragma unroll
     for (int i = 0; i < kOwn; ++i) sum += own[i];
     int above = sum_before(sum, scratch);
 #pragma unroll
     for (int i = 0; i < kOwn; ++i) {
-      if (above < wanted && above + own[i] >= wanted) {
-        scratch.found[0] = top() - i;
-        scratch.found[1] = own[i];
-        scratch.found[2] = wanted - above;
+      if (above < num_selected && above + own[i] >= num_selected) {
+        scratch.edge_values[0] = top() - i;
+        scratch.edge_values[1] = own[i];
+        scratch.edge_values[2] = num_selected - above;
       }
       above += own[i];
     }
     __syncthreads();
-    return {scratch.found[0], scratch.found[1], scratch.found[2]};
+    return {scratch.edge_values[0], scratch.edge_values[1], scratch.edge_values[2]};
   }
 };
 
 // The near slots, and their scores.
 struct NearSlots {
-  uint32_t* listed;  // [room]
-  int room;
+  uint32_t* listed;  // [capacity]
+  int capacity;
   const float* scores;
   int low, late;  // the row selects from slots low to late − 1
 
@@ -94,9 +94,9 @@ struct NearSlots {
 
 // For a short list: compare each slot with all others. No two are equal, because the index in the
 // list is part of the compared value.
-__device__ __forceinline__ void settle_few(const Marks& marks, const Edge& edge,
-                                           const DigitKeys& keys, const NearSlots& slots,
-                                           SelectScratch& scratch) {
+__device__ __forceinline__ void resolve_few(const Marks& marks, const Edge& edge,
+                                            const DigitKeys& keys, const NearSlots& slots,
+                                            SelectScratch& scratch) {
   constexpr int kShares = Config::kThreads / kFew;
   static_assert(kCoarseBits + 8 <= 32 && kFew <= 256, "a key's rest and a place in one word");
   const int at = threadIdx.x % kFew, share = threadIdx.x / kFew;
@@ -123,15 +123,15 @@ __device__ __forceinline__ void settle_few(const Marks& marks, const Edge& edge,
   }
   __syncthreads();
   if (share == 0 && at < edge.count && scratch.above[at] < edge.left) {
-    Marks::set(marks.taken, slot);
+    Marks::set(marks.selected, slot);
   }
   __syncthreads();
 }
 
 // For many slots: two passes over a histogram determine the remaining bits of the last key.
-__device__ __forceinline__ void settle_many(const Marks& marks, const Edge& edge,
-                                            const DigitKeys& keys, const NearSlots& slots,
-                                            bool is_listed, SelectScratch& scratch) {
+__device__ __forceinline__ void resolve_many(const Marks& marks, const Edge& edge,
+                                             const DigitKeys& keys, const NearSlots& slots,
+                                             bool is_listed, SelectScratch& scratch) {
   constexpr int kPassBits = 11;
   static_assert(1 << kPassBits == kDigits && kCoarseBits <= 2 * kPassBits && kFineBits > kPassBits,
                 "two passes are enough");
@@ -152,12 +152,12 @@ __device__ __forceinline__ void settle_many(const Marks& marks, const Edge& edge
     __syncthreads();
     DigitCounts counts;
     counts.load(scratch.counts);
-    const Edge found = counts.edge(left, scratch);
-    last |= static_cast<uint32_t>(found.digit) << shift;
-    left = found.left;
+    const Edge level = counts.edge(left, scratch);
+    last |= static_cast<uint32_t>(level.digit) << shift;
+    left = level.left;
   }
   slots.each(is_listed, edge, keys, [&](uint32_t rest, int slot) {
-    if (rest > last) Marks::set(marks.taken, slot);
+    if (rest > last) Marks::set(marks.selected, slot);
     if (rest == last) Marks::set(marks.near, slot);
   });
   __syncthreads();
@@ -165,18 +165,18 @@ __device__ __forceinline__ void settle_many(const Marks& marks, const Edge& edge
 }
 
 // Select the best `edge.left` of the near slots.
-__device__ __forceinline__ void settle_edge(const Marks& marks, const Edge& edge,
-                                            const NearSlots& slots, SelectScratch& scratch) {
+__device__ __forceinline__ void resolve_edge(const Marks& marks, const Edge& edge,
+                                             const NearSlots& slots, SelectScratch& scratch) {
   if (edge.digit == kZeroDigit) {
     marks.take_first(edge.left, scratch);
     return;
   }
   const DigitKeys keys = keys_of(edge.digit);
-  const bool is_listed = edge.count <= slots.room;
+  const bool is_listed = edge.count <= slots.capacity;
   if (is_listed) slots.list(marks, scratch);
   if (is_listed && edge.count <= kFew) {
-    settle_few(marks, edge, keys, slots, scratch);
+    resolve_few(marks, edge, keys, slots, scratch);
   } else {
-    settle_many(marks, edge, keys, slots, is_listed, scratch);
+    resolve_many(marks, edge, keys, slots, is_listed, scratch);
   }
 }

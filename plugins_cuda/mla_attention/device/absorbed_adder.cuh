@@ -283,8 +283,8 @@ struct Adder {
     float greatest[2] = {0.0f, 0.0f};
 #pragma unroll
     for (int i = 0; i < kOwnColumns / 2; ++i) {
-      float& most = greatest[i % 4 / 2];
-      if (leaves(i / 4)) most = fmaxf(most, fabsf(sums[i]));
+      float& maximum = greatest[i % 4 / 2];
+      if (leaves(i / 4)) maximum = fmaxf(maximum, fabsf(sums[i]));
     }
 #pragma unroll
     for (int j = 0; j < 2; ++j) {

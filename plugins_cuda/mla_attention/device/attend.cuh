@@ -135,7 +135,7 @@ __device__ __forceinline__ void copy_tiles(const Inputs& in, const Memory& memor
 template <class Opens>
 __device__ __forceinline__ void rebuild_keys(const Inputs& in, const Memory& memory,
                                              const Opens& opens, KeyMaker& maker, bool loaded) {
-  int made = 0;
+  int num_rebuilt = 0;
   for_rows(in, opens, [&](const LatentWalk& walk, int) {
     TileCursor at = walk.begin();
     if (at.ended()) return;
@@ -144,23 +144,24 @@ __device__ __forceinline__ void rebuild_keys(const Inputs& in, const Memory& mem
     }
     loaded = true;
 #pragma unroll 1
-    for (; !at.ended(); walk.advance(at), ++made) {
-      const int stage = made % Config::kStages;
-      mbarrier_wait(memory.full + stage, made / Config::kStages % 2);
+    for (; !at.ended(); walk.advance(at), ++num_rebuilt) {
+      const int stage = num_rebuilt % Config::kStages;
+      mbarrier_wait(memory.full + stage, num_rebuilt / Config::kStages % 2);
       fence_async_shared();
       maker.start(memory.ring + stage * kStageUnits);
       maker.wait();
-      if (made >= 2) mbarrier_wait(memory.scored + made % 2, (made / 2 + 1) % 2);
-      uint2* keys =
-          memory.keys_of(made) + (KeyMaker::warpgroup() * kGroupHeads + KeyMaker::group_head()) *
-                                     (kTile / 8) * kHeadTiles * 32;
+      if (num_rebuilt >= 2)
+        mbarrier_wait(memory.scored + num_rebuilt % 2, (num_rebuilt / 2 + 1) % 2);
+      uint2* keys = memory.keys_of(num_rebuilt) +
+                    (KeyMaker::warpgroup() * kGroupHeads + KeyMaker::group_head()) * (kTile / 8) *
+                        kHeadTiles * 32;
       const int key_tile = thread_index() / 32 % 4 % kHeadTiles;
       maker.finish(reinterpret_cast<const float*>(memory.tables + stage * kTableUnits),
                    [&](int n, uint32_t low, uint32_t high) {
                      keys[(n * kHeadTiles + key_tile) * 32 + thread_index() % 32] =
                          make_uint2(transpose_8x8(low), transpose_8x8(high));
                    });
-      arrive(memory.rebuilt + made % 2);
+      arrive(memory.rebuilt + num_rebuilt % 2);
       arrive(memory.empty + stage);
     }
   });

@@ -43,15 +43,15 @@ __device__ __forceinline__ void count_items(const RowInputs& in, int* starts, in
   const int lane = threadIdx.x % 32, warps = threads / 32;
   for (int sequence = threadIdx.x / 32; sequence < Config::kBatch; sequence += warps) {
     const int begin = in.row_start[sequence], stop = in.row_start[sequence + 1];
-    int most = 0;
+    int max_splits = 0;
     for (int row = begin + lane; row < stop; row += 32) {
-      most = max(most, Extent(in.view(sequence, row)).splits());
+      max_splits = max(max_splits, Extent(in.view(sequence, row)).splits());
     }
 #pragma unroll
     for (int step = 16; step > 0; step /= 2) {
-      most = max(most, __shfl_xor_sync(kAllLanes, most, step));
+      max_splits = max(max_splits, __shfl_xor_sync(kAllLanes, max_splits, step));
     }
-    if (lane == 0) starts[sequence + 1] = most * (stop - begin);
+    if (lane == 0) starts[sequence + 1] = max_splits * (stop - begin);
   }
   __syncthreads();
   if (threadIdx.x == 0) {

@@ -15,20 +15,20 @@ namespace {
 
 constexpr int kKeyUnits = kCtaFeatures * kTile / 8;  // of 16 bytes, of a tile and feature group
 
-// The rows of a sequence from one on, ``most`` of them, with their last visible positions.
-template <int most>
+// The rows of a sequence from one on, ``max_rows`` of them, with their last visible positions.
+template <int max_rows>
 struct StoredRows {
-  static constexpr int kOwners = 1 + most;
+  static constexpr int kOwners = 1 + max_rows;
 
-  int shared_end;  // of the shared tiles
-  int last[most];  // of each row's separate tiles, or −1
+  int shared_end;      // of the shared tiles
+  int last[max_rows];  // of each row's separate tiles, or −1
   int tree_start;
   const int* bits;  // of the first row's ancestors
 
   __device__ __forceinline__ Span any_span(int owner) const {
     int end = shared_end;
 #pragma unroll
-    for (int row = 0; row < most; ++row) end = owner == row + 1 ? last[row] : end;
+    for (int row = 0; row < max_rows; ++row) end = owner == row + 1 ? last[row] : end;
     return {0, end};
   }
 
