@@ -1,1 +1,1 @@
-"""GatedDelta with its gated norm, whose states the next launch commits, for CUDA engines."""
+"""GatedDelta and its gated norm for CUDA engines; the next launch commits the states."""

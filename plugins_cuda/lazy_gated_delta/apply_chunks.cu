@@ -1,14 +1,14 @@
-// LazyGatedDelta, prompts, second launch: the state through the chunks of a sequence, in order.
+// LazyGatedDelta of prompts, second launch: advance the state through a sequence's chunks in order.
 //
 //   rows, norm, positions, row_start, state_slot, replay_count, state_pool, output
-//                             as kernel.cu has them
+//                             as in kernel.cu
 //   workspace_keys, workspace_values, workspace_products, workspace_scales, first_place
-//                             in, as prepare_chunks.cu leaves them
+//                             in, from prepare_chunks.cu
 //
-// Grid (value heads, sequences). A warp has 16 columns of the state, all of its rows, in registers:
-// its transpose is the left operand of every product, so that sums of one product are the operand
-// of the next without leaving the registers. Two stages of a chunk's operands (91 KB) are in shared
-// memory; a chunk takes 504 products of 16×8×16 a warp.
+// Grid (value heads, sequences). A warp holds 16 columns of the state, with all rows, in registers.
+// The transposed state is the left operand of every product, so sums of one product are the operand
+// of the next without a copy. Two stages of a chunk's operands (91 KB) are in shared memory; a warp
+// computes 504 products of 16×8×16 per chunk.
 #include "../_device/normed_rows.cuh"
 #include "device/chunks.cuh"
 
@@ -18,7 +18,7 @@ constexpr int kThreads = 2 * kValueWidth, kWarps = kThreads / 32;
 constexpr int kValueStride = kValueWidth + kPadding;
 constexpr int kTiles = kChunk / 8, kStateTiles = kKeyWidth / 8;
 
-// A stage in shared memory, in bf16, and its scales behind them.
+// A stage in shared memory, in bf16, followed by its scales.
 constexpr int kQueries = kChunk * kKeyStride, kStageValues = 2 * kQueries;
 constexpr int kStageProducts = kStageValues + kChunk * kValueStride;
 constexpr int kStageScales = kStageProducts + kProducts * kChunk * kSquareStride;
@@ -28,7 +28,7 @@ static_assert(2 * (2 * kStage + kChunk * kValueStride) == Config::kSharedBytes,
 
 using Sums = float[kTiles][4];
 
-// Copies `count` rows of `width` bf16 into rows `stride` apart.
+// Copy `count` rows of `width` bf16 into rows `stride` apart.
 __device__ __forceinline__ void copy_rows(uint16_t* to, const uint16_t* from, int count, int width,
                                           int stride) {
   const int units = width / 8;
@@ -37,7 +37,8 @@ __device__ __forceinline__ void copy_rows(uint16_t* to, const uint16_t* from, in
   }
 }
 
-// 16 columns k of sums, which are rows of the product, as the left operand: high and low parts.
+// Split 16 columns k of sums, which are rows of the product, into the left operand: high and low
+// parts.
 __device__ __forceinline__ void operand_of(const float (&first)[4], const float (&second)[4],
                                            uint32_t (&high)[4], uint32_t (&low)[4]) {
   split_pair(first[0], first[1], high[0], low[0]);
@@ -46,7 +47,7 @@ __device__ __forceinline__ void operand_of(const float (&first)[4], const float 
   split_pair(second[2], second[3], high[3], low[3]);
 }
 
-// sums += left · right of two tiles, which `right` has as ldmatrix gives them.
+// sums += left · right of two tiles; `right` is in the layout of ldmatrix.
 __device__ __forceinline__ void multiply(float (&first)[4], float (&second)[4],
                                          const uint32_t (&left)[4], const uint32_t (&right)[4]) {
   const uint32_t one[2] = {right[0], right[1]}, two[2] = {right[2], right[3]};
@@ -54,7 +55,7 @@ __device__ __forceinline__ void multiply(float (&first)[4], float (&second)[4],
   mma_bf16(second, left, two);
 }
 
-// sums [16, 64] += left [16, 64] · rightᵀ, of a lower triangle [64, 64] in two parts.
+// sums [16, 64] += left [16, 64] · rightᵀ, where right is a lower triangle [64, 64] in two parts.
 __device__ __forceinline__ void multiply_lower(Sums& sums, const Sums& left, const uint16_t* high,
                                                const uint16_t* low) {
 #pragma unroll

@@ -13,17 +13,17 @@ from specbuild.plugins_cuda.tree_select.op import pack_bits
 TAPS = 4
 SLOTS = 5
 
-# The parents of a sequence's nodes, root first; how many rows precede it; the accepted path.
+# The parents of a sequence's nodes, root first; the number of rows before it; the accepted path.
 Tree = tuple[Sequence[int], int, Sequence[int]]
 
 
 def chain(nodes: int) -> list[int]:
-    """The parents of a chain."""
+    """Return the parents of a chain."""
     return list(range(-1, nodes - 1))
 
 
 def ancestors(parents: Sequence[int]) -> np.ndarray:
-    """Which nodes [N, N] are a node itself or its ancestors."""
+    """Return which nodes [N, N] are a node itself or its ancestors."""
     seen = np.zeros((len(parents), len(parents)), bool)
     for node, parent in enumerate(parents):
         if parent >= 0:
@@ -44,8 +44,9 @@ def lazy(
     value_width: int = 16,
     pad: int = 0,
 ) -> Case:
-    """A batch of ``trees``; a sequence with 0 rows before it is padding, or a new prompt with
-    ``stores``. Slots keep ``nodes`` rows."""
+    """Return a batch of ``trees``. A sequence with 0 rows before it is padding, or a new prompt
+    with ``stores``. Slots keep ``nodes`` rows.
+    """
     channels = 2 * key_heads * key_width + value_heads * value_width
     values = value_heads * value_width
     kept = nodes or max(len(parents) for parents, _, _ in trees)

@@ -15,19 +15,19 @@
 //   output         bf16 [T, Hv·Dv], out
 //   workspace_arrived  i32 [B, Hk], zeros before and after
 //
-// Grid (value heads, sequences). A CTA holds the state of its head in registers: a warp 8 columns,
-// a lane a 16th of 4 columns. It reads and writes the state once: 128 KB for heads of 128, 6.3 MB
-// for the 48 heads of a layer of 27B, 1.4 µs at 4.53 TB/s. Rows follow one another without a
-// barrier, since columns do not depend on each other.
+// Grid (value heads, sequences). A CTA holds the state of its head in registers: a warp has 8
+// columns, a lane a 16th of 4 columns. It reads and writes the state once: 128 KB for heads of 128,
+// 6.3 MB for the 48 heads of a layer of 27B, 1.4 µs at 4.53 TB/s. Columns do not depend on each
+// other, so no barrier separates rows.
 //
-// What the value heads of a key head share, the last of their CTAs writes, when all have read it.
-// They count themselves as soon as they have, so that nothing waits for it in the end.
+// Value heads of a key head share inputs and keys. Each of their CTAs counts itself once it has
+// read these, and the last one writes them, so that no CTA waits at the end.
 //
-// With kChunks a launch of prompts comes after prepare_chunks.cu and apply_chunks.cu, which have
-// advanced the state by the sequence's complete chunks; the rows after them are computed here.
+// With kChunks, prepare_chunks.cu and apply_chunks.cu have already advanced the state by the
+// complete chunks of a prompt; this kernel computes the rows after them.
 //
-// A row and its replay change the state by the same two operations (decayed, added), so that the
-// state after replayed rows has the bits of the rows themselves.
+// The same two operations (decay_by, add) apply a row and replay it, so the state after replayed
+// rows has the bits of the rows themselves.
 #include "../_device/l2_word.cuh"
 #include "../_device/normed_rows.cuh"
 #include "device/column.cuh"
@@ -53,10 +53,10 @@ struct Held {
   float* mixed;      // [HELD][kValueWidth]: outputs
   float* decay;      // [HELD]: e^g
   float* beta;       // [HELD]
-  uint16_t* inputs;  // [kTail + HELD][kMixed]: those before the rows, then theirs
-  int* source;       // [HELD][kTail]: the inputs that a row is convolved with, besides its own
+  uint16_t* inputs;  // [kTail + HELD][kMixed]: of earlier rows, then of the rows
+  int* source;       // [HELD][kTail]: the earlier inputs of a row's convolution
   int* bits;         // [HELD][WORDS]
-  int* entry;        // [kTail]: where the window comes from
+  int* entry;        // [kTail]: the entries of the pool that make up the window
   volatile int* last;
 
   __device__ explicit Held(float* shared) {
@@ -75,7 +75,7 @@ struct Held {
     last = entry + kTail;
   }
 
-  // δ of a row, of 4 columns.
+  // δ of a row in 4 columns.
   __device__ __forceinline__ float4 change_of(int row, int column) const {
     return *reinterpret_cast<const float4*>(change + row * kValueWidth + column);
   }
@@ -86,7 +86,8 @@ static_assert(4 * (Config::kHeld * (2 * kKeyWidth + 3 * kValueWidth + 2) +
                   Config::kSharedBytes,
               "as the launch says");
 
-// The channel of element i of a CTA's convolved inputs: its key head's query and key, its values.
+// The channel of element i of a CTA's convolved inputs: the query and key of its key head, then its
+// values.
 __device__ __forceinline__ int channel_of(int i, int head) {
   const int key_head = head / kSharers;
   if (i < kKeyWidth) return key_head * kKeyWidth + i;
@@ -94,7 +95,7 @@ __device__ __forceinline__ int channel_of(int i, int head) {
   return 2 * kKeys + head * kValueWidth + i - 2 * kKeyWidth;
 }
 
-// The last node before `node` among its ancestors, −1 of the root.
+// Return the last node before `node` among its ancestors, −1 for the root.
 __device__ __forceinline__ int ancestor_before(const int* bits, int node) {
   for (int word = (node - 1) / 32; node > 0 && word >= 0; --word) {
     unsigned set = static_cast<unsigned>(bits[word]);
@@ -104,14 +105,14 @@ __device__ __forceinline__ int ancestor_before(const int* bits, int node) {
   return -1;
 }
 
-// Asks for `count` elements in L2, by all threads.
+// Load `count` elements into L2, with all threads.
 template <typename T>
 __device__ __forceinline__ void warm(const T* from, int count) {
   constexpr int line = 128 / sizeof(T);
   for (int i = threadIdx.x * line; i < count; i += kThreads * line) warm_l2(from + i);
 }
 
-// The weights of a head, which weights of the model have driven out of L2 since the last step.
+// Load a head's weights, which other weights have evicted from L2 since the last step.
 __device__ __forceinline__ void warm_constants(const uint16_t* conv_weight,
                                                const float* decay_scale, const float* dt_bias,
                                                const uint16_t* norm, int head) {
@@ -123,7 +124,7 @@ __device__ __forceinline__ void warm_constants(const uint16_t* conv_weight,
   warm(norm, kValueWidth);
 }
 
-// What a slot holds for a head: its state, and the inputs and factors of all rows.
+// Load a head's part of a slot: its state, and the inputs and factors of all rows.
 __device__ __forceinline__ void warm_slot(const uint16_t* tail, const float* state,
                                           const float* factors, int head) {
   warm(state, kKeyWidth * kValueWidth);
@@ -158,7 +159,7 @@ extern "C" __global__ void __launch_bounds__(kThreads,
   const int head = blockIdx.x, b = blockIdx.y, key_head = head / kSharers;
   if constexpr (Config::kWarms != 0) {
     warm_constants(conv_weight, decay_scale, dt_bias, norm, head);
-    // Perhaps not the slot of this launch: nothing but L2 depends on it.
+    // The slot can be outdated here; only L2 depends on it.
     const int64_t place = min(max(load_l2_int(state_slot + b), 0), Config::kSlots - 1);
     warm_slot(tail_pool + place * kWindow * kChannels,
               state_pool + (place * Config::kValueHeads + head) * kKeyWidth * kValueWidth,
@@ -203,7 +204,7 @@ extern "C" __global__ void __launch_bounds__(kThreads,
     s.load(state);
   }
 
-  // The accepted rows of the last step, and the inputs in front of this launch's rows.
+  // The accepted rows of the last step, and the inputs before this launch's rows.
   if (thread < kTail) {
     const int place = replayed + thread;
     held.entry[thread] = place < kTail ? place : kTail + node_of(place - kTail);
@@ -235,8 +236,8 @@ extern "C" __global__ void __launch_bounds__(kThreads,
                                       : tail + static_cast<int64_t>(entry) * kChannels + channel;
     pair_of(0)[i] = starts ? 0 : load_l2_pair(input);
   }
-  // Nothing that value heads share is read after this: the last CTA to get here may replace it in
-  // the end. No order of memory is needed, as the values have arrived; nor the count before then.
+  // Data that value heads share is not read after this point, so the last CTA that arrives may
+  // replace it at the end. The values have been loaded, so no memory fence is needed.
   __syncthreads();
   int* const arrived = workspace_arrived + b * Config::kKeyHeads + key_head;
   int before_this = 0;
@@ -326,7 +327,7 @@ extern "C" __global__ void __launch_bounds__(kThreads,
     for (int r = 0; r < live; ++r) {
       if constexpr (Config::kIsTree != 0) {
         if (held.source[r * kTail + kTail - 1] != kTail + r - 1) {
-          // Another branch: from the committed state along its ancestors.
+          // Another branch: apply its ancestors to the committed state.
           const int* const bits = held.bits + r * Config::kWords;
           s.load(state);
           for (int i = 0; i < r; ++i) {
@@ -369,7 +370,7 @@ extern "C" __global__ void __launch_bounds__(kThreads,
     if (is_last && kSharers > 1) *arrived = 0;
     *held.last = is_last;
   }
-  // What the slot keeps: of all heads their own, then what they share.
+  // What the slot keeps: each head's own part, then the shared part.
   if (kStores && count > 0) s.store(state);
   const int kept = kStores ? 0 : count;
   const auto keep = [&](int from, int until) {

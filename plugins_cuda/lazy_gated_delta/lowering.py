@@ -1,6 +1,6 @@
 """LazyGatedDelta on a GPU: a CTA per sequence and value head computes its rows one by one.
 
-Complete chunks of a prompt are computed by other launches before (``prefill.py``).
+Other launches before it compute the complete chunks of a prompt (``prefill.py``).
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from specbuild.plugins_cuda.lazy_gated_delta.prefill import layer_constants, low
 from specbuild.runtime.engine_dir.plan import ITEM_BYTES
 from specbuild.runtime.errors import SpecbuildError
 
-# Columns of a state that a warp holds.
+# Columns of a state per warp.
 WARP_COLUMNS = 8
-# Registers hold no wider keys.
+# With wider keys, a state does not fit in registers.
 MAX_WARPS, MAX_KEYS = 16, 128
-# Rows of a prompt that are convolved at once.
+# Rows of a prompt that are convolved together.
 PROMPT_ROWS = 16
 _ARRIVED = "workspace_arrived"
 _POINTERS = (
@@ -45,19 +45,19 @@ _POINTERS = (
 
 
 def refused_widths(key_width: int, value_width: int) -> str | None:
-    """Why no kernel holds states of these widths, None where one does."""
+    """Return why no kernel supports states of these widths, or None."""
     if key_width % 16 or key_width > MAX_KEYS:
         return f"keys of {key_width}, CUDA kernels take multiples of 16 up to {MAX_KEYS}"
     if value_width % WARP_COLUMNS or value_width > WARP_COLUMNS * MAX_WARPS:
-        most = WARP_COLUMNS * MAX_WARPS
+        limit = WARP_COLUMNS * MAX_WARPS
         return (
-            f"values of {value_width}, CUDA kernels take multiples of {WARP_COLUMNS} up to {most}"
+            f"values of {value_width}, CUDA kernels take multiples of {WARP_COLUMNS} up to {limit}"
         )
     return None
 
 
 def lower(request: LoweringRequest) -> Lowering:
-    """One launch. SpecbuildError for widths that no kernel takes and for too many draft tokens."""
+    """Return the launches; SpecbuildError for unsupported widths or too many draft tokens."""
     shapes = {name: info.shape for name, info in request.tensors.items()}
     _, value_heads, key_width, value_width = shapes["state_pool"]
     refused = refused_widths(key_width, value_width)
@@ -71,8 +71,8 @@ def lower(request: LoweringRequest) -> Lowering:
     held = PROMPT_ROWS if stores else -(-rows // batch)
     if held > nodes and not stores:
         raise SpecbuildError(
-            f"LazyGatedDelta: {held} rows a sequence, but its slot keeps {nodes}; build it for the "
-            "largest draft"
+            f"LazyGatedDelta: a sequence has {held} rows, but its slot keeps {nodes}; build for "
+            "the largest draft"
         )
     held = max(held, path)
     mixed = 2 * key_width + value_width
@@ -81,8 +81,8 @@ def lower(request: LoweringRequest) -> Lowering:
     shared = numbers * ITEM_BYTES["float32"]
     if shared > request.target.shared_bytes_per_block:
         raise SpecbuildError(
-            f"LazyGatedDelta: {held} rows a sequence take {shared} bytes of shared memory, of "
-            f"which a CTA has {request.target.shared_bytes_per_block}; ask for fewer --draft-tokens"
+            f"LazyGatedDelta: {held} rows of a sequence take {shared} bytes of shared memory; "
+            f"a CTA has {request.target.shared_bytes_per_block}; build with fewer --draft-tokens"
         )
     ctas = request.tactic.get("ctas", 1)
     chunks = lower_chunks(request) if stores and request.phase == "prefill" else None
@@ -114,10 +114,11 @@ def lower(request: LoweringRequest) -> Lowering:
 
 
 def tactics(request: LoweringRequest) -> tuple[Tactic, ...]:
-    """Of steps: CTAs that a multiprocessor runs at once, whether they warm L2 before they wait.
+    """Return the tactics of steps: CTAs per multiprocessor, and whether they warm L2 before
+    waiting.
 
-    Two CTAs hide each other's latency where there are more than multiprocessors, with half of the
-    registers. A warmed L2 has weights and states when the projection in front ends.
+    With more CTAs than multiprocessors, two CTAs hide each other's latency, with half of the
+    registers each. A warmed L2 has weights and states when the preceding projection ends.
     """
     if request.attributes["stores"]:
         return ({},)

@@ -1,9 +1,9 @@
 """LazyGatedDelta of prompts: complete chunks of 64 rows, on tensor cores.
 
-Two launches for every ``MAX_PLACES`` chunks: the first computes all that does not depend on the
-state, for all chunks at once; in the second a CTA per sequence and value head takes the state
-through its chunks. Their bits differ from those of the row loop, so only prompts take them, and
-launches of prompts end at multiples of 64 tokens.
+Two launches process ``MAX_PLACES`` chunks: the first computes everything that does not depend on
+the state, for all chunks at once. In the second, a CTA per sequence and value head advances the
+state chunk by chunk. Their bits differ from those of the row loop. Therefore only prompts use them,
+and launches of prompts end at multiples of 64 tokens.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from specbuild.runtime.engine_dir.cache_groups import SNAPSHOT_STEP
 from specbuild.runtime.engine_dir.plan import ITEM_BYTES
 
 CHUNK = SNAPSHOT_STEP
-# Chunks that the workspaces hold, for 2048 rows: 94 MB for a layer of 27B.
+# The maximum of chunks in the workspaces, for 2048 rows: 94 MB for a layer of 27B.
 MAX_PLACES = 32
-# Value heads of a key head: a thread has a column of one head's inverse.
+# The maximum of value heads per key head: a thread has a column of one head's inverse.
 _MAX_SHARERS, _PREPARING_THREADS = 4, 256
-# bf16 between rows of operands in shared memory; products and factors that a chunk has.
+# Padding of operand rows in shared memory, in bf16; products and factors of a chunk.
 _PADDING, _PRODUCTS, _SCALES = 8, 4, 4
 _FOLDER = "lazy_gated_delta"
 
 
 def layer_constants(request: LoweringRequest) -> tuple[tuple[str, int | float], ...]:
-    """The constants of a layer."""
+    """Return the constants of a layer."""
     shapes = {name: info.shape for name, info in request.tensors.items()}
     _, value_heads, key_width, value_width = shapes["state_pool"]
     channels, _, taps = shapes["conv_weight"]
@@ -48,7 +48,7 @@ def layer_constants(request: LoweringRequest) -> tuple[tuple[str, int | float], 
 
 
 def lower_chunks(request: LoweringRequest) -> Lowering | None:
-    """The launches for complete chunks of a prompt; None where the row loop takes all rows."""
+    """Return the launches for complete chunks of a prompt; None if all rows use the row loop."""
     shapes = {name: info.shape for name, info in request.tensors.items()}
     _, value_heads, key_width, value_width = shapes["state_pool"]
     rows, batch = shapes["rows"][0], shapes["replay_path"][0]

@@ -1,7 +1,7 @@
-// LazyGatedDelta, prompts, first launch: what chunks of 64 rows have but for the state.
+// LazyGatedDelta of prompts, first launch: the part of chunks of 64 rows that needs no state.
 //
 //   rows, conv_weight, decay_scale, dt_bias, positions, row_start, state_slot, replay_count,
-//   tail_pool                 in, as kernel.cu has them
+//   tail_pool                 in, as in kernel.cu
 //   workspace_keys      bf16  [places, Hk, 2, 64, Dk], out: keys, queries
 //   workspace_values    bf16  [places, Hv, 64, Dv], out
 //   workspace_products  bf16  [places, Hv, 4, 64, 64], out: by Product (device/chunks.cuh)
@@ -18,24 +18,24 @@ constexpr int kThreads = 256, kWarps = kThreads / 32;
 constexpr int kTail = Config::kTaps - 1, kWindow = kTail + Config::kNodes;
 constexpr int kChannels = Config::kChannels;
 constexpr int kPairs = (2 * kKeyWidth + kSharers * kValueWidth) / 2;
-constexpr int kRun = 16;  // rows that a thread convolves of two channels
+constexpr int kRun = 16;  // consecutive rows that a thread convolves, for two channels
 constexpr int kDotStride = kChunk + 1;
 constexpr float kUnitEps = 1e-6f;
 static_assert(kChannels == 2 * kKeys + kValues, "queries, keys and values");
 static_assert(kSharers * kChunk <= kThreads, "a thread has a column of a value head's inverse");
 
-// Shared memory. L takes the place of queries and keys when they have been multiplied.
+// Shared memory. L replaces queries and keys after their products.
 constexpr int kDots = 0, kDotBytes = 2 * kChunk * kDotStride * 4;
 constexpr int kUnits = kDotBytes, kUnitBytes = 2 * kChunk * 4;
 constexpr int kGates = kUnits + kUnitBytes, kGateBytes = 2 * kSharers * kChunk * 4;
-constexpr int kFound = kGates + kGateBytes, kRowBytes = 2 * kChunk * kKeyStride * 2;
-constexpr int kOperands = round_up(kFound + 4, 16);
+constexpr int kSequence = kGates + kGateBytes, kRowBytes = 2 * kChunk * kKeyStride * 2;
+constexpr int kOperands = round_up(kSequence + 4, 16);
 constexpr int kLowerBytes = kSharers * kChunk * kChunk * 4;
 static_assert(kOperands + (kRowBytes > kLowerBytes ? kRowBytes : kLowerBytes) ==
                   Config::kSharedBytes,
               "as the launch says");
 
-// The first channel of pair `p` of a key head: a query, a key, the values of all its value heads.
+// The first channel of pair `p` of a key head: a query, a key, or a value of one of its heads.
 __device__ __forceinline__ int channel_of(int p, int key_head) {
   const int i = 2 * p;
   if (i < kKeyWidth) return key_head * kKeyWidth + i;
@@ -60,20 +60,20 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
   float* const units = reinterpret_cast<float*>(shared + kUnits);  // [2][kChunk]: keys, queries
   float* const sums = reinterpret_cast<float*>(shared + kGates);   // [kSharers][kChunk]: G
   float* const betas = sums + kSharers * kChunk;                   // [kSharers][kChunk]
-  volatile int* const found = reinterpret_cast<volatile int*>(shared + kFound);
+  volatile int* const sequence = reinterpret_cast<volatile int*>(shared + kSequence);
   uint16_t* const keys = reinterpret_cast<uint16_t*>(shared + kOperands);
   uint16_t* const queries = keys + kChunk * kKeyStride;
   float* const lower = reinterpret_cast<float*>(shared + kOperands);  // [kSharers][column][row]
 
-  if (thread == 0) *found = -1;
+  if (thread == 0) *sequence = -1;
   __syncthreads();
   for (int b = thread; b < Config::kBatch; b += kThreads) {
     const ChunkedRows of(b, row_start, positions, replay_count);
     const int begin = of.first / kChunk;
-    if (begin <= place && place < begin + of.count / kChunk) *found = b;
+    if (begin <= place && place < begin + of.count / kChunk) *sequence = b;
   }
   __syncthreads();
-  const int b = *found;
+  const int b = *sequence;
   if (b < 0) return;
   const ChunkedRows of(b, row_start, positions, replay_count);
   const int row0 = of.first + (place - of.first / kChunk) * kChunk;
@@ -86,7 +86,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
       workspace_values +
       (static_cast<int64_t>(chunk) * kValueHeads + key_head * kSharers) * kValueChunk;
 
-  // The convolution, rounded as the row loop rounds it.
+  // The convolution, rounded as in the row loop.
 #pragma unroll 1
   for (int item = thread; item < kPairs * (kChunk / kRun); item += kThreads) {
     const int pair = item % kPairs, run = item / kPairs * kRun;

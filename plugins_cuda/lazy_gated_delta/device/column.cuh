@@ -1,6 +1,6 @@
 // The state of a head in registers: a warp has 8 columns, a lane 4 of them and a 16th of the rows.
-// In the form for two CTAs a multiprocessor a warp has 16 columns, and a lane an 8th of the rows.
-// Both add in the same order: over 16 runs of rows, then over these by butterfly.
+// With two CTAs per multiprocessor, a warp has 16 columns, and a lane an 8th of the rows. Both
+// variants add in the same order: over 16 runs of rows, then over runs by butterfly.
 #pragma once
 
 #include "../../_device/ptx.cuh"

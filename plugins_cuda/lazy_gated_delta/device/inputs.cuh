@@ -1,10 +1,10 @@
-// What all launches compute of rows alike: which of them chunks take, SiLU and the gates.
+// Functions of rows that all launches share: which rows are in chunks, SiLU and the gates.
 #pragma once
 
 #include "../../_device/bf16.cuh"
 #include "../../_device/ptx_load.cuh"
 
-// Two neighbours, of which the first has an even place.
+// Load two neighbours; the index of the first is even.
 __device__ __forceinline__ uint32_t load_l2_pair(const uint16_t* from) {
   return static_cast<uint32_t>(load_l2_int(reinterpret_cast<const int*>(from)));
 }
@@ -17,7 +17,7 @@ __device__ __forceinline__ float rounded(float x) {
   return bf16_to_float(float_to_bf16(x));
 }
 
-// The gates of a value head: `gates` has its logit of β, and that of the decay `heads` later.
+// Return β of a value head; `gates` has its logit, and the logit of the decay `heads` later.
 __device__ __forceinline__ float beta_of(const uint16_t* gates) {
   return rounded(1.0f / (1.0f + expf(-bf16_to_float(load_l2_bf16(gates)))));
 }
@@ -29,8 +29,8 @@ __device__ __forceinline__ float log_decay_of(const uint16_t* gates, int heads, 
   return scale * soft;
 }
 
-// Of a sequence whose first row of the launch has this position: all complete chunks of 64 if it
-// begins one. Rows of an earlier step that are yet to be applied come before any chunk.
+// Return the rows of a sequence in complete chunks of 64, by the position of its first row. Chunks
+// start at multiples of 64; rows of an earlier step that are not yet applied exclude chunks.
 __device__ __forceinline__ int rows_in_chunks(int position, int count, int replayed) {
   const bool begins = position == 0 || (position % 64 == 0 && replayed == 0);
   return begins ? count / 64 * 64 : 0;
