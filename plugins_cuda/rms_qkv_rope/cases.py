@@ -26,7 +26,9 @@ LLAMA_8B = Heads(q=32, kv=8, width=128)
 
 
 def _cosines(angles: np.ndarray, *, growth: bool) -> np.ndarray:
-    """Scaled cosines of ``angles`` [positions, D/2]; with ``growth`` queries' factors behind."""
+    """Return scaled cosines of ``angles`` [positions, D/2]; with ``growth``, then the factors of
+    queries.
+    """
     cosines = np.cos(angles) * np.float32(1.34)
     if not growth:
         return cosines
@@ -53,10 +55,10 @@ def project(
     storage: Storage = BF16,
     prefix: str = "",
 ) -> Case:
-    """``tokens`` rows; the last ``padding`` of them write somewhere into page 0.
+    """Return a case of ``tokens`` rows; the last ``padding`` of them write to page 0.
 
-    ``whole``: norms of heads are one over all queries, and one over all keys. ``values`` are
-    normed, too. ``growth``: queries have a factor by position.
+    ``whole``: one norm covers all queries, and one all keys. ``values``: values are normalized too.
+    ``growth``: queries are multiplied by a factor per position.
     """
     live = tokens - padding
     pages = 2 + -(-live // page_size)
@@ -113,8 +115,8 @@ def project(
         },
         atol=1e-4,
         compare={"k_pool_out": np.s_[1:], "v_pool_out": np.s_[1:]},
-        # A product that rounds the other way counts twice where the rotation subtracts, and twice
-        # as much where a norm's weight is as large.
+        # A product that rounds the other way counts twice after the rotation's subtraction, and
+        # twice as much with norm weights of that size.
         kernel_atol=8e-2 if head_norms else 3e-2,
     )
 
@@ -141,12 +143,12 @@ KERNEL_CASES: tuple[Case, ...] = (
     project(40, 1888, padding=5),
     project(70, 1280, norm=False),
     project(2, 1056, Heads(q=8, kv=1, width=64), page_size=64),
-    # LLaMA's norm and norms of heads in every form: alone, of many tokens, as panels, unnormed.
+    # LLaMA's norm and head norms in every form: one row, many tokens, panels, without a norm.
     project(1, 1056, Heads(q=2, kv=2, width=128), bias=False, rounding="llama", head_norms=True),
     project(20, 1056, Heads(q=5, kv=1, width=80), padding=3, rounding="llama", head_norms=True),
     project(45, 1280, Heads(q=3, kv=1, width=16), rounding="llama", head_norms=True),
     project(5, 96, Heads(q=1, kv=1, width=96), norm=False, bias=False, head_norms=True),
-    # One norm of all heads: of more than a warp, of many tokens, and of keys alone.
+    # One norm of all heads: wider than a warp, of many tokens, and of keys only.
     project(3, 96, Heads(q=12, kv=3, width=80), norm=False, head_norms=True, whole=True),
     project(20, 1056, Heads(q=5, kv=2, width=128), bias=False, head_norms=True, whole=True),
     project(4, 96, Heads(q=0, kv=2, width=32), bias=False, head_norms=True, whole=True),

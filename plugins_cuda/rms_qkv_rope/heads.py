@@ -1,4 +1,4 @@
-"""The launch that norms and rotates the heads of queries and keys, where they have norms."""
+"""The launch that normalizes and rotates the heads of queries and keys with norms."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from specbuild.plugins_cuda.launches import (
 from specbuild.plugins_cuda.rms_norms import rounding_code
 from specbuild.runtime.errors import SpecbuildError
 
-# Values of a head that a lane has, and how many lanes may share one (device/normed_heads.cuh).
+# The values of a head per lane, and the maximum of lanes per head (device/normed_heads.cuh).
 _LANE_VALUES, _MAX_LANES = 16, 32
-# Of a CTA that norms all heads of a row together.
+# Threads of a CTA that normalizes all heads of a row together.
 _MAX_THREADS = 1024
 _CODED_THREADS = 128
-# Of projected keys, where a pool of codes has no place for what is yet to be normed.
+# The workspace of projected keys: a quantized pool cannot hold them before their norm.
 _KEYS = "workspace_keys"
 
 
 def holds_codes(request: LoweringRequest) -> bool:
-    """Whether the pools hold e4m3 (kv_write/codes.py)."""
+    """Return whether the pools hold e4m3 (kv_write/codes.py)."""
     return request.tensors["k_pool"].dtype == "uint8"
 
 
@@ -49,28 +49,31 @@ def head_sizes(request: LoweringRequest) -> tuple[tuple[str, int], ...]:
 
 
 def norms_all_heads(request: LoweringRequest) -> bool:
-    """Whether a norm is one over all heads of a row."""
+    """Return whether a norm covers all heads of a row."""
     width = request.tensors["k_pool"].shape[3]
     norms = (request.tensors.get(name) for name in ("q_norm", "k_norm"))
     return any(norm is not None and norm.shape[0] != width for norm in norms)
 
 
-def heads_threads(request: LoweringRequest, usual: int) -> int:
-    """Threads of a CTA that norms heads: all of a row's where they are normed together."""
+def heads_threads(request: LoweringRequest, default: int) -> int:
+    """Return the threads of a CTA:
+
+    ``default``, or those for all heads of a row that share a norm.
+    """
     if not norms_all_heads(request):
-        return usual
+        return default
     heads, kv_heads, width = (size for _, size in head_sizes(request)[:3])
     threads = -(-max(heads, kv_heads) * _lanes(width) // 32) * 32
     if threads > _MAX_THREADS:
         raise SpecbuildError(
-            f"RmsQkvRope: {max(heads, kv_heads)} heads of {width} values normed together, its "
-            f"kernel takes up to {_MAX_THREADS * _LANE_VALUES} values; build for the cpu backend"
+            f"RmsQkvRope: one norm over {max(heads, kv_heads)} heads of {width} values; its kernel "
+            f"takes up to {_MAX_THREADS * _LANE_VALUES} values; build for the cpu backend"
         )
     return threads
 
 
 def _lanes(width: int) -> int:
-    """Lanes that share a head of so many values."""
+    """Return the number of lanes that share a head of this width."""
     lanes = 1
     while lanes * _LANE_VALUES < width:
         lanes *= 2
@@ -80,9 +83,9 @@ def _lanes(width: int) -> int:
 def with_heads(
     request: LoweringRequest, lowering: Lowering, kernel: Kernel, threads: int
 ) -> Lowering:
-    """The launches, and one behind them where heads are normed: of ``kernel``, of so many threads.
+    """Return the launches, followed by one of ``kernel`` with ``threads`` if heads have norms.
 
-    Pools of codes have a kernel of their own. SpecbuildError for heads that are too wide.
+    Quantized pools need a separate kernel. Raises SpecbuildError for heads that are too wide.
     """
     values = bool(request.attributes["value_norm"])
     if "k_norm" not in request.tensors and not values:
@@ -91,8 +94,8 @@ def with_heads(
         "k_norm" not in request.tensors or holds_codes(request) or norms_all_heads(request)
     ):
         raise SpecbuildError(
-            "RmsQkvRope: values are normed beside keys that are normed head by head, in pools of "
-            "bf16; build for the cpu backend"
+            "RmsQkvRope: norms of values need a norm per head of keys and pools of bf16; build for "
+            "the cpu backend"
         )
     arguments: tuple[Argument, ...] = ()
     workspaces = lowering.workspaces
@@ -122,7 +125,7 @@ def _heads_launch(
     lanes = _lanes(width)
     if lanes > _MAX_LANES:
         raise SpecbuildError(
-            f"RmsQkvRope: normed heads of {width} values, its kernel takes up to "
+            f"RmsQkvRope: norms of heads of {width} values; its kernel takes up to "
             f"{_MAX_LANES * _LANE_VALUES}; build for the cpu backend"
         )
     turned = heads + kv_heads * (1 + int(request.attributes["value_norm"]))

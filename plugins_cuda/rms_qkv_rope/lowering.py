@@ -1,6 +1,7 @@
 """RmsQkvRope on a GPU: norm as prologue or launch, rotation and cache writing as epilogue.
 
-Norms of heads need whole heads, which CTAs do not have: they and the rotation are a launch behind.
+Norms of heads need whole heads, which no CTA has. They and the rotation are therefore a separate
+launch.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _HEADS_THREADS = 128
 
 
 def lower(request: LoweringRequest) -> Lowering:
-    """The launches; SpecbuildError for a decode launch of more than 256 rows."""
+    """Return the launches; SpecbuildError for a decode launch of more than 256 rows."""
     if request.phase == "prefill":
         return lower_prefill(request)
     tensors, attributes = request.tensors, request.attributes
@@ -54,7 +55,7 @@ def lower(request: LoweringRequest) -> Lowering:
 
 
 def tactics(request: LoweringRequest) -> tuple[Tactic, ...]:
-    """Loads in flight and where they wait, rows a unit, and whether CTAs also split K."""
+    """Return the tactics: loads in flight, their memory, rows per unit, and use of split-K."""
     if request.phase == "prefill":
         return prefill_tactics(request)
     return dense_tactics(request, projection_of("RmsQkvRope", request))

@@ -1,4 +1,4 @@
-"""RmsQkvRope: norm, Q, K and V projections, rotation, and K and V into their page slots.
+"""RmsQkvRope: norm, Q, K and V projections, rotation, and writes of K and V to page slots.
 
 Queries and keys go through norms of their own before the rotation, where there are some: of each
 head, or of all heads together. Without queries it is what writes keys and values of rows that
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 def rotate(
     heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, positions: torch.Tensor
 ) -> torch.Tensor:
-    """``heads`` [T, h, D] rotated half-split at ``positions`` [T], in fp32, cast back."""
+    """Return ``heads`` [T, h, D] rotated half-split at ``positions`` [T], in fp32, cast back."""
     import torch
 
     first, second = heads.float().chunk(2, dim=-1)
@@ -56,15 +56,15 @@ def reference(
     value_norm: int = 0,
     growth: int = 0,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Rotated q [T, q_heads, D] and the written pools.
+    """Return the rotated q [T, q_heads, D] and the written pools.
 
-    ``x`` [T, K], through the norm of this ``rounding`` if there is one; ``weight`` and ``bias`` [N]
-    packed by ``pack_qkv`` and ``join_qkv``, N = (q_heads + 2·kv_heads)·D; ``q_norm``,
-    ``k_norm`` [D] come together, of ``head_rounding`` and the same ``eps``, or of all heads
-    [q_heads·D], [kv_heads·D]; ``cos``, ``sin`` fp32
-    [positions, D/2]. The projections are rounded before these norms and the rotation, and after it.
-    With ``growth`` ``cos`` has that many positions; behind them, in order, stands a factor of each
-    position, by which the rounded queries are multiplied.
+    ``x`` [T, K] goes through the norm of this ``rounding`` if ``norm`` is not None. ``weight`` and
+    ``bias`` [N] are packed by ``pack_qkv`` and ``join_qkv``, N = (q_heads + 2·kv_heads)·D.
+    ``q_norm`` and ``k_norm`` [D] are of ``head_rounding`` and the same ``eps``; for one norm over
+    all heads they are [q_heads·D] and [kv_heads·D]. ``cos``, ``sin`` fp32 [positions, D/2]. The
+    projections are rounded before these norms and the rotation, and after it. With ``growth``,
+    ``cos`` has that many positions; then a factor per position follows, by which the rounded
+    queries are multiplied.
     With ``value_norm`` values are divided by their root mean square, head by head, too.
     With ``q_heads`` = 0 there are no queries, q has no elements, and no ``q_norm`` comes.
     """
@@ -95,7 +95,7 @@ def reference(
 
 
 def _normed(heads: torch.Tensor, norm: torch.Tensor, eps: float, rounding: str) -> torch.Tensor:
-    """``heads`` [T, h, D], each normed by ``norm`` [D], or all together by [h·D]."""
+    """Return ``heads`` [T, h, D], each normalized by ``norm`` [D], or all together by [h·D]."""
     if len(norm) == heads.shape[2]:
         return rms_norm(heads, norm, eps, rounding)
     return rms_norm(heads.flatten(1), norm, eps, rounding).view(heads.shape)

@@ -1,4 +1,4 @@
-// RmsQkvRope over a prompt chunk: norm, Q, K and V projections, rotation, K and V to their slots.
+// RmsQkvRope of a prompt chunk: norm, Q, K and V projections, rotation, writes of K and V.
 //
 //   x              bf16 [rows, K], in
 //   norm           bf16 [K], in, HAS_NORM
@@ -9,15 +9,15 @@
 //   positions      int32 [rows], in
 //   write_slot     int32 [rows], in
 //   k_pool, v_pool bf16 [pages, KV_HEADS, PAGE_SIZE, D], in and out, with CODES e4m3; with
-//                  HEAD_NORMS too k_pool stands for bf16 [rows, KV_HEADS, D]
+//                  HEAD_NORMS too, k_pool is a workspace bf16 [rows, KV_HEADS, D]
 //   q              bf16 [rows, Q_HEADS, D], out
-//   workspace      K rounded up to 64 · rows rounded up to COLUMNS, bf16: panels of the normed x
+//   workspace      bf16, K rounded up to 64 · rows rounded up to COLUMNS: panels of normalized x
 //
-// Two launches: normed x as panels, then the GEMM; with HEAD_NORMS this leaves queries and keys as
-// they are projected, for a third (device/normed_heads.cuh). The packed rows are (Q_HEADS +
-// 2·KV_HEADS) heads of D (prefill_heads.cuh). Numbers, 2048 rows, 2880 → 5120: 60.4 GFLOP; 29 MB of
-// weights, 12 MB of x twice, 21 MB out. 256 tokens a tile: 320 tiles are 2.4 waves of 132 CTAs;
-// about 115 µs at 525 TFLOP/s, and 5 µs for the panels.
+// Two launches: the norm writes panels, then the GEMM follows. With HEAD_NORMS, a third launch
+// (device/normed_heads.cuh) processes the projected queries and keys. The packed rows are (Q_HEADS
+// + 2·KV_HEADS) heads of D (prefill_heads.cuh). For 2048 rows, 2880 → 5120: 60.4 GFLOP; 29 MB of
+// weights, 12 MB of x twice, 21 MB out. With 256 tokens per tile, 320 tiles are 2.4 waves of 132
+// CTAs: about 115 µs at 525 TFLOP/s, and 5 µs for the panels.
 #include "device/cache_codes.cuh"
 #include "../_device/prefill_heads.cuh"
 #include "../_device/prefill_rows.cuh"
@@ -73,18 +73,18 @@ struct QkvGemm : HeadsGemm<Config> {
         });
   }
 
-  // Where a head of a row goes.
+  // Return where a head of a row is stored.
   __device__ __forceinline__ uint16_t* head_of(int row, int head, int slot) const {
     if (head < Config::kQHeads)
       return q + (static_cast<size_t>(row) * Config::kQHeads + head) * Config::kHeadDim;
-    if (Config::kCodes) {  // keys that are to be normed
+    if (Config::kCodes) {  // keys that still need their norm
       const size_t key = static_cast<size_t>(row) * Config::kKvHeads + head - Config::kQHeads;
       return k_pool + key * Config::kHeadDim;
     }
     return pool_of(head) + entry_of(head, slot);
   }
 
-  // Whether a head leaves as codes.
+  // Whether a head is quantized here.
   __device__ __forceinline__ static bool is_coded(int head) {
     const int values = Config::kQHeads + Config::kKvHeads;
     return Config::kCodes && head >= (Config::kHeadNorms ? values : Config::kQHeads);

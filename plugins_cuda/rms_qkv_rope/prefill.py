@@ -1,4 +1,4 @@
-"""RmsQkvRope over a prompt chunk: normed x as panels, the tensor-core GEMM, and norms of heads."""
+"""RmsQkvRope of a prompt chunk: panels of normalized x, the tensor-core GEMM, norms of heads."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from specbuild.plugins_cuda.rms_qkv_rope.heads import (
 
 
 def lower_prefill(request: LoweringRequest) -> Lowering:
-    """``x`` [T, K] → rotated ``q`` [T, Hq, D], K and V into their slots of the pools.
+    """Return the launches: ``x`` [T, K] → rotated ``q`` [T, Hq, D], K and V in their page slots.
 
-    SpecbuildError where the weight is packed for another K, or the tactic is unknown.
+    Raises SpecbuildError if the weight is packed for another K, or the tactic is unknown.
     """
     gemm = dense_gemm(request, "weight", ROWS_STAGING)
     tensors, attributes = request.tensors, request.attributes
@@ -55,5 +55,5 @@ def lower_prefill(request: LoweringRequest) -> Lowering:
 
 
 def prefill_tactics(request: LoweringRequest) -> tuple[Tactic, ...]:
-    """Tokens of a tile, and whether wgmma computes it."""
+    """Return the tactics: the tokens of a tile, and whether wgmma computes it."""
     return dense_tactics(request, "weight")

@@ -1,14 +1,14 @@
-// Heads of queries and keys, each through a norm of its own, then rotated, where they stand.
+// The heads of queries and keys, each normalized and then rotated in place.
 //
-// kLanes lanes share a head: a lane has 8 values of its first half and those 8 that the rotation
-// mixes with them. The sum of squares is taken over a lane's 16 in order, then over lanes by
-// halving: it belongs to the head's width alone. Of a pool of codes (kCodes) keys come from
-// `projected`.
+// kLanes lanes share a head. A lane has 8 values of the first half and the 8 values that the
+// rotation combines with them. The sum of squares adds a lane's 16 values in order, then lanes by a
+// butterfly, so its order depends only on the width of a head. If the pools are quantized (kCodes),
+// keys are read from `projected`.
 //
-// kValues: heads of values behind them are normed without a weight, and do not turn.
+// kValues: the heads of values follow; they are normalized without a weight and not rotated.
 //
-// kWhole: one norm over all heads of a row's queries, and one over its keys. A CTA has all of them:
-// its warps' sums are added up in order.
+// kWhole: one norm covers all heads of a row's queries, and one those of its keys. A CTA has all of
+// these heads and adds the sums of its warps in order.
 #pragma once
 
 #include "../../_device/angles.cuh"
@@ -39,8 +39,8 @@ struct NormedHeads {
   uint16_t* q;
   uint16_t* projected = nullptr;  // [rows, kKvHeads, kHeadDim]
 
-  // Heads [rows · kHeads], the one numbered by the grid's threads over kLanes; with kWhole those of
-  // row blockIdx.x, of its queries or, in the last of blockIdx.y, its keys.
+  // Thread groups of kLanes have the heads [rows · kHeads] in order. With kWhole a CTA has those of
+  // row blockIdx.x: its keys if blockIdx.y is the last, else its queries.
   __device__ __forceinline__ void turn(const uint16_t* q_norm, const uint16_t* k_norm, float eps,
                                        int rows) const {
     const int thread = (kWhole ? 0 : blockIdx.x * blockDim.x) + threadIdx.x;
@@ -60,7 +60,7 @@ struct NormedHeads {
       weight[1] = load_constant16(norm + kHalf);
     }
     pdl_wait();
-    // The attention behind reads early what was there before (launches.py).
+    // The next launch, attention, prefetches data that earlier launches wrote (launches.py).
     pdl_launch_dependents();
     const bool live = used && row < rows;
     uint4 first = make_uint4(0, 0, 0, 0), second = first;
@@ -104,10 +104,10 @@ struct NormedHeads {
   }
 
  private:
-  // A pair of weights that change nothing.
+  // A pair of weights with no effect.
   static constexpr uint32_t kOnes = kRounding == NormRounding::kOffsetInFp32 ? 0 : 0x3F803F80;
 
-  // What all lanes of a CTA hold, whose groups of kLanes have one sum each.
+  // Return the sum over the CTA, in all lanes; each group of kLanes contributes one sum.
   static __device__ __forceinline__ float sum_of_row(float sum) {
     __shared__ float sums[32];
 #pragma unroll

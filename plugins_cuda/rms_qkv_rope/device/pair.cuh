@@ -9,7 +9,7 @@
 
 constexpr int kTilesPerHead = Config::kHeadDim / 16, kHalf = Config::kHeadDim / 2;
 
-// With CODES the pools hold bytes; keys that are to be normed go to [rows, KV_HEADS, HEAD_DIM].
+// With CODES the pools hold bytes. Keys without their norm go to [rows, KV_HEADS, HEAD_DIM].
 struct Tensors {
   const float* cos;
   const float* sin;
@@ -20,8 +20,8 @@ struct Tensors {
   uint16_t* q;
 };
 
-// What one thread needs beside the sums for a pair of outputs, fetched in the order in which it can
-// be known: constants, then the token's place, then the tables at it.
+// The inputs of a pair of outputs other than its sums. They are loaded as early as their addresses
+// are known: constants, then the token's position and slot, then the tables at this position.
 struct Pair {
   int head, i, token;
   float bias[2];
@@ -35,7 +35,7 @@ struct Pair {
   __device__ __forceinline__ bool is_value() const {
     return head >= Config::kQHeads + Config::kKvHeads;
   }
-  // Whether it leaves as codes; keys that are to be normed do not yet.
+  // Whether the output is quantized here. Keys that still need their norm are not.
   __device__ __forceinline__ bool is_coded() const {
     return Config::kCodes && (is_value() || (!Config::kHeadNorms && head >= Config::kQHeads));
   }
@@ -80,7 +80,7 @@ struct Pair {
     return Config::kGrowth == 0 ? value : float_to_bf16(bf16_to_float(value) * growth);
   }
 
-  // Codes of what bf16 would hold; a value's angle is 0.
+  // Store the codes of the values rounded to bf16; the angle of a value is 0.
   __device__ __forceinline__ void store_codes(uint8_t* out, float first, float second) const {
     const uint16_t low = float_to_bf16(first * cosine - second * sine);
     const uint16_t high = float_to_bf16(second * cosine + first * sine);
