@@ -1,4 +1,4 @@
-"""How RmsMoe's rows choose experts: what its attributes say of it, and what kernels are told."""
+"""The choice of experts by RmsMoe's rows: attributes, and constants of the kernels."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from specbuild.plugins_cuda.moe.body import GROUP_SCORES
 from specbuild.runtime.engine_dir.plan import ExpertGroups
 from specbuild.runtime.errors import SpecbuildError
 
-# In the order of the numbers that kernels have for them (scored_choice.cuh).
+# In the order of their numbers in kernels (scored_choice.cuh).
 GATINGS = ("softmax_selected", "softmax_topk", "sigmoid", "sigmoid_norm")
 # A bias that experts are chosen by is added to sigmoids.
 BIASED_GATINGS = ("sigmoid", "sigmoid_norm")
@@ -39,21 +39,21 @@ class Choice:
 
     @property
     def experts(self) -> int:
-        """All of them."""
+        """The number of all experts."""
         return self.routed + self.shared
 
     @property
     def of_a_row(self) -> int:
-        """Experts that a row has, those that it did not choose included."""
+        """The experts of a row, including those that all rows have."""
         return self.top_k + self.shared
 
     def rows_of_an_expert(self, rows: int) -> float:
-        """Of so many those that a routed expert has on average."""
+        """Return the average number of ``rows`` per routed expert."""
         return rows * self.top_k / self.routed
 
     @property
     def scored(self) -> bool:
-        """Whether the choice is that of ``scored_choice.cuh``, else of ``rounded_choice.cuh``."""
+        """Whether scored_choice.cuh applies, else rounded_choice.cuh."""
         return self != Choice(self.routed, self.top_k)
 
     def logits_bytes(self, rows: int) -> int:
@@ -65,7 +65,7 @@ class Choice:
         return ("ROUNDED", int(self.rounded)), ("SCORES", rows * self.routed if self.biased else 0)
 
     def of_experts(self, rows: int) -> tuple[tuple[str, int | float], ...]:
-        """What kernels that choose by logits are compiled with."""
+        """Return the constants of kernels that choose by logits."""
         if not self.scored:
             return (("SCORED", 0),)
         return (
@@ -81,7 +81,7 @@ class Choice:
 
 
 def choice_of(request: LoweringRequest) -> Choice:
-    """What a request asks for; SpecbuildError where no kernel chooses so."""
+    """Return the choice of a request; SpecbuildError if no kernel supports it."""
     attributes, tensors = request.attributes, request.tensors
     shared = int(attributes["shared"])
     choice = Choice(
@@ -103,7 +103,7 @@ def choice_of(request: LoweringRequest) -> Choice:
 
 
 def expert_groups(attributes: Mapping[str, Any]) -> ExpertGroups | None:
-    """The groups that experts stand in, None where all of them take part."""
+    """Return the groups of experts, or None if all experts are candidates."""
     count, chosen = int(attributes["groups"]), int(attributes["groups_chosen"])
     if chosen >= count:
         return None
@@ -111,7 +111,7 @@ def expert_groups(attributes: Mapping[str, Any]) -> ExpertGroups | None:
 
 
 def unknown_choice(choice: Choice) -> str | None:
-    """What no kernel knows of a choice, and what they know; None where they know all of it."""
+    """Return what kernels do not support, and what they do; None if they support the choice."""
     known = BIASED_GATINGS if choice.biased else GATINGS
     if choice.gating not in known:
         bias = " with a choice bias" if choice.biased else ""
@@ -128,7 +128,7 @@ def unknown_choice(choice: Choice) -> str | None:
 
 
 def _unknown_groups(choice: Choice) -> str | None:
-    """The same of its groups."""
+    """Return the same for the groups."""
     groups, chosen = choice.groups, choice.groups_chosen
     size = choice.routed // groups if groups > 0 and choice.routed % groups == 0 else 0
     best = GROUP_SCORES.get(choice.group_score)

@@ -1,4 +1,4 @@
-"""RmsMoe on a GPU; when decoding four launches: route, gate/up, down, the experts' sum."""
+"""RmsMoe on a GPU. Decoding has four launches: route, gate/up, down, the sum of the experts."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ FOLDER = "rms_moe"
 ACTIVATIONS = ("swiglu_clamped", "swiglu")
 MAX_DECODE_ROWS = 256
 ROUTER_WARPS = 15
-# Multiprocessors that the dense layer in front leaves to the router: its CTAs have one each, and a
-# CTA that found none would ask for its weights only when that layer ends. So it takes 16 experts
-# where 8 make more CTAs, and a warp's registers hold the weights of its blocks.
+# The multiprocessors that the preceding dense layer leaves to the router. Its CTAs have one each; a
+# CTA without one would request its weights only after that layer ends. A CTA therefore has 16
+# experts if 8 need more CTAs, as long as the registers of a warp hold the weights of its blocks.
 ROUTER_CTAS = 8
 MAX_ROUTER_BLOCKS = {8: 9, 16: 6}
-# Of wider layers 8 experts' weights wait in shared memory, and registers hold a row's values alone.
+# In wider layers, shared memory holds the weights of 8 experts, and registers hold only x.
 MAX_STAGED_BLOCKS = 15
 MAX_HIDDEN = BLOCK * ROUTER_WARPS * MAX_STAGED_BLOCKS
-# Threads of a CTA that adds the experts up, and columns of each.
+# The threads of a CTA that adds the experts, and the columns of each.
 ADD_THREADS, ADD_COLUMNS = 256, 4
 
 _NAMES = (*GATE_UP_KEYS, *DOWN_KEYS)
@@ -82,14 +82,14 @@ _CANDIDATES = {
 }
 
 
-# In front of those where experts have so many rows on average: passes of 24 where 16 would leave
-# half of the experts another one, whose weights are then decoded twice.
+# These come first if experts have at least this many rows on average. In passes of 16, half of the
+# experts would need a second pass, whose weights are decoded again; passes of 24 avoid it.
 ROWS_OF_LONG_PASSES = 12
 _LONG_PASSES = ((20, 1, 3, 24, 1, 12, 1, 3, 16, 2),)
 
 
-# The same of bf16, whose tiles are four times as large. Few rows have few tiles: what a warp keeps
-# under way counts, so rings are as long as the memory allows.
+# The same for bf16, whose tiles are four times as large. With few rows there are few tiles, so the
+# loads in flight per warp matter, and rings are as long as shared memory allows.
 _CANDIDATES_OF_BF16 = {
     4: (
         (8, 5, 1, 8, 1, 16, 3, 1, 8, 1),
@@ -114,7 +114,7 @@ _CANDIDATES_OF_BF16 = {
     ),
 }
 
-# Where none of these fits: 8 rows of a layer so wide leave memory to rings of one stage.
+# If none of these fits: 8 rows of so wide a layer leave memory for rings of one stage.
 _OF_WIDE_ROWS = (
     (16, 1, 3, 8, 1, 12, 1, 3, 16, 2),
     (12, 1, 3, 8, 1, 12, 1, 3, 16, 2),
@@ -128,7 +128,7 @@ _OF_WIDE_ROWS_OF_BF16 = (
 
 
 def tactics(request: LoweringRequest, *, slices: int = 1) -> tuple[Tactic, ...]:
-    """When decoding: what an ``ExpertTactic`` says of gate/up and of down."""
+    """Return the tactics of decoding: an ``ExpertTactic`` of gate/up and one of down."""
     if request.phase == "prefill":
         return prefill_tactics(request)
     rows = request.tensors["x"].shape[0]
@@ -147,9 +147,9 @@ def tactics(request: LoweringRequest, *, slices: int = 1) -> tuple[Tactic, ...]:
 
 
 def lower(request: LoweringRequest, *, slices: int = 1) -> Lowering:
-    """The launches; SpecbuildError where the kernels cannot compute it.
+    """Return the launches; SpecbuildError for unsupported requests.
 
-    ``slices``: warps that share K of a tile of gate/up when decoding. It determines bits.
+    ``slices``: the warps that share K of a tile of gate/up in decoding; it affects the bits.
     """
     _check_types(request, _sizes(request, slices))
     if request.phase == "prefill":
@@ -239,7 +239,7 @@ def _check_types(request: LoweringRequest, sizes: Sizes) -> None:
 def _layouts(
     request: LoweringRequest, tactic: Tactic, slices: int
 ) -> tuple[SharedLayout, SharedLayout] | None:
-    """Shared memory of gate/up and of down; None where the tactic does not fit."""
+    """Return the shared memory of gate/up and of down, or None if the tactic does not fit."""
     sizes, target = _sizes(request, slices), request.target
     gate_up = lay_out_gate_up(sizes, gate_up_tactic(tactic), target)
     down = lay_out_down(sizes, down_tactic(tactic), target)
@@ -249,7 +249,7 @@ def _layouts(
 def _expert_constants(
     request: LoweringRequest, sizes: Sizes, tactic: ExpertTactic, layout: SharedLayout
 ) -> tuple[tuple[str, int | float | str], ...]:
-    """What both expert kernels are specialised by."""
+    """Return the constants of both expert kernels."""
     return (
         ("ROWS", sizes.rows),
         ("SEQUENCES", sizes.sequences),

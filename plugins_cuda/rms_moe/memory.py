@@ -1,4 +1,4 @@
-"""Shared memory of RmsMoe's expert kernels when decoding: what fits."""
+"""Shared memory of RmsMoe's expert kernels for decoding, and which tactics fit."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from specbuild.plugins_cuda.rms_moe.packing import (
     STEP_BYTES,
 )
 
-# Dynamic shared memory begins at a multiple of this, behind the static one.
+# The alignment of dynamic shared memory, which follows the static part.
 DYNAMIC_ALIGNMENT = 1024
 STAGE_BYTES = STEP_BYTES * (STAGE_STEPS + 1)
 STATIC_BYTES = 48 * 1024
-# More h than this is gathered item by item, where a CTA's units are of few items.
+# With a larger h, a CTA gathers rows item by item, because its units are of few items.
 MAX_RESIDENT_H = 48 * 1024
 
 
@@ -37,20 +37,20 @@ class Sizes:
 
     @property
     def entries(self) -> int:
-        """Chosen experts of all rows."""
+        """The number of chosen experts of all rows."""
         return self.rows * self.top_k
 
     def items(self, pass_rows: int) -> int:
-        """The most items, each up to ``pass_rows`` rows of one expert."""
+        """Return the maximum of items, each up to ``pass_rows`` rows of one expert."""
         return min(self.experts, self.entries) + self.entries // pass_rows
 
     def routing_ints(self, pass_rows: int) -> int:
-        """Size of a CTA's lists: items, entries, the items' number and cost, and who takes whom."""
+        """Return the size of a CTA's lists: items, entries, number and cost of items, shares."""
         takers = -(-self.rows // 32) * 32 * -(-self.experts // 32)
         return 4 * self.items(pass_rows) + self.entries + 4 + takers
 
     def slice_floats(self, tactic: ExpertTactic) -> int:
-        """Size of the sums that warps of gate/up leave for the first of each team."""
+        """Return the size of the sums that warps of gate/up pass to the first warp of a team."""
         columns = -(-min(tactic.pass_rows, self.rows) // 8)
         teams = tactic.warps // self.slices
         return (self.slices - 1) * teams * tactic.tiles * columns * 4 * 32
@@ -58,9 +58,9 @@ class Sizes:
 
 @dataclass(frozen=True)
 class SharedLayout:
-    """Memory of an expert kernel: static, dynamic, and whether it holds all entries' rows.
+    """Memory of an expert kernel: static, dynamic, and whether it holds the rows of all entries.
 
-    Where it does not, it has places for those of an item, or of several that fit.
+    If it does not, ``places`` is the number of rows it holds: those of one or several items.
     """
 
     static: int
@@ -71,11 +71,11 @@ class SharedLayout:
 
 @dataclass(frozen=True)
 class ExpertTactic:
-    """How one of the two expert kernels runs.
+    """The parameters of one of the two expert kernels.
 
-    ``warps`` of a CTA, ``stages`` of a warp's ring, ``pieces`` of a stage, ``pass_rows``: rows of
-    an expert that one pass over its weights serves, ``tiles``: neighbouring tiles that a warp takes
-    together.
+    ``warps`` of a CTA, ``stages`` of a warp's ring, ``pieces`` of a stage. ``pass_rows``: the rows
+    of an expert that share one pass over its weights. ``tiles``: the neighbouring tiles that a warp
+    processes together.
     """
 
     warps: int
@@ -86,32 +86,32 @@ class ExpertTactic:
 
     @property
     def barriers(self) -> int:
-        """One for each piece of each stage of each ring."""
+        """The number of barriers: one per piece, stage and ring."""
         return self.warps * self.stages * self.pieces
 
     @property
     def ring_bytes(self) -> int:
-        """Bytes of all rings."""
+        """The bytes of all rings."""
         return self.warps * self.stages * self.tiles * STAGE_BYTES
 
 
-# What a tactic calls them, for gate/up and for down.
+# The names of these parameters in a tactic, for gate/up and for down.
 GATE_UP_KEYS = tuple(field.name for field in fields(ExpertTactic))
 DOWN_KEYS = tuple(f"down_{name}" for name in GATE_UP_KEYS)
 
 
 def gate_up_tactic(tactic: Tactic) -> ExpertTactic:
-    """Gate/up's part of a tactic."""
+    """Return gate/up's part of a tactic."""
     return ExpertTactic(*(tactic[name] for name in GATE_UP_KEYS))
 
 
 def down_tactic(tactic: Tactic) -> ExpertTactic:
-    """Down's part of a tactic."""
+    """Return down's part of a tactic."""
     return ExpertTactic(*(tactic[name] for name in DOWN_KEYS))
 
 
 def lay_out_gate_up(sizes: Sizes, tactic: ExpertTactic, target: Target) -> SharedLayout | None:
-    """None where the tactic does not fit."""
+    """Return the layout, or None if the tactic does not fit."""
     if tactic.warps % sizes.slices:
         return None
     static = _static(sizes, tactic, floats=sizes.slice_floats(tactic))
@@ -119,7 +119,7 @@ def lay_out_gate_up(sizes: Sizes, tactic: ExpertTactic, target: Target) -> Share
 
 
 def lay_out_down(sizes: Sizes, tactic: ExpertTactic, target: Target) -> SharedLayout | None:
-    """None where the tactic does not fit."""
+    """Return the layout, or None if the tactic does not fit."""
     static, row = _static(sizes, tactic, floats=sizes.entries), _row_bytes(sizes.inner)
     return _lay_out(target, static, tactic, row, sizes.entries, sizes.rows, MAX_RESIDENT_H)
 
@@ -133,7 +133,7 @@ def _lay_out(
     rows: int,
     most_resident: int | None,
 ) -> SharedLayout | None:
-    """Rings and rows: all ``held_rows`` where they fit, else as many as do, an item's at least."""
+    """Return rings and rows: all ``held_rows`` if they fit, else at least those of an item."""
     shared_bytes = target.shared_bytes_per_block - static
     rings = tactic.ring_bytes
     places = min(held_rows, (shared_bytes - rings) // row_bytes)
@@ -150,7 +150,7 @@ def _fitting(layout: SharedLayout, shared_bytes: int) -> SharedLayout | None:
 
 
 def _static(sizes: Sizes, tactic: ExpertTactic, floats: int) -> int:
-    """Shared memory beside the dynamic one: routing, barriers, and shares or sums."""
+    """Return the bytes of static shared memory: routing, barriers, and shares or sums."""
     nbytes = 4 * (sizes.routing_ints(tactic.pass_rows) + floats) + 8 * tactic.barriers + 64
     return -(-nbytes // DYNAMIC_ALIGNMENT) * DYNAMIC_ALIGNMENT
 

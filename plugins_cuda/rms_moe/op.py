@@ -48,7 +48,7 @@ def router_input(
     rounding: str = "gpt_oss",
     logits: str = "rounded",
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The normed rows [T, H] in x's type and their router logits fp32 [T, E].
+    """Return the normalized rows [T, H] in x's type and their router logits fp32 [T, E].
 
     ``router`` is its weight and its bias. The norm is that of ``rounding`` (``rms_norms.py``). The
     logits are summed in fp32; ``rounded`` ones are rounded to x's type as a linear layer's output
@@ -72,7 +72,7 @@ def experts_sum(
     shared: int,
     **choice: Any,
 ) -> torch.Tensor:
-    """``moe(rms(x))`` [T, H] in fp32, not rounded, of the op's ``inputs`` in order.
+    """Return ``moe(rms(x))`` [T, H] in fp32, not rounded, of the op's ``inputs`` in order.
 
     ``gate_up``, ``gate_up_bias`` and ``down`` are packed (``packing.py``): u8 is MXFP4. The last
     ``shared`` experts are those of every row, with weight 1. ``choice``: attributes of ``Moe``.
@@ -121,9 +121,9 @@ def _unpacked(
 
 
 def traffic(request: TrafficRequest) -> Traffic:
-    """Experts that some row chose are read once, shared ones by every pass.
+    """Return the traffic: each chosen expert is read once, shared experts in every pass.
 
-    A row multiplies with ``top_k`` experts and the shared ones.
+    A row is multiplied by ``top_k`` experts and the shared ones.
     """
     sizes, top_k = request.tensors, int(request.attributes["top_k"])
     shared = int(request.attributes["shared"])

@@ -1,25 +1,25 @@
-"""How expert weights lie in memory for the tensor cores: MXFP4's nibbles and scales, or bf16.
+"""The layout of packed expert weights for the tensor cores: MXFP4's codes and scales, or bf16.
 
-A *tile* is 16 rows of an ``mma.m16n8k16`` by the whole of K, stored as *stages* of up to 15 *steps*
-of 16 rows × 32 columns; a warp streams a tile stage by stage. A stage of n steps is
+A *tile* is 16 rows of an ``mma.m16n8k16`` and all of K, stored as *stages* of up to 15 *steps* of
+16 rows × 32 columns. A warp streams a tile stage by stage. A stage of n steps is
 
     256 bytes of scales:      [mma row (16)][16] u8: the scale of the row at each step, then zeros
     n × 256 bytes of codes:   [step][lane 4·g + t][half h] u32: the 8 codes of mma row g + 8·h at
-                              k = 8·t … 8·t + 7 of the step, bits placed as ``E2M1_WORDS``
+                              k = 8·t … 8·t + 7 of the step, bits in the order of ``E2M1_WORDS``
 
-so that one copy brings a stage, or its first steps with the scales that they need.
+Scales come first, so one copy loads a stage, or its first steps with their scales.
 
 - gate/up, tile j of I/8: mma row g is gate row 8·j + g, mma row g + 8 its up row; step b is block b
-  of 32 columns. The clamped SwiGLU of a row then needs one lane only.
+  of 32 columns. The clamped SwiGLU of a row then needs the sums of one lane only.
 - down, tile j of H/8: mma row g is output row 8·j + g at block 2·s of step s, mma row g + 8 the
-  same row at block 2·s + 1 (zeros with scale 1 past an odd last block). The activations of the odd
-  block stand in columns 4 to 7 of the mma, so a tile takes 4 tokens at once. Tiles of 8 rows spread
-  2880 rows evenly over 132 multiprocessors; tiles of 16 would not.
+  same row at block 2·s + 1 (zeros with scale 1 past an odd last block). Columns 4 to 7 of the mma
+  hold the activations of the odd block, so a tile has 4 tokens at once. Tiles of 8 rows divide 2880
+  rows evenly between 132 multiprocessors; tiles of 16 would not.
 
-All sizes are multiples of 256 bytes, which bulk copies want.
+All sizes are multiples of 256 bytes, as bulk copies require.
 
-In bf16 the same rows stand at the same steps, without scales, and a step is a tile of
-``linear/packing.py``, 512 values: [half h][lane 4·g + t][8]. A stage is four of them.
+In bf16, rows and steps are the same, without scales. A step is a tile of ``linear/packing.py``, 512
+values: [half h][lane 4·g + t][8]. A stage has four of them.
 """
 
 from __future__ import annotations
@@ -43,22 +43,22 @@ LARGEST_SCALE = 128
 
 
 def stage_count(steps: int) -> int:
-    """Stages of a tile of this many steps."""
+    """Return the stages of a tile of this many steps."""
     return -(-steps // STAGE_STEPS)
 
 
 def tile_bytes(steps: int) -> int:
-    """Bytes of a tile of this many steps."""
+    """Return the bytes of a tile of this many steps."""
     return STEP_BYTES * (steps + stage_count(steps))
 
 
 def gate_up_stages(hidden: int, *, bf16: bool) -> int:
-    """Stages of a tile of gate/up."""
+    """Return the stages of a tile of gate/up."""
     return -(-gate_up_steps(hidden) // (BF16_STAGE_STEPS if bf16 else STAGE_STEPS))
 
 
 def in_bf16(dtype: str) -> bool:
-    """Whether a packed weight of this type is bf16, else MXFP4."""
+    """Return whether a packed weight of this type is bf16, else MXFP4."""
     return dtype == "bfloat16"
 
 
@@ -68,20 +68,20 @@ def expert_tile(steps: int, *, bf16: bool) -> tuple[str, int]:
 
 
 def gate_up_steps(hidden: int) -> int:
-    """Steps of a gate/up tile: one per block."""
+    """Return the steps of a gate/up tile: one per block."""
     return hidden // BLOCK
 
 
 def down_steps(inner: int) -> int:
-    """Steps of a down tile: one per two blocks."""
+    """Return the steps of a down tile: one per two blocks."""
     return -(-inner // (2 * BLOCK))
 
 
 def pack_gate_up(blocks: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-    """Blocks u8 [E, 2·I, H/32, 16] and scales u8 [E, 2·I, H/32] → u8 [E, I/8, tile bytes].
+    """Pack blocks u8 [E, 2·I, H/32, 16] and scales u8 [E, 2·I, H/32] as u8 [E, I/8, tile bytes].
 
-    Gate and up rows alternate, as in the checkpoint. Needs the result and about three experts of
-    memory. Raises SpecbuildError where a size or a scale does not fit.
+    Gate and up rows alternate, as in the checkpoint. Needs memory for the result and about three
+    experts. Raises SpecbuildError for unsupported sizes or scales.
     """
     import torch
 
@@ -96,7 +96,7 @@ def pack_gate_up(blocks: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
 
 
 def unpack_gate_up(packed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The inverse of :func:`pack_gate_up`: blocks u8 [E, 2·I, H/32, 16], scales [E, 2·I, H/32]."""
+    """Return blocks u8 [E, 2·I, H/32, 16] and scales [E, 2·I, H/32], as before `pack_gate_up`."""
     words, rates = _read(packed)
     experts, tiles, width = words.shape[:3]
     rows = 2 * TILE_OUTPUTS * tiles
@@ -105,9 +105,9 @@ def unpack_gate_up(packed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def pack_gate_up_values(*weights: torch.Tensor) -> torch.Tensor:
-    """Values [E, H, 2·I], gate and up alternating → [E, I/8, 16·H]; of several, one behind another.
+    """Pack values [E, H, 2·I], gate and up alternating, as [E, I/8, 16·H]; concatenate ``weights``.
 
-    SpecbuildError where a size does not fit.
+    Raises SpecbuildError for unsupported sizes.
     """
     import torch
 
@@ -123,7 +123,7 @@ def pack_gate_up_values(*weights: torch.Tensor) -> torch.Tensor:
 
 
 def unpack_gate_up_values(packed: torch.Tensor) -> torch.Tensor:
-    """The inverse of :func:`pack_gate_up_values`."""
+    """Return the values before :func:`pack_gate_up_values`."""
     experts, tiles, values = packed.shape
     rows = unpack_rows(packed.reshape(experts * tiles, -1, TILE_VALUES))
     halves = rows.view(experts, tiles, 2, TILE_OUTPUTS, values // (2 * TILE_OUTPUTS))
@@ -131,20 +131,20 @@ def unpack_gate_up_values(packed: torch.Tensor) -> torch.Tensor:
 
 
 def pack_gate_up_bias(bias: torch.Tensor) -> torch.Tensor:
-    """A bias [E, 2·I], gate and up alternating → [E, 2·I] in tiles: 8 gates, then their 8 ups."""
+    """Pack a bias [E, 2·I], gate and up alternating, by tiles: 8 gates, then their 8 ups."""
     return _swap_pairs(bias, TILE_OUTPUTS, 2)
 
 
 def unpack_gate_up_bias(packed: torch.Tensor) -> torch.Tensor:
-    """The inverse of :func:`pack_gate_up_bias`."""
+    """Return the bias before :func:`pack_gate_up_bias`."""
     return _swap_pairs(packed, 2, TILE_OUTPUTS)
 
 
 def pack_down(blocks: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-    """Blocks u8 [E, H, I/32, 16] and scales u8 [E, H, I/32] → u8 [E, H/8, tile bytes].
+    """Pack blocks u8 [E, H, I/32, 16] and scales u8 [E, H, I/32] as u8 [E, H/8, tile bytes].
 
-    Needs the result and about three experts of memory. Raises SpecbuildError where a size or a
-    scale does not fit.
+    Needs memory for the result and about three experts. Raises SpecbuildError for unsupported sizes
+    or scales.
     """
     import torch
     from torch.nn import functional as F
@@ -161,7 +161,7 @@ def pack_down(blocks: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
 
 
 def unpack_down(packed: torch.Tensor, inner: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The inverse of :func:`pack_down`: blocks u8 [E, H, I/32, 16], scales u8 [E, H, I/32]."""
+    """Return blocks u8 [E, H, I/32, 16] and scales u8 [E, H, I/32], as before `pack_down`."""
     words, rates = _read(packed)
     experts, tiles, steps = words.shape[:3]
     rows, width = TILE_OUTPUTS * tiles, inner // BLOCK
@@ -171,9 +171,9 @@ def unpack_down(packed: torch.Tensor, inner: int) -> tuple[torch.Tensor, torch.T
 
 
 def pack_down_values(*weights: torch.Tensor) -> torch.Tensor:
-    """Values [E, I, H] → [E, H/8, 512 for every two blocks of I]; as :func:`pack_gate_up_values`.
+    """Pack values [E, I, H] as [E, H/8, 512 per two blocks of I], like :func:`pack_gate_up_values`.
 
-    SpecbuildError where a size does not fit.
+    Raises SpecbuildError for unsupported sizes.
     """
     import torch
     from torch.nn import functional as F
@@ -192,7 +192,7 @@ def pack_down_values(*weights: torch.Tensor) -> torch.Tensor:
 
 
 def unpack_down_values(packed: torch.Tensor, inner: int) -> torch.Tensor:
-    """The inverse of :func:`pack_down_values`."""
+    """Return the values before :func:`pack_down_values`."""
     experts, tiles, values = packed.shape
     steps = values // TILE_VALUES
     rows = unpack_rows(packed.reshape(experts * tiles, steps, TILE_VALUES))
@@ -229,14 +229,14 @@ def _check(
 
 
 def _stages(steps: int) -> list[tuple[int, int, int]]:
-    """First step, number of steps and first byte of every stage of a tile."""
+    """Return the first step, the number of steps and the first byte of every stage of a tile."""
     starts = range(0, steps, STAGE_STEPS)
     size = STEP_BYTES * (STAGE_STEPS + 1)
     return [(s, min(STAGE_STEPS, steps - s), i * size) for i, s in enumerate(starts)]
 
 
 def _write(packed: torch.Tensor, words: torch.Tensor, rates: torch.Tensor) -> None:
-    """Fills u8 [tiles, bytes] from int32 [tiles, steps, g, t, h] and u8 [tiles, h, g, steps]."""
+    """Fill u8 [tiles, bytes] from int32 [tiles, steps, g, t, h] and u8 [tiles, h, g, steps]."""
     import torch
 
     as_words = packed.view(torch.int32)
@@ -249,7 +249,7 @@ def _write(packed: torch.Tensor, words: torch.Tensor, rates: torch.Tensor) -> No
 
 
 def _read(packed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """u8 [E, tiles, bytes] → int32 [E, tiles, steps, g, t, h] and u8 [E, tiles, h, g, steps]."""
+    """Return int32 [E, tiles, steps, g, t, h] and u8 [E, tiles, h, g, steps] of packed tiles."""
     import torch
 
     rows = packed.shape[2] // STEP_BYTES

@@ -1,4 +1,4 @@
-"""RmsMoe over a prompt chunk: rows sorted by expert, then grouped tensor-core GEMMs."""
+"""RmsMoe of a prompt chunk: rows sorted by expert, then grouped tensor-core GEMMs."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ from specbuild.runtime.errors import SpecbuildError
 
 _SORT_THREADS = 1024
 _ROUTER_WARPS = 8
-# Rows of a CTA that routes; the first whose shared memory fits.
+# The rows of a routing CTA; the first number whose shared memory fits.
 _ROUTER_ROWS = (16, 8)
 _MAX_ROUTER_BYTES = 227 * 1024
 _MAX_ROWS = 1 << 16
@@ -60,8 +60,8 @@ _MEMBERS_OF_8 = 8
 class Layer:
     """Sizes of a request: ``columns`` = tokens of the widest tile, ``panel_rows`` = sorted rows.
 
-    Each expert's rows begin at a multiple of 8, and a tile computes whole steps of 16 columns.
-    ``few``: warps of a CTA in the form for few rows an expert, else 0.
+    The rows of each expert start at a multiple of 8, and a tile has whole steps of 16 columns.
+    ``few``: the warps of a CTA of the variant for few rows per expert, else 0.
     """
 
     rows: int
@@ -77,23 +77,23 @@ class Layer:
 
     @property
     def entries(self) -> int:
-        """Chosen experts of all rows."""
+        """The number of chosen experts of all rows."""
         return self.rows * self.top_k
 
     @property
     def panel_rows(self) -> int:
-        """Rows of the panels, whatever the routing."""
+        """The rows of the panels that any routing fits into."""
         used = min(self.experts, self.entries)
         most = self.entries + (_MEMBERS_OF_8 - 1) * used + COLUMN_STEP
         return ceil_div(most, _MEMBERS_OF_8) * _MEMBERS_OF_8
 
     @property
     def most_tiles(self) -> int:
-        """Tiles of tokens, whatever the routing."""
+        """The tiles of tokens that any routing fits into."""
         return min(self.experts, self.entries) + self.entries // self.columns
 
     def constants(self, **more: float) -> tuple[tuple[str, int | float], ...]:
-        """What kernels are compiled with, and ``more``."""
+        """Return the constants of all kernels, and ``more``."""
         return (
             ("EXPERTS", self.experts),
             ("TOP_K", self.top_k),
@@ -104,9 +104,9 @@ class Layer:
 
 
 def lower_prefill(request: LoweringRequest) -> Lowering:
-    """``x`` [T, H], packed experts, ``row_start`` [B+1] → ``y`` [T, H] for the live rows.
+    """Return the launches: ``x`` [T, H], packed experts, ``row_start`` [B+1] → ``y`` [T, H].
 
-    SpecbuildError where the kernels cannot compute it, or the tactic is unknown.
+    Only live rows of ``y`` are written. Raises SpecbuildError for unsupported requests and tactics.
     """
     layer = _layer(request)
     launches = (
@@ -205,7 +205,7 @@ def _check_tiles(layer: Layer) -> None:
 def _kernel(
     entry: str, constants: tuple[tuple[str, int | float], ...], file: str = "prefill.cu"
 ) -> Kernel:
-    # Sorting is one CTA's work of a few microseconds a chunk: what it spills does not show.
+    # One CTA sorts, a few microseconds per chunk, so its spills have no measurable cost.
     return Kernel("rms_moe", entry, constants, file, hot=entry != "moe_sort")
 
 
@@ -225,7 +225,7 @@ def _row_constants(request: LoweringRequest, layer: Layer) -> tuple[tuple[str, i
 
 
 def _router_rows(layer: Layer, routed: int) -> int:
-    """SpecbuildError where no number of rows fits."""
+    """Return the rows of a routing CTA; SpecbuildError if no number fits."""
     for rows in _ROUTER_ROWS:
         if _router_bytes(layer, routed, rows) <= _MAX_ROUTER_BYTES:
             return rows
@@ -236,7 +236,7 @@ def _router_rows(layer: Layer, routed: int) -> int:
 
 
 def _router_bytes(layer: Layer, routed: int, rows: int) -> int:
-    """So many rows with 8 values between them, and the logits of every slice of hidden."""
+    """Return the shared memory of ``rows``, 8 values apart, and the logits of every slice."""
     tiles = ceil_div(routed, PACKED_ROWS)
     slices = 1 if tiles >= _ROUTER_WARPS else _ROUTER_WARPS // tiles
     sums = 4 * slices * rows * PACKED_ROWS * tiles
@@ -282,10 +282,10 @@ def _sorting(request: LoweringRequest, layer: Layer) -> tuple[OpLaunch, ...]:
 
 @dataclass(frozen=True)
 class Product:
-    """A grouped GEMM of [experts, 16·row_tiles, 32·blocks]: what its launch follows from.
+    """A grouped GEMM of [experts, 16·row_tiles, 32·blocks].
 
-    ``staging``: PAIRS_STAGING or ROWS_STAGING, ``warp_tiles``: packed tiles that make up 16 rows,
-    ``steps`` of each.
+    ``staging``: PAIRS_STAGING or ROWS_STAGING. ``warp_tiles``: the packed tiles of 16 rows.
+    ``steps``: the steps of a packed tile.
     """
 
     name: str
