@@ -69,13 +69,13 @@ class Layer:
 
     @property
     def packed(self) -> int:
-        """Experts with weights: those that are chosen among, and the shared ones."""
+        """The experts with weights: routed and shared ones."""
         return self.experts + self.shared
 
     def _mxfp4(
         self, rng: np.random.Generator, fan_in: int, fan_out: int, power: int = 0
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Random codes whose dot product with rows of size 1 is of size 1, times 2^power."""
+        """Return random codes whose dot product with rows of size 1 is of size 1, times 2^power."""
         shape = (self.packed, fan_out, fan_in // 32)
         blocks = rng.integers(0, 256, (*shape, 16), dtype=np.uint8)
         middle = 126 - round(np.log2(2.9 * fan_in**0.5)) + power
@@ -83,7 +83,7 @@ class Layer:
         return blocks, scales
 
     def _packed(self, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        """Gate/up and down."""
+        """Return the packed weights of gate/up and down."""
         import torch
 
         if self.bf16:
@@ -109,7 +109,7 @@ class Layer:
         return weight.astype(np.float32), bias.astype(np.float32)
 
     def arrays(self, rng: np.random.Generator) -> Arrays:
-        """The op's inputs."""
+        """Return the op's inputs."""
         import torch
 
         x = rng.standard_normal((self.rows, self.hidden)).astype(np.float32)
@@ -140,9 +140,9 @@ class Layer:
         )
 
     def case(self, name: str) -> Case:
-        """This layer as a case."""
+        """Return this layer as a case."""
         live = self.rows if self.live is None else self.live
-        # The kernels round what goes from gate/up to down to bf16: 2^-9 of terms of size 1 and up.
+        # The kernels round h to bf16: 2^-9 of terms of size 1 and up.
         return Case(
             name,
             self.arrays,

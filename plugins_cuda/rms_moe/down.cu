@@ -1,8 +1,8 @@
 // RmsMoe, third launch: down of all chosen experts, weighted, summed, and the residual.
 //
 //   x                 [ROWS, HIDDEN] bf16, in
-//   down              [EXPERTS, HIDDEN / 8, tile bytes] u8, in, constant: see packing.py; or with
-//                     BF16 bf16, 512 values for every two blocks of INNER
+//   down              [EXPERTS, HIDDEN / 8, tile bytes] u8, in, constant: see packing.py; with BF16
+//                     bf16, 512 values per two blocks of INNER
 //   down_bias         [EXPERTS, HIDDEN] bf16, in, constant
 //   row_start         [SEQUENCES + 1] i32, in
 //   y                 [ROWS, HIDDEN] bf16, out, for the live rows
@@ -10,19 +10,19 @@
 //   workspace_logits  [ROWS, EXPERTS] f32, in: of the live rows
 //   workspace_partial [ROWS, TOP_K, HIDDEN] f32: weighted results of the experts
 //
-// A tile is 8 output rows by the whole of INNER, a unit (item, TILES neighbouring tiles); one warp
-// streams it (12.3 kB a tile at 2880) and sums in a fixed order, which TILES does not change. The
-// result with its bias, times the router's weight, is the *partial* of an entry; add_experts sums a
-// row's partials by ascending expert, rounds, and adds to x. A CTA takes a run of neighbouring
-// units as in gate/up. One row of GPT-OSS: 10.9 tiles a CTA; 17.7 MB, 3.9 µs at 4.53 TB/s, 2.7 µs
+// A tile is 8 output rows × INNER; a unit is (item, TILES neighbouring tiles). One warp streams a
+// unit (12.3 kB per tile at 2880) and sums in a fixed order that does not depend on TILES. The
+// result with its bias, times the router's weight, is the *partial* of an entry. add_experts sums a
+// row's partials by ascending expert, rounds the sum, and adds x. A CTA takes a run of neighbouring
+// units as in gate/up. One row of GPT-OSS: 10.9 tiles per CTA; 17.7 MB, 3.9 µs at 4.53 TB/s, 2.7 µs
 // of issue slots.
 //
-// One tile fills an mma with its even and its odd blocks, and half of the products are of no use:
-// 4 entries take two mma a step, 16 entries eight, and 2 kB of activations from shared memory. Two
-// tiles fill it with rows that share their activations: half the mma, half the bytes.
+// With one tile, an mma has its even and its odd blocks, and half of the products are unused: 4
+// entries need two mma per step, 16 entries eight, and 2 kB of activations from shared memory. With
+// two tiles, all rows of the mma share activations: half the mma, half the bytes.
 //
-// Gate/up lets this launch start only after its own wait for the router. The routing and row_start
-// are therefore final from the start, and the first weights are on their way before the wait for h.
+// Gate/up lets this launch start only after its own wait for the router. Routing and row_start are
+// therefore final from the start, and the first weights are in flight before the wait for h.
 #include "../_device/l2_word.cuh"
 #include "device/config.cuh"
 #include "device/expert_routing.cuh"
@@ -57,16 +57,17 @@ __device__ __forceinline__ const unsigned char* TileOf::operator()(int unit) con
   return down + static_cast<int64_t>(tile) * Stream::Cut::kTileBytes;
 }
 
-// The activations of an entry at a step's even block; its odd one, where there is one, follows.
+// Load an entry's activations at a step; ``at`` is the lane's address in step 0. The odd block of
+// the last step can be missing: it is zeros.
 __device__ __forceinline__ uint4 block_values(const unsigned char* at, int step, bool odd) {
   if (kBlocks % 2 != 0 && step == kSteps - 1 && odd) return make_uint4(0, 0, 0, 0);
   return *reinterpret_cast<const uint4*>(at + 128 * step);
 }
 
-// One tile for at most 4 · columns_of_4 entries: ``store(0, i, sum)`` once per entry i, for output
-// row g. Columns n and n + 4 of an mma are one entry at the even and at the odd block of a step,
-// mma rows g and g + 8 output row g at those blocks. ``row_of(i)`` is entry i's row in shared
-// memory.
+// Multiply one tile by at most 4 · columns_of_4 entries: call ``store(0, i, sum)`` once per entry
+// i, for output row g. Columns n and n + 4 of an mma are one entry at the even and the odd block of
+// a step, mma rows g and g + 8 are output row g at those blocks. ``row_of(i)`` is entry i's row in
+// shared memory.
 template <int columns_of_4, class RowOf, class Store>
 __device__ __forceinline__ void run_tile(Stream& stream, int entry_count, RowOf&& row_of,
                                          Store&& store) {
@@ -98,7 +99,8 @@ __device__ __forceinline__ void run_tile(Stream& stream, int entry_count, RowOf&
   }
 }
 
-// Half ``half`` (0: row g, 1: row g + 8) of two tiles' operands as rows g and g + 8 of one.
+// Multiply half ``half`` (0: row g, 1: row g + 8) of two tiles' operands as rows g and g + 8 of
+// one.
 template <int half>
 __device__ __forceinline__ void mma_of_both(float (&sums)[4], const StepOperands (&tiles)[2],
                                             uint4 v) {
@@ -107,9 +109,9 @@ __device__ __forceinline__ void mma_of_both(float (&sums)[4], const StepOperands
   mma_bf16(sums, {a.high[half], b.high[half], a.high[half + 2], b.high[half + 2]}, {v.z, v.w});
 }
 
-// Two tiles for at most 8 · columns_of_8 entries: ``store(tile, i, sum)`` once per entry i, for
-// output row g of both. mma rows g and g + 8 are output row g of the first and of the second tile;
-// even and odd blocks of a step have sums of their own, which gives the bits of run_tile.
+// Multiply two tiles by at most 8 · columns_of_8 entries: call ``store(tile, i, sum)`` once per
+// entry i, for output row g of both. mma rows g and g + 8 are output row g of the first and of the
+// second tile. Even and odd blocks of a step have separate sums, so the bits are those of run_tile.
 template <int columns_of_8, class RowOf, class Store>
 __device__ __forceinline__ void run_two_tiles(Stream& stream, int entry_count, RowOf&& row_of,
                                               Store&& store) {
@@ -139,7 +141,7 @@ __device__ __forceinline__ void run_two_tiles(Stream& stream, int entry_count, R
   }
 }
 
-// One unit, from tile ``tile`` on; the partial of (entry, output row) goes to
+// Process one unit, whose first tile is ``tile``; the partial of (entry, output row) goes to
 // partial[entry · HIDDEN + output row].
 template <class RowOf>
 __device__ __forceinline__ void run_unit(Stream& stream, const SharedDown& lists, RoutedItem item,
@@ -173,7 +175,7 @@ __device__ __forceinline__ void run_unit(Stream& stream, const SharedDown& lists
   }
 }
 
-// What memory.py computes.
+// The layout of memory.py.
 static_assert(sizeof(SharedDown) <= Config::kStaticBytes, "static shared memory");
 static_assert(Config::kWarps * Stream::kRingBytes +
                       Config::kPlaces * kActivationRowBytes<Config::kInner> <=

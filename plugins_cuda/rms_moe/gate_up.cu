@@ -1,29 +1,29 @@
 // RmsMoe, second launch: gate and up of all chosen experts, and their SwiGLU.
 //
-//   gate_up           [EXPERTS, INNER / 8, tile bytes] u8, in, constant: see packing.py; or with
-//                     BF16 [EXPERTS, INNER / 8, 16 · HIDDEN] bf16
+//   gate_up           [EXPERTS, INNER / 8, tile bytes] u8, in, constant: see packing.py; with BF16
+//                     [EXPERTS, INNER / 8, 16 · HIDDEN] bf16
 //   gate_up_bias      [EXPERTS, 2 · INNER] bf16, in, constant: per tile 8 gates, then their 8 ups
 //   row_start         [SEQUENCES + 1] i32, in
 //   workspace_normed  [ROWS, HIDDEN] bf16, in
 //   workspace_logits  [ROWS, EXPERTS] f32, in: of the live rows
 //   workspace_h       [ROWS, TOP_K, INNER] bf16, out, for the routed rows
 //
-// A tile is 8 gate rows and their up rows by the whole of HIDDEN, a unit (item, TILES neighbouring
-// tiles), for up to PASS_ROWS rows of one expert; one warp streams it (24.6 kB a tile at 2880) and
-// sums in a fixed order, so what a row gets depends neither on what else is there nor on TILES. A
-// CTA takes a run of neighbouring units, its warps in turn. One row of GPT-OSS: 4 · 360 tiles on
-// 132 CTAs, 10.9 each, 35.4 MB or 7.8 µs at 4.53 TB/s, against 5 µs of issue slots (36 instructions
-// a step of 512 weights). Warps that share a unit's K are no quicker: it is the chain of launch,
-// routing and first bytes that counts.
+// A tile is 8 gate rows and their up rows × HIDDEN; a unit is (item, TILES neighbouring tiles) for
+// up to PASS_ROWS rows of one expert. One warp streams a unit (24.6 kB per tile at 2880) and sums
+// in a fixed order, so the results of a row depend neither on other rows nor on TILES. A CTA takes
+// a run of neighbouring units, divided between its warps. One row of GPT-OSS: 4 · 360 tiles on 132
+// CTAs, 10.9 each, 35.4 MB or 7.8 µs at 4.53 TB/s, compared to 5 µs of issue slots (36 instructions
+// per step of 512 weights). Sharing a unit's K between warps is no faster here, because the chain
+// of launch, routing and first bytes limits the time.
 //
-// Where ranks share the experts' inner width a rank has too few tiles for that: half of GPT-OSS are
-// 5.5 a CTA, so some CTAs have 6 and most warps none. SLICES warps then share a unit's K, and the
-// first of them adds up their sums in the order of K. SLICES follows from ranks and HIDDEN alone.
+// If ranks share the inner width of experts, a rank has too few tiles for that: half of GPT-OSS has
+// 5.5 per CTA, so some CTAs have 6 and most warps none. SLICES warps then share a unit's K, and the
+// first of them adds the sums in the order of K. SLICES depends only on ranks and HIDDEN.
 //
-// 64 rows of 20B: 87 tiles a CTA, of at most 2 experts, 8 rows each or up to 16. Here the warps'
-// own work counts: the weights alone come in 73 µs, decoding and products of 20 warps alone take 67
-// (16 of a step's 36 instructions are logic of half rate), and both beside each other 86. CTAs of
-// experts with more than 8 rows took 81 where others took 68, so what a CTA gets is cut by cost.
+// For 64 rows of 20B: 87 tiles per CTA, of at most 2 experts, with 8 or up to 16 rows each. Here
+// the warps' instructions matter: the weights alone take 73 µs, decoding and products of 20 warps
+// alone take 67 (16 of a step's 36 instructions are logic of half rate), both together 86. CTAs of
+// experts with more than 8 rows took 81 and others 68, so units are divided by cost.
 #include "device/config.cuh"
 #include "device/expert_routing.cuh"
 #include "device/expert_rows.cuh"
@@ -43,7 +43,7 @@ struct TileOf {
   const RoutedItem* items;
   __device__ __forceinline__ const unsigned char* operator()(int unit) const;
 };
-// Warps of a team share a unit.
+// The warps of a team share a unit.
 constexpr int kSlices = Config::kSlices, kTeams = Config::kWarps / kSlices;
 static_assert(kTeams * kSlices == Config::kWarps && (kSlices == 1 || kTeams < 16),
               "a team has a named barrier");
@@ -68,7 +68,8 @@ struct SliceSums {
   float4 of[kTeams][kSlices > 1 ? kSlices - 1 : 1][Config::kTiles * kMaxOf8][32];
 };
 
-// Adds up the slices' sums, in order, in the first warp of a team; whether this warp is that one.
+// Add the slices' sums in order, in the first warp of a team; return whether this warp is the
+// first.
 template <int columns_of_8>
 __device__ __forceinline__ bool add_slices(SliceSums& slices,
                                            float (&sums)[Config::kTiles][columns_of_8][2][4]) {
@@ -108,13 +109,13 @@ __device__ __forceinline__ bool add_slices(SliceSums& slices,
       }
     }
   }
-  // The next unit's sums take the place of those that have been read.
+  // The sums of the next unit overwrite those that have been read.
   named_barrier_sync(1 + team, 32 * kSlices);
   return slice == 0;
 }
 
-// One unit whose item has at most 8 · columns_of_8 entries, from tile ``tile`` on; ``row_of(i)`` is
-// entry i's row in shared memory.
+// Process one unit whose item has at most 8 · columns_of_8 entries and whose first tile is
+// ``tile``; ``row_of(i)`` is entry i's row in shared memory.
 template <int columns_of_8, class RowOf>
 __device__ __forceinline__ void run_unit(Stream& stream, SliceSums* slices, RoutedItem item,
                                          const int* entries, int tile, const uint16_t* bias,
@@ -169,7 +170,7 @@ __device__ __forceinline__ void run_unit(Stream& stream, SliceSums* slices, Rout
   }
 }
 
-// What memory.py computes.
+// The layout of memory.py.
 constexpr int kSliceBytes = kSlices > 1 ? static_cast<int>(sizeof(SliceSums)) : 0;
 static_assert(sizeof(Routed) + Config::kWarps * sizeof(Stream::Barriers) + kSliceBytes <=
                   Config::kStaticBytes,
@@ -198,7 +199,7 @@ extern "C" __global__ void __launch_bounds__(32 * Config::kWarps, 1)
   stream.init();
   routing.clear();
 
-  // The launch behind starts only when the router's results are final, so that it may use them.
+  // The next launch starts only when the router's results are final, so that it can use them.
   pdl_wait();
   pdl_launch_dependents();
   auto asked = routing.ask(workspace_logits, row_start + Config::kSequences);

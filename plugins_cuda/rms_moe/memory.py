@@ -45,7 +45,10 @@ class Sizes:
         return min(self.experts, self.entries) + self.entries // pass_rows
 
     def routing_ints(self, pass_rows: int) -> int:
-        """Return the size of a CTA's lists: items, entries, number and cost of items, shares."""
+        """Return the size of a CTA's lists.
+
+        These are items, entries, the number and cost of items, and the experts of each row as bits.
+        """
         takers = -(-self.rows // 32) * 32 * -(-self.experts // 32)
         return 4 * self.items(pass_rows) + self.entries + 4 + takers
 

@@ -12,19 +12,18 @@
 //   down_bias      bf16 [EXPERTS, H]              in
 //   row_start      int32 [SEQUENCES + 1]          in
 //   y              bf16 [rows, H]                 out   live rows
-//   workspace_logits    fp32 [rows, EXPERTS]      within the first launch; of the experts that are
-//                                                 chosen among
+//   workspace_logits    fp32 [rows, EXPERTS]      of the first launch; logits of routed experts
 //   workspace_chosen    int32 [rows, TOP_K]       a row's experts, ascending
-//   workspace_shares    fp32 [rows, TOP_K]        and their shares
-//   workspace_position  int32 [rows, TOP_K]       where they stand among the sorted rows
+//   workspace_shares    fp32 [rows, TOP_K]        their weights
+//   workspace_position  int32 [rows, TOP_K]       their places among the sorted rows
 //   workspace_tiles     int32                     prefill_tiles.cuh
 //   workspace_rows      panels of sorted rows, H rounded up to 64; later bf16 [sorted rows, H]
 //   workspace_h         panels of sorted rows, I rounded up to 64
 //
-// Launches: route; sort; gather (norm again, each row to its TOP_K places); gate/up and down
-// (prefill_gate_up.cu, prefill_down.cu); combine.
-// Numbers, 2048 rows of GPT-OSS-20B (see prefill_experts.cuh for the GEMMs' 450 and 225 µs): route
-// 6 µs; sort 4 µs; gather 12 MB in, 47 MB out, 20 µs; combine 59 MB in, 12 MB out, 20 µs.
+// Launches: route; sort; gather (the norm again, each row to its TOP_K places); gate/up and down
+// (prefill_gate_up.cu, prefill_down.cu); combine. For 2048 rows of GPT-OSS-20B (prefill_experts.cuh
+// has the GEMMs' 450 and 225 µs): route 6 µs; sort 4 µs; gather 12 MB in, 47 MB out, 20 µs; combine
+// 59 MB in, 12 MB out, 20 µs.
 #include "device/config.cuh"
 #include "device/prefill_router.cuh"
 #include "device/prefill_sort.cuh"
@@ -54,7 +53,7 @@ extern "C" __global__ void __launch_bounds__(kSortThreads)
                workspace_tiles, shared);
 }
 
-// A warp a row: normed, to each of its places in the panels.
+// Normalize rows, a warp per row, and write each to its places in the panels.
 extern "C" __global__ void __launch_bounds__(kRowsThreads)
     moe_gather(const uint16_t* x, const uint16_t* norm, const int* row_start,
                const int* workspace_position, unsigned char* workspace_rows, int panel_rows) {

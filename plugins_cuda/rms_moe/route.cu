@@ -5,17 +5,17 @@
 //   router_weight   [EXPERTS, HIDDEN] bf16, in, constant
 //   router_bias     [EXPERTS] bf16, in, constant
 //   row_start       [SEQUENCES + 1] i32, in
-//   workspace_normed    [ROWS, HIDDEN] bf16, out: the live rows, normed
+//   workspace_normed    [ROWS, HIDDEN] bf16, out: the live rows, normalized
 //   workspace_logits    [ROWS, EXPERTS] f32, out: of the live rows
 //
 // Where experts are chosen by biased scores it is route_biased.cu.
 //
-// Grid (EXPERTS / ROUTER_EXPERTS, ROWS / 8): a CTA computes the logits of 8 rows for 8 or 16
-// experts, each warp a fixed slice of HIDDEN whose router weights it holds in registers before it
-// waits for x; slices are summed in a fixed order. One row of GPT-OSS reads 184 kB (20B) or 737 kB
-// (120B) of weights, hidden behind the launch in front where that leaves each CTA a multiprocessor
-// (lowering.py: ROUTER_CTAS); what remains is latency: x from L2, two sums over the warps, 12 mma
-// in two chains, about 1.5 µs. Who reads the logits chooses: see RoutedRows in expert_routing.cuh.
+// Grid (EXPERTS / ROUTER_EXPERTS, ROWS / 8). A CTA computes the logits of 8 rows for 8 or 16
+// experts. Each warp has a fixed slice of HIDDEN, whose router weights it loads before it waits for
+// x; slices are summed in a fixed order. One row of GPT-OSS reads 184 kB (20B) or 737 kB (120B) of
+// weights, during the preceding launch if that leaves a multiprocessor per CTA (lowering.py:
+// ROUTER_CTAS). The rest is latency: x from L2, two sums over the warps, 12 mma in two chains,
+// about 1.5 µs. The readers of the logits choose experts: see RoutedRows in expert_routing.cuh.
 #include "../_device/ptx.cuh"
 #include "device/config.cuh"
 #include "device/router.cuh"

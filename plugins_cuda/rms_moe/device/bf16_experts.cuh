@@ -11,7 +11,7 @@ constexpr int kHalfStepBytes = 512, kBf16StepBytes = 2 * kHalfStepBytes;
 constexpr int kPackedTileBytes = kBf16StepBytes * Config::kSteps;
 constexpr int kWeightsAhead = Config::kColumns > 128 ? 2 : 4;
 
-// What a lane needs of a panel: of both blocks and both halves of the A rows, 8 values.
+// A lane's part of a panel: 8 values of both blocks and both halves of the A rows.
 struct ExpertRaw {
   uint4 values[2][2];  // [block][half]
 };
@@ -30,7 +30,7 @@ __device__ __forceinline__ void decode_panel(const ExpertRaw& raw, uint32_t (&a)
   }
 }
 
-// This lane's place in the packed tile ``tile``.
+// Return this lane's position in the packed tile ``tile``.
 __device__ __forceinline__ const unsigned char* lane_of_tile(const unsigned char* packed,
                                                              size_t tile) {
   return packed + tile * kPackedTileBytes + threadIdx.x % 32 * 16;
@@ -67,7 +67,7 @@ struct GateUpWeights {
   }
 };
 
-// down: two packed tiles of 8 rows each; a step is two blocks, the second in its upper mma rows.
+// down: two packed tiles of 8 rows each; a step is two blocks, the second in the upper mma rows.
 struct DownWeights {
   static constexpr int kAhead = kWeightsAhead;
   using Raw = ExpertRaw;

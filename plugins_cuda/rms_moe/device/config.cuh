@@ -10,11 +10,11 @@
 //   of decoding     kRouterExperts and kRouterWarps of a CTA, kStaged (router weights); kCtas,
 //                   kWarps, kRingStages, kPieces (of a stage), kTiles (that advance together),
 //                   kSlices (of K in gate/up), kPassRows (of one pass over weights), kPlaces (for
-//                   rows in shared memory), kRowsResident (all have one), kStaticBytes,
+//                   rows in shared memory), kRowsResident (all have a place), kStaticBytes,
 //                   kSharedBytes, kAddThreads, kAddColumns
 //   of prompts      kRouterRows (of a CTA); those of _device/prefill_gemm.cuh; kSteps (of a packed
-//                   tile, 16 mma rows × 32 columns each), kMaxTiles (of tokens, whatever the
-//                   routing); those of prefill_few.cuh
+//                   tile, 16 mma rows × 32 columns each), kMaxTiles (of tokens, for any routing);
+//                   those of prefill_few.cuh
 #pragma once
 
 CONFIG

@@ -9,7 +9,7 @@ struct StepOperands {
   uint32_t low[4], high[4];
 };
 
-// Of a step of bf16: 512 bytes of mma rows 0 … 7, 16 for each lane, then those of rows 8 … 15.
+// Bytes of mma rows 0 … 7 of a bf16 step, 16 per lane; rows 8 … 15 follow.
 constexpr int kHalfStepBytes = 512;
 
 // How a tile of ``steps`` steps is cut. A stage is as large in both forms; one of codes has scales
@@ -29,20 +29,20 @@ struct TileCut {
   }
 };
 
-// The groups ``first``, ``first + stride``, … below ``end`` of one warp, in order; a group is
-// kTiles tiles that are neighbours in memory and advance together, so that what the warp reads
-// of the activations serves all of them. ``TileOf`` maps a group to its first tile's address;
-// copies run ahead over the end of a group into the next.
+// The groups ``first``, ``first + stride``, … below ``end`` of one warp, in order. A group is
+// kTiles tiles that are adjacent in memory and advance together, so they share the warp's loads of
+// activations. ``TileOf`` maps a group to the address of its first tile. Copies run ahead past the
+// end of a group into the next.
 //
-// With ``slices`` above 1 so many neighbouring warps share a group: warp w streams slice w % slices
-// of its K, a run of whole stages.
+// With ``slices`` above 1, this number of adjacent warps share a group: warp w streams slice w %
+// slices of its K, a run of whole stages.
 //
-// The ring holds kRingStages stages of each tile. A stage comes in kPieces pieces, each of
-// which makes room for the same piece of a later stage: the more of them, the less of the ring
-// stands empty or waits to be read, so that a ring of one stage keeps most of it under way.
+// The ring holds kRingStages stages of each tile. A stage has kPieces pieces; a piece that has been
+// read is replaced by the same piece of a later stage. With more pieces, less of the ring is empty
+// or waits to be read, so even a ring of one stage keeps most of it in flight.
 //
-// Shared memory of the warp: ``ring`` of kRingBytes aligned to 128, and the barriers. init() first,
-// then a __syncthreads(), then start().
+// Shared memory of the warp: ``ring`` of kRingBytes aligned to 128, and the barriers. Call init(),
+// then __syncthreads(), then start().
 //
 // C: kBf16, kRingStages, kPieces, kTiles, and kRows and kPassRows. Where one pass takes all rows,
 // no weight is read twice: L2 keeps what stands in it (caches, activations, sums of slots) rather
@@ -118,8 +118,8 @@ class TileStream {
     stage_ = first_stage();
     source_ = next_ < end_ ? tile_of_(next_) + stage_ * kWholeStageBytes : nullptr;
   }
-  // Copies piece ``piece`` of the stage at ``source_``, if there is one; the first has its scales
-  // in front.
+  // Copy piece ``piece`` of the stage at ``source_``, if any; the first piece starts with the
+  // scales.
   __device__ __forceinline__ void request(int piece, int slot) {
     if (source_ == nullptr) return;
     const int steps_left = Cut::stage_steps(stage_) - piece * kPieceSteps;
@@ -160,8 +160,8 @@ class TileStream {
     parities_ ^= 1u << bit;
   }
 
-  // A stage of ``count`` steps; each piece that has been read makes room for one of the stage at
-  // ``source_``.
+  // Process a stage of ``count`` steps. Each piece that has been read is replaced by one of the
+  // stage at ``source_``.
   template <int count, class Step>
   __device__ __forceinline__ void consume(int first_step, Step&& step) {
     const unsigned char* const slot = ring_ + slot_ * kSlotBytes;
@@ -226,7 +226,7 @@ class TileStream {
   Barriers& barriers_;
   TileOf tile_of_;
   int lane_;
-  // The stage that is asked for next, null where nothing follows.
+  // The next stage to copy, or null.
   const unsigned char* source_ = nullptr;
   int next_ = 0, end_ = 0, stride_ = 0, stage_ = 0;
   int slot_ = 0;

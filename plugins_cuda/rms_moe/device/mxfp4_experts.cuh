@@ -8,7 +8,7 @@
 
 namespace mxfp4_experts {
 
-// What a lane needs of a panel: of both blocks and both halves of the A rows, 8 codes and a scale.
+// A lane's part of a panel: 8 codes and a scale of both blocks and both halves of the A rows.
 struct ExpertRaw {
   uint32_t codes[2][2];  // [block][half]
   uint32_t scales[2][2];
@@ -19,7 +19,7 @@ __device__ __forceinline__ void decode_panel(const ExpertRaw& raw, uint32_t (&a)
   for (int block = 0; block < 2; ++block) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      // 2^(scale − 1) in both halves, of a scale alone.
+      // 2^(scale − 1) in both halves of the word.
       const uint32_t scale = raw.scales[block][half] * 0x00800080u + 0x3F003F00u;
       uint32_t pairs[4];
       decode_word(raw.codes[block][half], scale, pairs);
@@ -35,12 +35,12 @@ constexpr int kPackedTileBytes =
     kStepBytes * (Config::kSteps + ceil_div(Config::kSteps, kStageSteps));
 constexpr int kWeightsAhead = Config::kColumns > 192 ? 2 : 4;
 
-// A lane's place in a packed tile, step after step.
+// A lane's position in a packed tile.
 struct StepCursor {
   const unsigned char* codes;   // 8 bytes: [half]
-  const unsigned char* scales;  // one byte, and one for the upper mma rows 128 bytes on
-  int left;                     // steps of this stage
-  int behind;                   // steps of the stages behind it
+  const unsigned char* scales;  // one byte; that of the upper mma rows is 128 bytes further
+  int left;                     // steps left in this stage
+  int behind;                   // steps of later stages
 
   __device__ __forceinline__ StepCursor() = default;
   __device__ __forceinline__ explicit StepCursor(const unsigned char* tile)
@@ -98,7 +98,7 @@ struct GateUpWeights {
   }
 };
 
-// down: two packed tiles of 8 rows each; a step is two blocks, the second in its upper mma rows.
+// down: two packed tiles of 8 rows each; a step is two blocks, the second in the upper mma rows.
 struct DownWeights {
   static constexpr int kAhead = kWeightsAhead;
   using Raw = ExpertRaw;

@@ -1,11 +1,11 @@
 // Grouped operands of the prefill GEMM: experts in MXFP4 or bf16, and tiles of rows sorted by
 // expert.
 //
-// Numbers for 2048 rows of GPT-OSS-20B, top 4 of 32: 8192 sorted rows in about 50 tiles of up to
-// 256. gate/up 272 GFLOP, 283 MB of weights, 47 MB in and 47 MB out; down 136 GFLOP, 141 MB, 47
-// and 47. A panel of 128 × 256 needs 4.25 KB of codes and scales and 32 KB of rows, both from L2
-// mostly; decoding takes a warp about 120 of the 1024 cycles that the tensor cores need. At 600
-// TFLOP/s: 450 and 225 µs.
+// For 2048 rows of GPT-OSS-20B, top 4 of 32: 8192 sorted rows in about 50 tiles of up to 256.
+// gate/up has 272 GFLOP, 283 MB of weights, 47 MB in and 47 MB out; down 136 GFLOP, 141 MB, 47 and
+// 47. A panel of 128 × 256 needs 4.25 KB of codes and scales and 32 KB of rows, mostly from L2. A
+// warp decodes in about 120 of the 1024 cycles that the tensor cores need. At 600 TFLOP/s: 450 and
+// 225 µs.
 //
 // Config: those of prefill_gemm.cuh, kSteps, kMaxTiles, kBf16.
 #pragma once
@@ -28,8 +28,8 @@ struct StoredExperts<true> {
 };
 using Experts = StoredExperts<Config::kBf16 != 0>;
 
-// What grouped GEMMs share: CTAs take the next tile when they are free, weight rows fastest, so
-// that those under way at a time read few rows and few experts.
+// The common part of grouped GEMMs. Free CTAs take the next tile, weight rows fastest, so that
+// concurrent ones read few rows and few experts.
 template <class ExpertWeights, int warps>
 struct ExpertGemm {
   using Weights = ExpertWeights;

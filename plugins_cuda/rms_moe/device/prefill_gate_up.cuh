@@ -1,4 +1,4 @@
-// What a prefill GEMM of experts stores, gate/up: activated results as panels of h.
+// The epilogue of the prefill GEMM of gate/up: activated results as panels of h.
 #pragma once
 
 #include "../../_device/prefill_store.cuh"
@@ -39,7 +39,7 @@ struct GateUpGemm : ExpertGemm<Experts::GateUp, warps> {
     const int group = warps == 8 ? warpgroup() : own % 2;
     const bool there = 2 * panel + group < kGroups;
     if constexpr (warps != 8) {
-      // Tiles may end where no panel does: the last warpgroup fills its panel up.
+      // Tiles can end inside a panel: the last warpgroup then fills the panel with zeros.
       if (own >= kGroups) return;
       if (kGroups % 2 != 0 && own == kGroups - 1) {
         for_each_piece<4>(tile.live, [&](int token, int piece) {

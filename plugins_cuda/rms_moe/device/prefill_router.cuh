@@ -1,7 +1,6 @@
-// Norm, router logits and chosen experts of 16 rows, or of 8 where they are wide, by a CTA of 8
-// warps.
+// Norm, router logits and chosen experts of 16 rows, or of 8 wide rows, by a CTA of 8 warps.
 //
-// Numbers, 2048 rows of GPT-OSS-20B: 128 CTAs, each 92 KB of rows and 184 KB of router weights from
+// For 2048 rows of GPT-OSS-20B: 128 CTAs, each with 92 KB of rows and 184 KB of router weights from
 // L2, 0.4 GFLOP on mma.sync: about 6 µs.
 //
 // Config: kKBlocks (hidden/32), kExperts, kTopK, kSequences, kEps, kSharedBytes, kRouterRows,
@@ -23,7 +22,7 @@ constexpr int kRouterStride = kHidden + 8;
 constexpr int kExpertTiles = ceil_div(Choice::kLogits, 16);
 constexpr int kSlices = kExpertTiles >= kRouterWarps ? 1 : kRouterWarps / kExpertTiles;
 constexpr int kSliceBlocks = ceil_div(Config::kKBlocks, kSlices);
-// Of router weights: asked for at once. The choice of many experts takes registers too.
+// Blocks of router weights in flight. The choice of many experts needs registers too.
 constexpr int kBlocksAhead = Config::kTopK > 4 ? 4 : 6;
 
 struct RouterSums {
@@ -52,7 +51,7 @@ __device__ __forceinline__ void load_normed_rows(const uint16_t* x, const uint16
   }
 }
 
-// Products of the rows with all experts, in slices of hidden that are summed later, in order.
+// Multiply the rows by the weights of all experts, in slices of hidden that are summed in order.
 __device__ __forceinline__ void multiply_router(const uint16_t* router_weight, const uint16_t* rows,
                                                 RouterSums& sums) {
   const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;

@@ -1,7 +1,7 @@
-// Norm and router logits of 8 rows for 8 or 16 experts, by a CTA of kRouterWarps warps: each has a
-// fixed slice of HIDDEN, whose router weights it asks for before it waits for x, and slices are
-// summed in a fixed order. Weights stand in registers; with kStaged, of layers so wide that they do
-// not fit beside a slice of x, in shared memory.
+// Norm and router logits of 8 rows for 8 or 16 experts, by a CTA of kRouterWarps warps. Each has a
+// fixed slice of HIDDEN, whose router weights it loads before it waits for x; slices are summed in
+// a fixed order. Weights are in registers. With kStaged, for layers whose weights do not fit there
+// next to a slice of x, they are in shared memory.
 //
 // Config: kRows, kSequences, kHidden, kExperts (that are chosen among), kRouterExperts,
 // kRouterWarps, kNormRounding, kEps, kStaged, kRounded (logits, as a linear layer's output is),
@@ -64,7 +64,7 @@ __device__ __forceinline__ void route(SharedRouter& shared, uint4* staged, const
   const uint16_t* const expert_weight =
       router_weight + (first_expert + g) * Config::kHidden + first_column;
   uint4 weights[Config::kStaged ? 1 : kSteps][kHalves];
-  // A lane's own places: nobody else reads them.
+  // Each lane reads only its own staged weights.
   uint4* const own_staged = staged + (warp * kSteps * 32 + lane);
 #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
@@ -83,13 +83,13 @@ __device__ __forceinline__ void route(SharedRouter& shared, uint4* staged, const
             there ? load_early16(expert_weight + 8 * half * Config::kHidden + 32 * step) : nothing;
       }
     }
-    // In shared memory because registers are short.
+    // In shared memory, because registers are scarce.
     if (inside && g == 0) {
       shared.norm[warp][step][t] = load_early16(norm + first_column + 32 * step);
     }
   }
   if constexpr (Config::kStaged) cp_async_commit();
-  // Of the logit that this thread finishes, if it does.
+  // The logit that this thread finishes, if any.
   const int own_expert = first_expert + static_cast<int>(threadIdx.x) / 8;
   const int own_row = first_row + static_cast<int>(threadIdx.x) % 8;
   const bool finishes = threadIdx.x < 8 * kCtaExperts && own_expert < Config::kExperts;
@@ -107,7 +107,7 @@ __device__ __forceinline__ void route(SharedRouter& shared, uint4* staged, const
   }
   __syncthreads();
 
-  // Rows past the live ones are computed and not stored: whether a row is one is known late.
+  // Rows past the live ones are computed but not stored, because row_start is known late.
   pdl_wait();
   const int row = first_row + g, row_at = row * Config::kHidden + first_column;
   uint4 values[kSteps];
@@ -123,8 +123,8 @@ __device__ __forceinline__ void route(SharedRouter& shared, uint4* staged, const
   float squares = 0.0f;
 #pragma unroll
   for (int step = 0; step < kSteps; ++step) squares += sum_of_squares(values[step]);
-  // Asked for again: what the squares are made of would take twice the registers until the
-  // products.
+  // Staged values are loaded again here: together with the squares they would need twice the
+  // registers until the products.
   if constexpr (Config::kStaged) ask();
   squares += __shfl_xor_sync(~0u, squares, 1);
   squares += __shfl_xor_sync(~0u, squares, 2);
@@ -140,7 +140,7 @@ __device__ __forceinline__ void route(SharedRouter& shared, uint4* staged, const
   const float mean = ((total.x + total.y) + (total.z + total.w)) * (1.0f / Config::kHidden);
   const float rate = rsqrtf(mean + static_cast<float>(Config::kEps));
   if constexpr (Config::kStaged) cp_async_wait<0>();
-  // Two chains of sums, which the tensor cores work on in turn; with 8 experts rows 8 to 15 stay
+  // Two chains of sums, which tensor cores process alternately; with 8 experts rows 8 to 15 are
   // empty.
   float sums[2][4] = {};
 #pragma unroll

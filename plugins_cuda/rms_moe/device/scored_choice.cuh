@@ -1,9 +1,9 @@
-// A row's experts by scores in fp32, as DeepSeek chooses them: perhaps by sigmoids with a bias, in
-// the groups that score best, and beside experts that every row has. The definition is ``route`` of
-// plugins_cuda/moe/op.py. See ChoiceOf in expert_choice.cuh.
+// The choice of a row's experts by fp32 scores, as in DeepSeek. Scores can be sigmoids with a bias,
+// only the best groups may take part, and shared experts apply to every row. The definition is
+// ``route`` of plugins_cuda/moe/op.py. See ChoiceOf in expert_choice.cuh.
 //
-// Numbers, one row of DeepSeek-V3: 256 scores are 8 in a lane; 24 reductions over the warp give the
-// groups' scores, 8 the groups, 16 the experts. In down they are done while gate/up runs.
+// For one row of DeepSeek-V3, a lane has 8 of 256 scores; 24 reductions over the warp compute the
+// scores of groups, 8 the groups, 16 the experts. In down they run during gate/up.
 #pragma once
 
 #include "../../_device/ordered_key.cuh"
@@ -11,11 +11,11 @@
 #include "../../_device/ptx_routing.cuh"
 #include "../../_device/types.cuh"
 
-// The numbers that lowerings have for gatings: choice.py.
+// The numbers of gatings in lowerings: choice.py.
 constexpr int kSoftmaxSelected = 0, kSoftmaxTopK = 1, kSigmoid = 2, kSigmoidNorm = 3;
-// Keeps a sum of vanishing sigmoids from dividing by zero.
+// Prevents a division by zero if all sigmoids vanish.
 constexpr float kLeastSum = 1e-20f;
-// Keys of experts that are chosen, and of those that cannot be; a score's are above both.
+// Keys of chosen experts and of excluded ones; keys of scores are greater.
 constexpr uint32_t kTakenKey = 0u, kClosedKey = 1u;
 
 __device__ __forceinline__ uint32_t score_key(float score) {
@@ -41,7 +41,7 @@ struct ScoredChoice {
   static_assert(kChosen <= kOfGroup * C::kGroupsChosen, "there are experts to choose");
   static_assert(C::kScores == 0 || C::kGating >= kSigmoid, "a bias belongs to sigmoids");
 
-  // What a lane holds of a row: keys of the experts lane, lane + 32, ….
+  // The keys that a lane holds of a row: of experts lane, lane + 32, ….
   struct Row {
     uint32_t keys[kSets];
     __device__ __forceinline__ bool taken(int i) const {
@@ -49,7 +49,7 @@ struct ScoredChoice {
     }
   };
 
-  // ``most`` and ``total`` are those of a softmax over all experts, where it is one.
+  // ``most`` and ``total`` are the maximum and the sum of a softmax over all experts, if used.
   struct Best {
     int experts[kChosen];
     uint32_t keys[kChosen];
@@ -68,7 +68,7 @@ struct ScoredChoice {
     }
   };
 
-  // One warp. ``logits`` [kLogits] fp32: what a row's experts are chosen by.
+  // Read the values by which a row's experts are chosen, ``logits`` [kLogits]; one warp calls it.
   static __device__ __forceinline__ Row read(const float* logits) {
     Row row;
     const int lane = threadIdx.x % 32;
@@ -80,8 +80,8 @@ struct ScoredChoice {
     return row;
   }
 
-  // One warp: the best of each of several rows, ties to the lower id. ``weighed``: they will be
-  // stored with their shares.
+  // Choose the best experts of several rows; ties go to the lower id, and one warp calls it.
+  // ``weighed``: their shares will be stored too.
   template <int count>
   static __device__ __forceinline__ void choose(Row (&rows)[count], Best (&best)[count],
                                                 bool weighed) {
@@ -94,7 +94,7 @@ struct ScoredChoice {
     }
 #pragma unroll
     for (int k = 0; k < kChosen; ++k) {
-      // Side by side: one row's maxima wait for each other.
+      // Rows are interleaved, because the maxima of one row depend on each other.
 #pragma unroll
       for (int r = 0; r < count; ++r) {
         uint32_t mine = kTakenKey;
@@ -112,7 +112,7 @@ struct ScoredChoice {
     }
   }
 
-  // One lane: the chosen experts by ascending id (unless null), and their weights.
+  // Store the chosen experts by ascending id (unless null) and their weights; one lane calls it.
   static __device__ __forceinline__ void store(const Best& best, const float* logits, int* chosen,
                                                float* weights) {
     float shares[kChosen], sum = 0.0f;
@@ -151,7 +151,7 @@ struct ScoredChoice {
   }
 
  private:
-  // The lowest of the experts with this key, which is taken.
+  // Take the lowest of the experts with this key and return it.
   static __device__ __forceinline__ int take_lowest(Row& row, uint32_t key) {
     const int lane = threadIdx.x % 32;
     int lowest = C::kExperts;
@@ -163,7 +163,7 @@ struct ScoredChoice {
     return lowest;
   }
 
-  // Of all scores, which are logits.
+  // Sum the exponentials of all scores, which are logits.
   static __device__ __forceinline__ void sum_exponentials(const Row& row, Best& best) {
     uint32_t most = kClosedKey;
 #pragma unroll
@@ -177,10 +177,10 @@ struct ScoredChoice {
       best.total += __shfl_xor_sync(kAllLanes, best.total, mask);
   }
 
-  // Closes the experts outside the kGroupsChosen groups that score best, ties to the lower group.
+  // Exclude the experts outside the kGroupsChosen best groups; ties go to the lower group.
   static __device__ __forceinline__ void close_groups(Row& row) {
     const int lane = threadIdx.x % 32;
-    // Of the group that this lane stands for; 0 in the lanes behind.
+    // The score of this lane's group; 0 in lanes without one.
     uint32_t own = 0u;
 #pragma unroll 1
     for (int group = 0; group < C::kGroups; ++group) {
@@ -205,7 +205,7 @@ struct ScoredChoice {
 
   static __device__ __forceinline__ float group_score(const Row& row, int group) {
     const int lane = threadIdx.x % 32, first = group * kOfGroup;
-    // This lane's best two of the group.
+    // This lane's two best keys of the group.
     uint32_t best = 0u, second = 0u;
 #pragma unroll
     for (int i = 0; i < kSets; ++i) {
