@@ -16,7 +16,7 @@ from specbuild.plugins_cuda.paged_tree_attention.geometry import (
     Geometry,
     geometry_of,
 )
-from specbuild.plugins_cuda.paged_tree_attention.prefill import has_full_rows
+from specbuild.plugins_cuda.paged_tree_attention.prefill import WIDEST, has_full_rows
 from specbuild.plugins_cuda.paged_tree_attention.split_per_warp import (
     SplitPerWarp,
     most_teams,
@@ -74,6 +74,12 @@ def has_few_rows(shape: Geometry) -> bool:
     return shape.rows <= 2 * shape.batch
 
 
+def _needs_shared_columns(facts: Facts) -> bool:
+    """Whether only the kernel of the widest heads takes it; with lists it says why not."""
+    widest_of_prompts = WIDEST if facts.prompt and not facts.has_lists else WIDEST_OF_MANY
+    return facts.shape.width > widest_of_prompts
+
+
 def _is_full_prompt(facts: Facts) -> bool:
     return facts.prompt and has_full_rows(facts.shape)
 
@@ -98,8 +104,8 @@ TABLE: tuple[Rule[Facts], ...] = (
         "wide",
         ("wide_heads.cu",),
         "the sums of a head do not fit into the registers of a warp: eight warps share its columns",
-        lambda facts: facts.shape.width > WIDEST_OF_MANY,
-        width="256 or 512, in bf16",
+        _needs_shared_columns,
+        width="512, and 256 outside of prefill chunks, in bf16",
     ),
     Rule(
         "prompt",

@@ -1,5 +1,5 @@
-// PagedTreeAttention for prompt chunks: 16 rows (8 of wide heads; twice as many where a KV head has
-// up to 4 query heads) of one KV head's query heads against tiles of keys.
+// PagedTreeAttention for prompt chunks: 16 rows (8 of heads of 128; twice as many where a KV head
+// has up to 4 query heads) of one KV head's query heads against tiles of keys.
 //
 //   q              bf16 [T, KV_HEADS·GROUP, WIDTH], rotated
 //   k_pool, v_pool bf16 [pages, KV_HEADS/SHARE, PAGE_SIZE, WIDTH], with CODES e4m3
@@ -14,24 +14,31 @@
 //
 // Grid (row tiles, KV_HEADS), the tiles with most keys first; CTAs past the last tile leave at
 // once. Tiles of 64 keys (32 with CODES) lie at multiples of 64 of the view, so a row's sums do not
-// depend on the chunk that it came in. Each of four warps owns 4 rows × 8 heads as two m16 tiles
+// depend on the chunk that it came in. Each of four warps has 4 rows × 8 heads as two m16 tiles
 // (one of width 128): S = Q·Kᵀ, then P·V, with P staying in registers. 4·64·WIDTH bytes and
-// 4·128·64·WIDTH flops a tile. No workspace.
+// 4·128·64·WIDTH flops a tile. Heads of 256 have eight warps, tiles of 32 keys, and their queries
+// in shared memory. No workspace.
 #include "device/config.cuh"
 #include "device/pool_row.cuh"
 #include "device/prompt_rows.cuh"
 
 namespace {
 
-constexpr int kWarps = 4;
+constexpr bool kIsWidest = Config::kWidth > 128;
+constexpr int kWarps = kIsWidest ? 8 : 4;
 constexpr int kThreads = 32 * kWarps;
 constexpr int kParts = Config::kWidth <= 64 ? 2 : 1;  // m16 tiles of a warp, two rows each
 constexpr int kWarpRows = Mma::kAll * kParts;
 constexpr int kRows = kWarps * kWarpRows;
-constexpr int kKeys = Config::kCodes ? 32 : 64;  // operands made of codes take registers
+// Operands from codes take registers, and so do the sums of heads of 256.
+constexpr int kKeys = Config::kCodes || kIsWidest ? 32 : 64;
 constexpr int kTileUnits = kKeys * kRowUnits;
 constexpr int kSteps = Config::kWidth / 16;
-static_assert(16 * 2 * 2 * kTileUnits == Config::kSharedBytes, "the launch gives two stages");
+// Operands of queries in shared memory, 16 bytes a lane: of the widest heads, whose sums take the
+// registers.
+constexpr int kQueryUnits = kIsWidest ? kWarps * kSteps * 32 : 0;
+static_assert(16 * (2 * 2 * kTileUnits + kQueryUnits) == Config::kSharedBytes,
+              "the launch gives two stages, and the queries of the widest heads");
 
 struct Pool {
   const uint4* keys;
@@ -197,9 +204,26 @@ __device__ __forceinline__ void take_scores(float (&score)[kParts][kKeys / 8][4]
   }
 }
 
+// The same of queries that each lane has left in shared memory.
+__device__ __forceinline__ void take_scores_by(float (&score)[kKeys / 8][4], const uint4* queries,
+                                               const uint4* keys) {
+#pragma unroll 4
+  for (int step = 0; step < kSteps; ++step) {
+    const uint4 four = queries[32 * step];
+    const uint32_t q[4] = {four.x, four.y, four.z, four.w};
+#pragma unroll
+    for (int n = 0; n < kKeys / 16; ++n) {
+      uint32_t low[2], high[2];
+      load_key_columns<Config::kWidth>(low, high, keys, 16 * n, step);
+      multiply(score[2 * n], q, low);
+      multiply(score[2 * n + 1], q, high);
+    }
+  }
+}
+
 }  // namespace
 
-extern "C" __global__ void __launch_bounds__(kThreads, 2)
+extern "C" __global__ void __launch_bounds__(kThreads, kIsWidest ? 1 : 2)
     attend_prompt(const uint32_t* q, const uint4* k_pool, const uint4* v_pool,
                   const int* page_table, const int* row_start, const int* row_slot,
                   const int* tree_start, const int* ancestor_bits, const float* sinks,
@@ -230,6 +254,15 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
   uint32_t queries[kParts][kSteps][4];
 #pragma unroll
   for (int m = 0; m < kParts; ++m) load_query_rows(queries[m], q, mine + Mma::kAll * m);
+  uint4* const own_queries =
+      ring + 2 * 2 * kTileUnits + threadIdx.x / 32 * kSteps * 32 + threadIdx.x % 32;
+  if constexpr (kIsWidest) {
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const uint32_t (&four)[4] = queries[0][step];
+      own_queries[32 * step] = make_uint4(four[0], four[1], four[2], four[3]);
+    }
+  }
   States states;
   states.clear();
   for (int tile = all.first / kKeys; tile <= all.end / kKeys; ++tile) {
@@ -246,6 +279,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
     float score[kParts][kKeys / 8][4] = {};
     if constexpr (Config::kCodes) {
       take_scores_of_codes(score, queries, keys);
+    } else if constexpr (kIsWidest) {
+      take_scores_by(score[0], own_queries, keys);
     } else {
       take_scores(score, queries, keys);
     }

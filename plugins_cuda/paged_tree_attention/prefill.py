@@ -15,13 +15,16 @@ from specbuild.plugins_cuda.launches import (
 from specbuild.plugins_cuda.paged_tree_attention.geometry import (
     ARGUMENTS,
     WIDE,
+    WIDEST_OF_MANY,
     Geometry,
     geometry_of,
     tile_row_bytes,
 )
 from specbuild.plugins_cuda.paged_tree_attention.selected import refusal
 
-WARPS, KEYS, KEYS_IN_CODES = 4, 64, 32
+WARPS, KEYS = 4, 64
+# Of the widest heads that these kernels take, and of codes: registers hold fewer scores.
+FEW_KEYS, WARPS_OF_WIDEST, WIDEST = 32, 8, 256
 WARPS_OF_FULL_ROWS, COPYING_WARPS, STAGES = 8, 4, 4
 FULL_KEYS_TIMES_WIDTH = 8192  # 32 KB a stage
 
@@ -42,9 +45,13 @@ def attend_prompt(shape: Geometry, arguments: tuple[str, ...]) -> OpLaunch:
         warps = WARPS_OF_FULL_ROWS + COPYING_WARPS
         constants += (("KEYS", keys), ("STAGES", stages))
     else:
-        keys, stages, warps = KEYS_IN_CODES if shape.codes else KEYS, 2, WARPS
-        rows = WARPS * (2 if shape.width <= WIDE else 1)
+        is_widest = shape.width > WIDEST_OF_MANY
+        keys, stages = FEW_KEYS if shape.codes or is_widest else KEYS, 2
+        warps = WARPS_OF_WIDEST if is_widest else WARPS
+        rows = warps * (2 if shape.width <= WIDE else 1)
     shared_bytes = stages * 2 * keys * tile_row_bytes(shape.head_bytes)
+    if shape.width > WIDEST_OF_MANY:  # the queries of a warp's m16 tile
+        shared_bytes += warps * 16 * shape.head_bytes
     constants += (("SHARED_BYTES", shared_bytes),)
     return OpLaunch(
         Kernel(

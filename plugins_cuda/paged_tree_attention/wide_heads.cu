@@ -1,4 +1,4 @@
-// PagedTreeAttention of heads wider than 128, for all rows: prompts, steps and drafts.
+// PagedTreeAttention of heads wider than 128: steps and drafts, and prompts of heads of 512.
 //
 //   q … sinks, attended  as kernel.cu's; selected is null
 //   workspace_arrivals   i32  [T, KV_HEADS], zeros before and after; all three with CONTEXT_CTAS >

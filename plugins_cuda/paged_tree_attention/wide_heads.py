@@ -1,4 +1,4 @@
-"""PagedTreeAttention of heads wider than 128: one kernel for steps and prompts."""
+"""PagedTreeAttention of heads wider than 128: steps, and of 512 prompts too."""
 
 from __future__ import annotations
 
