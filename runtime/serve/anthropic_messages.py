@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from contextlib import aclosing
 from typing import Any
 
 from specbuild.runtime.serve.anthropic_fields import MessageFields, PromptFields
 from specbuild.runtime.serve.chat import Chat, available_tools, chat_prompt
-from specbuild.runtime.serve.http import Chunks
+from specbuild.runtime.serve.event_stream import EventSource, EventStream
 from specbuild.runtime.serve.messages import template_messages
 from specbuild.runtime.serve.serving import Serving
+from specbuild.runtime.serve.token_batches import TokenBatch
 
 _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 _NO_USAGE = {"prompt_tokens": 0, "completion_tokens": 0, "prompt_tokens_details": {}}
@@ -23,7 +23,7 @@ class AnthropicMessages:
     def __init__(self, serving: Serving) -> None:
         self._serving = serving
 
-    async def answer(self, body: MessageFields) -> Mapping[str, Any] | Chunks:
+    async def answer(self, body: MessageFields) -> Mapping[str, Any] | EventStream:
         """Return a message, or the events of its stream."""
         chat_body = body.chat(**body.output_fields)
         # A model without reasoning needs no limit.
@@ -31,7 +31,7 @@ class AnthropicMessages:
             chat_body.thinking_token_budget = body.budget_tokens
         answer = await Chat(self._serving).answer(chat_body)
         if not isinstance(answer, Mapping):
-            return _events(answer)
+            return EventStream(answer.batches, _MessageEvents(answer.source))
         (choice,) = answer["choices"]
         return _message(answer) | {
             "content": list(_blocks(choice["message"])),
@@ -147,24 +147,45 @@ class _ContentEvents:
         return {"type": "content_block_delta", "index": self._index, "delta": delta}
 
 
-async def _events(chunks: Chunks) -> Chunks:
-    """Yield the events of a stream of chunks."""
-    content, usage = _ContentEvents(), _usage(_NO_USAGE)
-    end: Mapping[str, Any] = {"stop_reason": None, "stop_sequence": None}
-    is_first = True
-    async with aclosing(chunks):
-        async for chunk in chunks:
-            if chunk.get("usage") is not None:
-                usage = _usage(chunk["usage"])
-            if is_first:
-                yield {"type": "message_start", "message": _message(chunk)}
-                is_first = False
-            for choice in chunk["choices"]:
-                for event in content.of(choice["delta"]):
-                    yield event
-                if choice["finish_reason"] is not None:
-                    end = _end(choice)
-    for event in content.end():
-        yield event
-    yield {"type": "message_delta", "delta": end, "usage": usage}
-    yield {"type": "message_stop"}
+class _MessageEvents(EventSource):
+    """The events of a streamed message, from the chunks of a chat."""
+
+    has_types = True
+
+    def __init__(self, chat: EventSource) -> None:
+        self._chat = chat
+        self._content = _ContentEvents()
+        self._usage = _usage(_NO_USAGE)
+        self._end: Mapping[str, Any] = {"stop_reason": None, "stop_sequence": None}
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether a stop string ended the output."""
+        return self._chat.has_ended
+
+    def begin(self) -> Iterator[Mapping[str, Any]]:
+        """Yield the start of the message."""
+        for chunk in self._chat.begin():
+            yield {"type": "message_start", "message": _message(chunk)}
+            yield from self._events(chunk)
+
+    def add(self, batch: TokenBatch) -> Iterator[Mapping[str, Any]]:
+        """Yield the events of a batch."""
+        for chunk in self._chat.add(batch):
+            yield from self._events(chunk)
+
+    def end(self) -> Iterator[Mapping[str, Any]]:
+        """Yield the end of the message, with its token counts."""
+        for chunk in self._chat.end():
+            yield from self._events(chunk)
+        yield from self._content.end()
+        yield {"type": "message_delta", "delta": self._end, "usage": self._usage}
+        yield {"type": "message_stop"}
+
+    def _events(self, chunk: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+        if chunk.get("usage") is not None:
+            self._usage = _usage(chunk["usage"])
+        for choice in chunk["choices"]:
+            yield from self._content.of(choice["delta"])
+            if choice["finish_reason"] is not None:
+                self._end = _end(choice)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import threading
 from collections import deque
 from collections.abc import Callable
 
@@ -15,12 +14,12 @@ class Bridge:
     """Delivers batches of events to their receivers on the event loop in which it was created.
 
     A step of the engine produces a batch for every stream. The first batch wakes the loop, which
-    then delivers all of them.
+    then delivers all of them. A deque needs no lock: the engine's thread appends before it reads
+    the flag, and the loop clears the flag before it reads the deque.
     """
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._lock = threading.Lock()
         self._waiting: deque[tuple[Callable[[EventBatch], None], EventBatch]] = deque()
         self._is_woken = False
 
@@ -28,10 +27,9 @@ class Bridge:
         """Return the function for the engine's thread that runs ``receive`` on the loop."""
 
         def send(batch: EventBatch) -> None:
-            with self._lock:
-                self._waiting.append((receive, batch))
-                wake, self._is_woken = not self._is_woken, True
-            if wake:
+            self._waiting.append((receive, batch))
+            if not self._is_woken:
+                self._is_woken = True
                 # The loop is closed after shutdown; the events have no receiver then.
                 with contextlib.suppress(RuntimeError):
                     self._loop.call_soon_threadsafe(self._deliver)
@@ -39,8 +37,8 @@ class Bridge:
         return send
 
     def _deliver(self) -> None:
-        with self._lock:
-            batches, self._waiting = self._waiting, deque()
-            self._is_woken = False
-        for receive, batch in batches:
+        self._is_woken = False
+        waiting = self._waiting
+        while waiting:
+            receive, batch = waiting.popleft()
             receive(batch)

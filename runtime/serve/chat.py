@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
@@ -16,8 +16,8 @@ from specbuild.runtime.serve.errors import (
     invalid_value,
     unsupported,
 )
+from specbuild.runtime.serve.event_stream import EventSource, EventStream
 from specbuild.runtime.serve.fields import StreamOptions
-from specbuild.runtime.serve.http import Chunks
 from specbuild.runtime.serve.messages import template_messages, tool_list
 from specbuild.runtime.serve.output import Output
 from specbuild.runtime.serve.parsers.arguments import Tools
@@ -25,7 +25,7 @@ from specbuild.runtime.serve.parsers.output_constraint import OutputConstraint
 from specbuild.runtime.serve.parsers.parser import ChatPrompt
 from specbuild.runtime.serve.serving import NEW_TURN, ChatPromptOptions, Serving
 from specbuild.runtime.serve.structured import output_constraint
-from specbuild.runtime.serve.token_batches import TokenBatches
+from specbuild.runtime.serve.token_batches import TokenBatch
 from specbuild.runtime.serve.token_logprobs import TokenTexts
 from specbuild.runtime.serve.usage import response_head, usage
 from specbuild.runtime.text.stream import StopRule
@@ -37,7 +37,7 @@ class Chat:
     def __init__(self, serving: Serving) -> None:
         self._serving = serving
 
-    async def answer(self, body: ChatFields) -> Mapping[str, Any] | Chunks:
+    async def answer(self, body: ChatFields) -> Mapping[str, Any] | EventStream:
         """Return the answer, or the chunks of a stream."""
         serving = self._serving
         model = serving.model(body.model)
@@ -80,10 +80,12 @@ class Chat:
         )
         if body.stream:
             head["object"] = "chat.completion.chunk"
-            return self._stream(
-                batches, choices, head, usage_options, prompt_logprobs,
-                return_token_ids=bool(body.return_token_ids),
-            )  # fmt: skip
+            first_fields: dict[str, Any] = {}
+            if prompt_logprobs is not None:
+                first_fields["prompt_logprobs"] = prompt_logprobs
+            if body.return_token_ids:
+                first_fields["prompt_token_ids"] = list(prompt.ids)
+            return EventStream(batches, _ChatEvents(choices, head, usage_options, first_fields))
         async with aclosing(batches):
             async for batch in batches:
                 choices[batch.choice].add(batch)
@@ -119,38 +121,54 @@ class Chat:
         )
         return ChatChoice(self._serving, body, index, request, output)
 
-    async def _stream(
+
+class _ChatEvents(EventSource):
+    """The chunks of a streamed chat."""
+
+    def __init__(
         self,
-        batches: TokenBatches,
         choices: Sequence[ChatChoice],
         head: Mapping[str, Any],
         usage_options: StreamOptions,
-        prompt_logprobs: Sequence[Mapping[str, Any] | None] | None,
-        *,
-        return_token_ids: bool = False,
-    ) -> Chunks:
-        counts_usage = usage_options.include_usage and usage_options.continuous_usage_stats
+        first_fields: Mapping[str, Any],
+    ) -> None:
+        self._choices = choices
+        self._head = head
+        self._usage_options = usage_options
+        self._first_fields = first_fields
+        self._counts_usage = usage_options.include_usage and usage_options.continuous_usage_stats
 
-        def chunk(choice: ChatChoice, content: Mapping[str, Any]) -> dict[str, Any]:
-            usage = {"usage": _usage([choice])} if counts_usage else {}
-            return {**head, "choices": [content], **usage}
+    @property
+    def has_ended(self) -> bool:
+        """Whether a stop string ended each output."""
+        return _all_ended(self._choices)
 
-        async with aclosing(batches):
-            for i, choice in enumerate(choices):
-                first = chunk(choice, choice.begin())
-                if i == 0 and prompt_logprobs is not None:
-                    first["prompt_logprobs"] = prompt_logprobs
-                if i == 0 and return_token_ids:
-                    first["prompt_token_ids"] = list(choice.request.prompt_ids)
-                yield first
-            async for batch in batches:
-                choice = choices[batch.choice]
-                for content in choice.chunks(batch):
-                    yield chunk(choice, content)
-                if _all_ended(choices):
-                    break
-        if usage_options.include_usage:
-            yield {**head, "choices": [], "usage": _usage(choices)}
+    def begin(self) -> Iterator[Mapping[str, Any]]:
+        """Yield a chunk with the role for each choice; the first has ``first_fields``."""
+        for i, choice in enumerate(self._choices):
+            yield self._chunk(choice, choice.begin()) | ({} if i else self._first_fields)
+
+    def add(self, batch: TokenBatch) -> Iterator[Mapping[str, Any]]:
+        """Yield the chunks of a batch."""
+        choice = self._choices[batch.choice]
+        for content in choice.chunks(batch):
+            yield self._chunk(choice, content)
+
+    def end(self) -> Iterator[Mapping[str, Any]]:
+        """Yield the token counts, if they were requested."""
+        if self._usage_options.include_usage:
+            yield {**self._head, "choices": [], "usage": _usage(self._choices)}
+
+    def encoded(self, batch: TokenBatch) -> bytes:
+        """Return the events of a batch."""
+        choice = self._choices[batch.choice]
+        if self._counts_usage or not choice.is_plain:
+            return super().encoded(batch)
+        return choice.events(self._head, batch)
+
+    def _chunk(self, choice: ChatChoice, content: Mapping[str, Any]) -> dict[str, Any]:
+        usage = {"usage": _usage([choice])} if self._counts_usage else {}
+        return {**self._head, "choices": [content], **usage}
 
 
 def _constraint(body: ChatFields, tools: Tools | None) -> OutputConstraint | None:

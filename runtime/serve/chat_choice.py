@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 from specbuild.runtime.request import Request, TokenEvent
 from specbuild.runtime.serve.errors import invalid_value, unsupported
+from specbuild.runtime.serve.event_stream import TextEvent, event_bytes
 from specbuild.runtime.serve.fields import TextFields
 from specbuild.runtime.serve.messages import EFFORTS, template_messages
 from specbuild.runtime.serve.output import Output
@@ -135,6 +136,7 @@ class ChatChoice:
         self._texts = TokenTexts(serving, as_ids=bool(body.return_tokens_as_token_ids))
         self.request = request
         self.output = output
+        self._text_event: TextEvent | None = None
 
     def add(self, batch: TokenBatch) -> list[Delta]:
         """Return the deltas of a batch; none if a stop string has ended the output."""
@@ -164,6 +166,26 @@ class ChatChoice:
             message["content"] = ""
         return self.choice(message, output.finish_reason, output.tokens, "message")
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether chunks describe no tokens."""
+        body = self._body
+        return not (body.logprobs or body.return_draft_tokens or body.return_token_ids)
+
+    def events(self, head: Mapping[str, Any], batch: TokenBatch) -> bytes:
+        """Return the events of a batch in a stream, while the choice ``is_plain``."""
+        deltas = self.add(batch)
+        if self.output.finish_reason is None and all(map(_is_content, deltas)):
+            if self._text_event is None:
+
+                def chunk_of(text: str) -> dict[str, Any]:
+                    return {**head, "choices": [self.choice({"content": text}, None)]}
+
+                self._text_event = TextEvent(chunk_of)
+            return b"".join([self._text_event.with_text(delta.content) for delta in deltas])
+        choices = self._choices(deltas, batch.tokens)
+        return b"".join([event_bytes({**head, "choices": [choice]}) for choice in choices])
+
     def chunks(self, batch: TokenBatch) -> list[dict[str, Any]]:
         """Return the choices of chunks for a batch.
 
@@ -173,10 +195,15 @@ class ChatChoice:
             return []
         num_before = len(self.output.tokens)
         deltas = self.add(batch)
+        # A stop string may end the output within the batch.
+        return self._choices(deltas, self.output.tokens[num_before:])
+
+    def _choices(
+        self, deltas: Sequence[Delta], tokens: Sequence[TokenEvent]
+    ) -> list[dict[str, Any]]:
+        """Return the choices of chunks for the deltas of a batch, which come of these tokens."""
         contents = [content for delta in deltas if (content := self._delta(delta))]
         chunks = [self.choice(content, None) for content in contents]
-        # A stop string may end the output within the batch.
-        tokens = self.output.tokens[num_before:]
         finish_reason, body = self.output.finish_reason, self._body
         by_token = body.logprobs or body.return_draft_tokens or body.return_token_ids
         ends_in_text = bool(contents) and "tool_calls" not in contents[-1]
@@ -238,3 +265,7 @@ class ChatChoice:
         if self._body.return_token_ids:
             details["token_ids"] = [token.token_id for token in tokens]
         return details
+
+
+def _is_content(delta: Delta) -> bool:
+    return delta.tool is None and not delta.reasoning

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -11,13 +10,12 @@ from specbuild.runtime.decode.scoring import TokenScore
 from specbuild.runtime.errors import RequestError
 from specbuild.runtime.request import Prompt, Request
 from specbuild.runtime.serve.errors import engine_error, invalid_value, unsupported
+from specbuild.runtime.serve.event_stream import EventSource, EventStream, TextEvent
 from specbuild.runtime.serve.fields import StreamOptions, TextFields
-from specbuild.runtime.serve.http import Chunks
 from specbuild.runtime.serve.request_fields import JsonList, RouteName
 from specbuild.runtime.serve.serving import Serving
 from specbuild.runtime.serve.token_batches import (
     TokenBatch,
-    TokenBatches,
     collect_outputs,
     source_fields,
 )
@@ -80,7 +78,7 @@ class Completions:
     def __init__(self, serving: Serving) -> None:
         self._serving = serving
 
-    async def answer(self, body: CompletionFields) -> Mapping[str, Any] | Chunks:
+    async def answer(self, body: CompletionFields) -> Mapping[str, Any] | EventStream:
         """Return the answer, or the chunks of a stream."""
         serving = self._serving
         model = serving.model(body.model)
@@ -118,7 +116,9 @@ class Completions:
             generates=body.generates,
         )
         if body.stream:
-            return self._stream(batches, choices, head, usage_options, body.num_choices)
+            return EventStream(
+                batches, _CompletionEvents(choices, head, usage_options, body.num_choices)
+            )
         outputs = await collect_outputs(batches, len(requests))
         choice_objects = [
             {"token_ids": None, "prompt_token_ids": None} | choice.choice_object(batch)
@@ -159,24 +159,6 @@ class Completions:
 
         return await serving.service.in_thread(part)
 
-    async def _stream(
-        self,
-        batches: TokenBatches,
-        choices: Sequence[_Choice],
-        head: Mapping[str, Any],
-        usage_options: StreamOptions,
-        num_choices: int,
-    ) -> Chunks:
-        async with aclosing(batches):
-            async for batch in batches:
-                choice = choices[batch.choice]
-                chunk = {**head, "choices": [choice.choice_object(batch)]}
-                if usage_options.include_usage and usage_options.continuous_usage_stats:
-                    chunk["usage"] = _usage([choice], 1)
-                yield chunk
-        if usage_options.include_usage:
-            yield {**head, "choices": [], "usage": _usage(choices, num_choices)}
-
 
 @dataclass(frozen=True)
 class _PromptPart:
@@ -212,16 +194,21 @@ class _Choice:
         self._offset = len(prompt_part.text)
         self._has_begun = False
 
+    def text_event(self, head: Mapping[str, Any]) -> TextEvent | None:
+        """Return the event of all chunks of a stream but the first and the last.
+
+        None if they differ in more than their text.
+        """
+        body = self._body
+        if body.logprobs is not None or body.return_draft_tokens or body.return_token_ids:
+            return None
+        return TextEvent(lambda text: {**head, "choices": [self._object(text, None)]})
+
     def choice_object(self, batch: TokenBatch) -> dict[str, Any]:
         """Return the choice object of a batch. The first one starts with that of the prompt."""
-        body, text = self._body, "".join(token.text for token in batch.tokens)
+        body, text = self._body, _text(batch)
         logprobs = None if body.logprobs is None else self._logprobs(batch)
-        choice: dict[str, Any] = {
-            "index": self._index,
-            "text": text,
-            "logprobs": logprobs,
-            "finish_reason": batch.finish_reason,
-        }
+        choice = self._object(text, batch.finish_reason, logprobs)
         if not self._has_begun:
             self._has_begun = True
             # The first token has the number.
@@ -238,10 +225,72 @@ class _Choice:
             choice["prompt_token_ids"] = list(self.request.prompt_ids)
         return choice
 
+    def _object(
+        self, text: str, finish_reason: str | None, logprobs: Mapping[str, Any] | None = None
+    ) -> dict[str, Any]:
+        return {
+            "index": self._index,
+            "text": text,
+            "logprobs": logprobs,
+            "finish_reason": finish_reason,
+        }
+
     def _logprobs(self, batch: TokenBatch) -> dict[str, Any]:
         logprobs = self._texts.completion_logprobs(batch.tokens, offset=self._offset)
         self._offset += sum(len(self._serving.text_of([t.token_id])) for t in batch.tokens)
         return logprobs
+
+
+class _CompletionEvents(EventSource):
+    """The chunks of a streamed completion."""
+
+    def __init__(
+        self,
+        choices: Sequence[_Choice],
+        head: Mapping[str, Any],
+        usage_options: StreamOptions,
+        num_choices: int,
+    ) -> None:
+        self._choices = choices
+        self._head = head
+        self._usage_options = usage_options
+        self._num_choices = num_choices
+        self._counts_usage = usage_options.include_usage and usage_options.continuous_usage_stats
+        # By choice, from its second chunk on.
+        self._text_events: dict[int, TextEvent | None] = {}
+
+    def begin(self) -> Sequence[Mapping[str, Any]]:
+        """Return nothing: the status tells whether the engine accepted the request."""
+        return ()
+
+    def add(self, batch: TokenBatch) -> Iterator[Mapping[str, Any]]:
+        """Yield the chunk of a batch."""
+        choice = self._choices[batch.choice]
+        chunk = {**self._head, "choices": [choice.choice_object(batch)]}
+        if self._counts_usage:
+            chunk["usage"] = _usage([choice], 1)
+        yield chunk
+
+    def end(self) -> Iterator[Mapping[str, Any]]:
+        """Yield the token counts, if they were requested."""
+        if self._usage_options.include_usage:
+            counts = _usage(self._choices, self._num_choices)
+            yield {**self._head, "choices": [], "usage": counts}
+
+    def encoded(self, batch: TokenBatch) -> bytes:
+        """Return the event of a batch."""
+        text_event = self._text_events.get(batch.choice)
+        if text_event is not None and batch.finish_reason is None:
+            self._choices[batch.choice].tokens += len(batch.tokens)
+            return text_event.with_text(_text(batch))
+        if batch.choice not in self._text_events and not self._counts_usage:
+            self._text_events[batch.choice] = self._choices[batch.choice].text_event(self._head)
+        return super().encoded(batch)
+
+
+def _text(batch: TokenBatch) -> str:
+    tokens = batch.tokens
+    return tokens[0].text if len(tokens) == 1 else "".join([token.text for token in tokens])
 
 
 def _checked(serving: Serving, name: str, value: int | None) -> int | None:

@@ -7,10 +7,10 @@ import json
 from http import HTTPStatus
 from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from specbuild.runtime.serve.errors import ApiError
-from specbuild.runtime.serve.http import BODY_TIMEOUT_S
+from specbuild.runtime.serve.http import BODY_TIMEOUT_S, DIRECT_BODY
 from specbuild.runtime.serve.request_record import REQUEST_ID_HEADER, new_request_id
 
 # Time for the request line and headers. It starts with the connection, or with the first byte of a
@@ -23,6 +23,23 @@ BODY_GRACE_S = 5.0
 KEEP_ALIVE_S = 75
 # Time in which a client must read data when the socket's buffers are full.
 WRITE_TIMEOUT_S = 60.0
+
+
+class _CycleBody:
+    """The body of an answer in chunks, after its headers (a :class:`DirectBody`)."""
+
+    def __init__(self, cycle: RequestResponseCycle) -> None:
+        self._cycle = cycle
+
+    def is_ready(self) -> bool:
+        """Whether the client reads."""
+        cycle = self._cycle
+        return bool(cycle.chunked_encoding) and not (cycle.flow.write_paused or cycle.disconnected)
+
+    def write(self, data: bytes) -> None:
+        """Write a chunk. An empty one would end the body."""
+        if data:
+            self._cycle.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
 
 
 class Connection(HttpToolsProtocol):
@@ -74,6 +91,8 @@ class Connection(HttpToolsProtocol):
         self._is_in_head = False
         self._set_timeout(BODY_TIMEOUT_S + BODY_GRACE_S)
         super().on_headers_complete()
+        if self.cycle is not None:
+            self.cycle.scope[DIRECT_BODY] = _CycleBody(self.cycle)
 
     def on_message_complete(self) -> None:
         """Cancel the timeout: the request is complete."""

@@ -17,7 +17,7 @@ from specbuild.runtime.serve.chat import Chat
 from specbuild.runtime.serve.chat_choice import BatchChatFields, ChatFields
 from specbuild.runtime.serve.completions import CompletionFields, Completions
 from specbuild.runtime.serve.errors import ApiError
-from specbuild.runtime.serve.http import Chunks
+from specbuild.runtime.serve.event_stream import EventStream
 from specbuild.runtime.serve.responses.fields import ResponseFields
 from specbuild.runtime.serve.tokens import DetokenizeFields, TokenizeFields, TokenRoutes
 
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 JSON = "application/json"
 METRICS = "text/plain; version=0.0.4; charset=utf-8"
-# A mapping is sent as JSON, chunks as server-sent events.
-Answer: TypeAlias = Mapping[str, Any] | Chunks | Response
+# A mapping is sent as JSON, a stream as server-sent events.
+Answer: TypeAlias = Mapping[str, Any] | EventStream | Response
 
 
 async def complete(app: App, body: CompletionFields) -> Answer:

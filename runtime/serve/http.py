@@ -6,42 +6,45 @@ If the client disconnects, its request is cancelled.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import aclosing, suppress
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
 from pydantic import ValidationError
-from pydantic_core import to_json
 from starlette.types import Message, Receive, Scope, Send
 
 from specbuild.runtime.serve.errors import ApiError
+from specbuild.runtime.serve.event_stream import EventStream, event_bytes, json_bytes
 from specbuild.runtime.serve.fields import first_error
 from specbuild.runtime.serve.request_fields import RequestFields
+from specbuild.runtime.serve.request_record import SEND_BODY
 
 MAX_BODY_BYTES = 32 << 20
 # These limits bound the memory of a parsed body: up to 40 bytes for each number, 100 for each list
 # or object, and 1000 for each error of pydantic.
 MAX_BODY_VALUES = 1 << 20
 MAX_BODY_PARTS = 1 << 17
-# Key of a scope: the server's own ``send``. Middleware changes only the start of an answer, so
-# events need not pass through it: each layer costs as much as the JSON of an event.
-SEND_BODY = "specbuild.send_body"
 # Time in which a client must send its body.
 BODY_TIMEOUT_S = 60.0
 
-Chunks = AsyncGenerator[Mapping[str, Any], None]
+# Key of a scope: the server's connection as a ``DirectBody``.
+DIRECT_BODY = "specbuild.direct_body"
+
+Answer: TypeAlias = Mapping[str, Any] | EventStream
 Body = TypeVar("Body", bound=RequestFields)
 
 
 class Endpoint(Generic[Body]):
-    """A route with a JSON body: ``handle`` returns the answer, or the chunks of a stream.
+    """A route with a JSON body: ``handle`` returns the answer, or a stream.
 
-    The chunks' generator is closed when the client disconnects. An ApiError of ``handle`` becomes
-    the answer; in a stream that has started it becomes the last chunk.
+    The stream is closed when the client disconnects. An ApiError of ``handle`` becomes the answer;
+    in a stream that has started it becomes the last event.
     """
 
     def __init__(
-        self, model: type[Body], handle: Callable[[Body], Awaitable[Mapping[str, Any] | Chunks]]
+        self,
+        model: type[Body],
+        handle: Callable[[Body], Awaitable[Mapping[str, Any] | EventStream]],
     ) -> None:
         self._model = model
         self._handle = handle
@@ -54,8 +57,7 @@ class Endpoint(Generic[Body]):
         except ApiError as error:
             await send_error(send, error, self._model.error_body(error))
             return
-        send_body = scope.get(SEND_BODY, send)
-        answer = asyncio.create_task(self._answer(body, send, send_body))
+        answer = asyncio.create_task(self._answer(body, scope, send))
         disconnect = asyncio.create_task(_disconnected(receive))
         try:
             await asyncio.wait({answer, disconnect}, return_when=asyncio.FIRST_COMPLETED)
@@ -78,14 +80,14 @@ class Endpoint(Generic[Body]):
         fields.refuse_unsupported()
         return fields
 
-    async def _answer(self, body: Body, send: Send, send_body: Send) -> None:
+    async def _answer(self, body: Body, scope: Scope, send: Send) -> None:
         try:
             answer = await self._handle(body)
             if isinstance(answer, Mapping):
                 await send_json(send, answer)
             else:
-                async with aclosing(answer):
-                    await _send_events(send, send_body, answer, self._model.error_body)
+                async with aclosing(answer.batches):
+                    await _send_events(scope, send, answer, self._model.error_body)
         except ApiError as error:
             await send_error(send, error, self._model.error_body(error))
 
@@ -148,11 +150,6 @@ async def read_body(scope: Scope, receive: Receive) -> bytes:
         raise ApiError(408, f"the body did not arrive within {BODY_TIMEOUT_S:g} seconds") from error
 
 
-def json_bytes(value: Any) -> bytes:
-    """Return a value as JSON. Numbers that are not finite, which clients may send, become null."""
-    return to_json(value, inf_nan_mode="null")
-
-
 async def send_json(
     send: Send,
     answer: Mapping[str, Any],
@@ -174,30 +171,29 @@ async def send_error(send: Send, error: ApiError, body: Mapping[str, Any] | None
 
 
 async def _send_events(
-    send: Send,
-    send_body: Send,
-    chunks: Chunks,
-    error_body: Callable[[ApiError], dict[str, Any]],
+    scope: Scope, send: Send, stream: EventStream, error_body: Callable[[ApiError], dict[str, Any]]
 ) -> None:
-    """Send chunks as server-sent events. The status is sent with the first chunk, or with an error.
-
-    The events are sent with ``send_body``. A chunk with a ``type`` is an event of that name. A
-    stream without types ends with ``[DONE]``.
-    """
-    started = has_types = False
+    """Send the events of a stream. The status is sent with the first of them, or with an error."""
+    send_body, direct, started = scope.get(SEND_BODY, send), scope.get(DIRECT_BODY), False
+    has_types = stream.source.has_types
     try:
-        async for chunk in chunks:
-            if not started:
-                await send(_start_message(200, _STREAM_HEADERS))
-                started, has_types = True, "type" in chunk
-            await send_body(_event_message(chunk))
+        async with aclosing(stream.events()) as events:
+            async for data in events:
+                if not data:
+                    continue
+                if not started:
+                    await send(_start_message(200, _STREAM_HEADERS))
+                    started = True
+                    if direct is not None:
+                        stream.write_directly(direct)
+                await send_body(_body_part(data))
     except ApiError as error:
         if not started:
             raise
         body = error_body(error)
         if has_types and "type" not in body:
             body = {"type": "error", **body["error"]}
-        await send_body(_event_message(body))
+        await send_body(_body_part(event_bytes(body)))
     await send_body(
         {"type": "http.response.body", "body": b"" if has_types else b"data: [DONE]\n\n"}
     )
@@ -206,11 +202,8 @@ async def _send_events(
 _STREAM_HEADERS = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"}
 
 
-def _event_message(chunk: Mapping[str, Any]) -> Message:
-    event_type = chunk.get("type")
-    event_line = f"event: {event_type}\n".encode() if event_type is not None else b""
-    body = b"%bdata: %b\n\n" % (event_line, json_bytes(chunk))
-    return {"type": "http.response.body", "body": body, "more_body": True}
+def _body_part(data: bytes) -> Message:
+    return {"type": "http.response.body", "body": data, "more_body": True}
 
 
 def _start_message(status: int, headers: Mapping[str, str]) -> Message:

@@ -18,9 +18,11 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from specbuild.runtime.request import Request
-from specbuild.runtime.serve.http import SEND_BODY
 
 REQUEST_ID_HEADER = "x-request-id"
+# Key of a scope: the server's own ``send``. Middleware changes only the start of an answer, so
+# events need not pass through it: each layer costs as much as the JSON of an event.
+SEND_BODY = "specbuild.send_body"
 # Characters of HTTP tokens and of other servers' ids. None of them ends a field of a log line.
 _VALID_ID = re.compile(rb"[A-Za-z0-9!#$%&'*+\-.^_`|~:/=@]{1,128}")
 _MAX_LOGGED_PATH = 200

@@ -19,7 +19,7 @@ from specbuild.runtime.engine import Engine
 from specbuild.runtime.errors import RequestError
 from specbuild.runtime.generate_params import MAX_TOP_LOGPROBS
 from specbuild.runtime.guides.guide import Guide
-from specbuild.runtime.request import Event, FinishEvent, GenerateParams, Prompt, Request
+from specbuild.runtime.request import Event, GenerateParams, Prompt, Request, TokenEvent
 from specbuild.runtime.serve.bridge import Bridge
 from specbuild.runtime.serve.errors import ApiError, engine_error
 from specbuild.runtime.serve.metrics import Metrics
@@ -86,6 +86,7 @@ class Generation:
         # One task reads: a deque and a future cost a fraction of an asyncio.Queue.
         self._batches: deque[EventBatch] = deque()
         self._arrival: asyncio.Future[None] | None = None
+        self._direct: Callable[[list[Event]], bool | None] | None = None
         self._stream: Stream | None = None
         self._record = current_record()
         if self._record is not None:
@@ -106,15 +107,19 @@ class Generation:
         if isinstance(batch, BaseException):
             self._finish(self._num_open)
             self._service.record_failure(batch)
-        else:
-            finishes = [event for event in batch if isinstance(event, FinishEvent)]
-            self._num_unreceived -= len(finishes)
-            num_tokens = len(batch) - len(finishes)
-            self._service.metrics.events(self, batch, num_tokens)
-            if self._record is not None:
-                self._record.count_tokens(num_tokens)
-            if finishes:
-                self._finish(len(finishes))
+            self._put(batch)
+            return
+        num_tokens = sum([isinstance(event, TokenEvent) for event in batch])
+        num_finished = len(batch) - num_tokens
+        self._num_unreceived -= num_finished
+        self._service.metrics.events(self, batch, num_tokens)
+        if self._record is not None:
+            self._record.count_tokens(num_tokens)
+        if num_finished:
+            self._finish(num_finished)
+        elif self._direct is not None and self._arrival is not None and not self._arrival.done():
+            self._pass_directly(batch)
+            return
         self._put(batch)
 
     async def __aiter__(self) -> AsyncIterator[list[Event]]:
@@ -139,6 +144,27 @@ class Generation:
         """Abort unfinished requests, and end the iteration with an error."""
         self._put(RequestError("the server is shutting down; the request was aborted"))
         self.cancel()
+
+    def receive_directly(self, receive: Callable[[list[Event]], bool | None]) -> None:
+        """Pass batches to ``receive`` when they arrive, while the iterator waits for one.
+
+        Batches that finish a request are always left to the iterator. ``receive`` returns None to
+        leave a batch to it, and False if it needs no further batch; the iterator then yields an
+        empty one.
+        """
+        self._direct = receive
+
+    def _pass_directly(self, batch: list[Event]) -> None:
+        assert self._direct is not None
+        try:
+            needs_more = self._direct(batch)
+        except Exception as error:  # The batches of other calls must be delivered.
+            self._put(error)
+            return
+        if needs_more is None:
+            self._put(batch)
+        elif not needs_more:
+            self._put([])
 
     def _put(self, batch: EventBatch) -> None:
         self._batches.append(batch)

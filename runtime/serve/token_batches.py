@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
 
-from specbuild.runtime.request import FinishEvent, TokenEvent
+from specbuild.runtime.request import Event, FinishEvent, TokenEvent
 from specbuild.runtime.serve.errors import ApiError
 from specbuild.runtime.serve.service import Generation
 from specbuild.runtime.serve.usage import FINISH_REASONS
@@ -60,34 +60,38 @@ class TokenBatches:
         num_choices: int = 0,
     ) -> None:
         self._generation = generation
-        if generation is None:
-            self._batches = _empty_batches(num_choices)
-        else:
-            self._batches = _iterate_batches(generation, splits_by_source)
+        self._splits_by_source = splits_by_source
+        self._steps = _empty_steps(num_choices) if generation is None else self._iterate(generation)
 
-    def __aiter__(self) -> AsyncGenerator[TokenBatch, None]:
-        return self._batches
+    def steps(self) -> AsyncGenerator[list[TokenBatch], None]:
+        """Return the iterator over the batches of one engine step after the other."""
+        return self._steps
+
+    async def __aiter__(self) -> AsyncGenerator[TokenBatch, None]:
+        async for step in self._steps:
+            for batch in step:
+                yield batch
+
+    def receive_directly(self, receive: Callable[[list[Event]], bool | None]) -> None:
+        """See :meth:`Generation.receive_directly`."""
+        if self._generation is not None:
+            self._generation.receive_directly(receive)
 
     async def aclose(self) -> None:
         """Abort unfinished requests."""
         if self._generation is not None:
             self._generation.cancel()
-        await self._batches.aclose()
+        await self._steps.aclose()
 
+    async def _iterate(self, generation: Generation) -> AsyncGenerator[list[TokenBatch], None]:
+        async for events in generation:
+            yield self.step_of(events)
 
-async def _empty_batches(num_choices: int) -> AsyncGenerator[TokenBatch, None]:
-    for choice in range(num_choices):
-        yield TokenBatch(choice, [], "length")
-
-
-async def _iterate_batches(
-    generation: Generation, splits_by_source: bool
-) -> AsyncGenerator[TokenBatch, None]:
-    async for events in generation:
+    def step_of(self, events: Sequence[Event]) -> list[TokenBatch]:
+        """Return the batches of the events of one engine step. ApiError if a request failed."""
         if len(events) == 1 and isinstance(events[0], TokenEvent):
-            # Nearly all batches of a request without a draft.
-            yield TokenBatch(events[0].request, [events[0]])
-            continue
+            # Nearly all steps of a request without a draft.
+            return [TokenBatch(events[0].request, [events[0]])]
         tokens: dict[int, list[TokenEvent]] = {}
         finish_reasons: dict[int, str] = {}
         for event in events:
@@ -99,10 +103,17 @@ async def _iterate_batches(
                 finish_reasons[event.request] = FINISH_REASONS[event.record.finish_reason]
             else:
                 tokens.setdefault(event.request, []).append(event)
-        for choice in tokens | finish_reasons:
-            batch = TokenBatch(choice, tokens.get(choice, []), finish_reasons.get(choice))
-            for part in batch.split_by_source() if splits_by_source else [batch]:
-                yield part
+        batches = [
+            TokenBatch(choice, tokens.get(choice, []), finish_reasons.get(choice))
+            for choice in tokens | finish_reasons
+        ]
+        if not self._splits_by_source:
+            return batches
+        return [part for batch in batches for part in batch.split_by_source()]
+
+
+async def _empty_steps(num_choices: int) -> AsyncGenerator[list[TokenBatch], None]:
+    yield [TokenBatch(choice, [], "length") for choice in range(num_choices)]
 
 
 async def collect_outputs(batches: TokenBatches, choices: int) -> list[TokenBatch]:

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,7 +16,7 @@ from pydantic_core import from_json
 from specbuild.runtime.request import Request
 from specbuild.runtime.serve.chat import available_tools, chat_prompt, chat_requests
 from specbuild.runtime.serve.errors import ApiError
-from specbuild.runtime.serve.http import Chunks, json_bytes
+from specbuild.runtime.serve.event_stream import EventSource, EventStream, json_bytes
 from specbuild.runtime.serve.messages import template_messages
 from specbuild.runtime.serve.output import Output
 from specbuild.runtime.serve.parsers.arguments import Tools
@@ -26,7 +26,7 @@ from specbuild.runtime.serve.responses.items import Items, ResponseEvent
 from specbuild.runtime.serve.responses.store import MAX_RESPONSE_BYTES, ResponseStore
 from specbuild.runtime.serve.serving import Serving
 from specbuild.runtime.serve.structured import output_constraint
-from specbuild.runtime.serve.token_batches import TokenBatches
+from specbuild.runtime.serve.token_batches import TokenBatch, TokenBatches
 from specbuild.runtime.serve.token_logprobs import TokenTexts
 from specbuild.runtime.text.stream import StopRule
 
@@ -70,7 +70,7 @@ class Responses:
         # Each job has an open sequence, so the limit of the queue also limits the number of jobs.
         self._background: dict[str, _BackgroundJob] = {}
 
-    async def answer(self, body: ResponseFields) -> Mapping[str, Any] | Chunks:
+    async def answer(self, body: ResponseFields) -> Mapping[str, Any] | EventStream:
         """Return a complete response, the events of a stream, or a response in progress."""
         work = await self._begin(body)
         if body.stream:
@@ -171,8 +171,14 @@ class Responses:
         batches = serving.start([request], body.urgency)
         return _ResponseWork(body, request, prompt, messages, answer, items, batches, tools or ())
 
+    def _stream(self, work: _ResponseWork) -> EventStream:
+        """Return the events of a response. They complete its answer, which is stored at the end."""
+        return EventStream(
+            work.batches, _ResponseEvents(work, self._output(work), self._store_response)
+        )
+
     async def _finish(self, work: _ResponseWork) -> None:
-        async with aclosing(self._events(work)) as events:
+        async with aclosing(self._stream(work).chunks()) as events:
             async for _ in events:
                 pass
 
@@ -217,38 +223,6 @@ class Responses:
         answer |= {"status": "failed", "error": error, "output": []}
         self._store.put(answer, [])
 
-    async def _stream(self, work: _ResponseWork) -> Chunks:
-        sequence_number = 0
-        async with aclosing(self._events(work)) as events:
-            async for event in events:
-                yield {**event, "sequence_number": sequence_number}
-                sequence_number += 1
-
-    async def _events(self, work: _ResponseWork) -> AsyncGenerator[ResponseEvent, None]:
-        """Yield the events of a response. Complete its answer, and store it at the end."""
-        items, answer = work.items, work.answer
-        async with aclosing(work.batches):
-            output = self._output(work)
-            for name in ("created", "in_progress"):
-                yield {"type": f"response.{name}", "response": {**answer, "output": []}}
-            async for batch in work.batches:
-                for event in items.add(output.add(batch)):
-                    yield event
-                if output.finish_reason is not None:
-                    break
-        is_complete = output.finish_reason != "length"
-        for event in items.close("completed" if is_complete else "incomplete"):
-            yield event
-        answer |= {
-            "status": "completed" if is_complete else "incomplete",
-            "output": items.items,
-            "usage": _usage(work, output),
-        }
-        if not is_complete:
-            answer["incomplete_details"] = {"reason": "max_output_tokens"}
-        self._store_response(work, [*work.messages, *messages_of(items.items)])
-        yield {"type": f"response.{answer['status']}", "response": answer}
-
     def _output(self, work: _ResponseWork) -> Output:
         output_format_, body = self._serving.output_format, work.body
         assert output_format_ is not None
@@ -263,6 +237,57 @@ class Responses:
             hidden_end_tokens=self._serving.hidden_end_tokens(params),
             single_call=body.parallel_tool_calls is False,
         )
+
+
+class _ResponseEvents(EventSource):
+    """The events of a response."""
+
+    has_types = True
+
+    def __init__(
+        self,
+        work: _ResponseWork,
+        output: Output,
+        store: Callable[[_ResponseWork, Sequence[Mapping[str, Any]]], None],
+    ) -> None:
+        self._work = work
+        self._output = output
+        self._store = store
+        self._num_events = 0
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether a stop string ended the output."""
+        return self._output.finish_reason is not None
+
+    def begin(self) -> Iterator[Mapping[str, Any]]:
+        """Yield the start of the response."""
+        for name in ("created", "in_progress"):
+            response = {**self._work.answer, "output": []}
+            yield self._numbered({"type": f"response.{name}", "response": response})
+
+    def add(self, batch: TokenBatch) -> Iterator[Mapping[str, Any]]:
+        """Yield the events of a batch."""
+        yield from map(self._numbered, self._work.items.add(self._output.add(batch)))
+
+    def end(self) -> Iterator[Mapping[str, Any]]:
+        """Yield the end of the response, and store it."""
+        work, output, items, answer = self._work, self._output, self._work.items, self._work.answer
+        is_complete = output.finish_reason != "length"
+        yield from map(self._numbered, items.close("completed" if is_complete else "incomplete"))
+        answer |= {
+            "status": "completed" if is_complete else "incomplete",
+            "output": items.items,
+            "usage": _usage(work, output),
+        }
+        if not is_complete:
+            answer["incomplete_details"] = {"reason": "max_output_tokens"}
+        self._store(work, [*work.messages, *messages_of(items.items)])
+        yield self._numbered({"type": f"response.{answer['status']}", "response": answer})
+
+    def _numbered(self, event: ResponseEvent) -> Mapping[str, Any]:
+        self._num_events += 1
+        return {**event, "sequence_number": self._num_events - 1}
 
 
 def _system_message(text: str) -> dict[str, Any]:

@@ -13,15 +13,13 @@ from serve.scripted import ARGUMENTS, GREETING, KEY, THOUGHT, scripted_server
 from serve.served import NAME
 
 from specbuild.runtime.request import Event
-from specbuild.runtime.serve.chat import Chat
 from specbuild.runtime.serve.chat_choice import ChatFields
 from specbuild.runtime.serve.errors import ApiError
-from specbuild.runtime.serve.fields import StreamOptions
+from specbuild.runtime.serve.event_stream import EventSource, EventStream
 from specbuild.runtime.serve.messages import EFFORTS, template_messages
 from specbuild.runtime.serve.responses.fields import ResponseFields
 from specbuild.runtime.serve.service import Generation
-from specbuild.runtime.serve.serving import Serving
-from specbuild.runtime.serve.token_batches import TokenBatches
+from specbuild.runtime.serve.token_batches import TokenBatch, TokenBatches
 
 CHAT, RESPONSES = "/v1/chat/completions", "/v1/responses"
 TOOL = {"name": "f", "description": "", "parameters": {"type": "object", "properties": {}}}
@@ -183,27 +181,33 @@ class _Endless:
         self.is_cancelled = True
 
 
-class _Begun:
-    def begin(self) -> dict[str, Any]:
-        return {"index": 0}
+class _Begun(EventSource):
+    def begin(self) -> list[dict[str, Any]]:
+        return [{"index": 0}]
+
+    def add(self, batch: TokenBatch) -> list[dict[str, Any]]:
+        raise AssertionError(f"there are no tokens, but {batch} came")
+
+    def end(self) -> list[dict[str, Any]]:
+        return []
 
 
 def test_a_client_that_leaves_before_the_first_token_ends_its_request() -> None:
-    """It may leave while the first chunks are sent, before anything of the engine was awaited."""
+    """It may leave while the first events are sent, before anything of the engine was awaited."""
 
-    async def leave(begun: list[Any]) -> bool:
+    async def leave(*, has_begun: bool) -> bool:
         generation = _Endless()
-        turns = TokenBatches(cast(Generation, generation))
-        stream = Chat(cast(Serving, None))._stream(turns, begun, {}, StreamOptions(), None)
-        if begun:
-            await anext(stream)
-            await stream.aclose()
+        batches = TokenBatches(cast(Generation, generation))
+        events = EventStream(batches, _Begun()).events()
+        if has_begun:
+            assert await anext(events) == b'data: {"index":0}\n\n'
+            await events.aclose()
         else:
-            await turns.aclose()
+            await batches.aclose()
         return generation.is_cancelled
 
-    assert asyncio.run(leave([_Begun()]))
-    assert asyncio.run(leave([]))
+    assert asyncio.run(leave(has_begun=True))
+    assert asyncio.run(leave(has_begun=False))
 
 
 def test_a_response_with_a_wrong_stop_string_starts_nothing(client: httpx.Client) -> None:
