@@ -219,6 +219,14 @@ def declared_parameters(kind: type) -> dict[str, DeclaredParameter]:
 
 def check_ranges(params: object) -> None:
     """Raise RequestError for the first declared parameter of a dataclass that is out of range."""
-    kind: type = type(params)
-    for name, parameter in declared_parameters(kind).items():
-        parameter.check(getattr(params, name))
+    for parameter in _ranged_parameters(type(params)):
+        value = getattr(params, parameter.name)
+        # Defaults are in range, and most values are defaults.
+        if value is not parameter.default:
+            parameter.check(value)
+
+
+@cache
+def _ranged_parameters(kind: type) -> tuple[DeclaredParameter, ...]:
+    """Return the declared parameters that have a range."""
+    return tuple(p for p in declared_parameters(kind).values() if p.range is not None)

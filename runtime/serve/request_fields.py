@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -215,14 +216,27 @@ class RequestFields(BaseModel):
 
     def refuse_unsupported(self) -> None:
         """Raise ApiError for the first refused field, and log unknown names."""
-        for field in (*REFUSED, *OTHER_SERVERS):
-            if self.route in field.routes and not field.allows(_value(self, field.name)):
+        given_fields = self.model_fields_set
+        for part, field in _refused_fields(self.route):
+            if part in given_fields and not field.allows(_value(self, field.name)):
                 raise unsupported(field.name, field.instead)
-        known_fields: list[IgnoredField | RefusedField] = [*REFUSED, *IGNORED, *OTHER_SERVERS]
-        for name in set(self.model_extra or ()).difference(field_names(known_fields, self.route)):
+        for name in set(self.model_extra or ()).difference(_known_names(self.route)):
             if name not in _LOGGED and len(_LOGGED) < _MAX_LOGGED:
                 _LOGGED.add(name)
                 log.warning("ignored the unknown request field %.64r", name)
+
+
+@cache
+def _refused_fields(route: RouteName) -> tuple[tuple[str, RefusedField], ...]:
+    """Return the refused fields of a route, each with the field of the body that contains it."""
+    fields = (field for field in (*REFUSED, *OTHER_SERVERS) if route in field.routes)
+    return tuple((field.name.partition(".")[0], field) for field in fields)
+
+
+@cache
+def _known_names(route: RouteName) -> frozenset[str]:
+    """Return the names of a route's fields that the tables have."""
+    return frozenset(field_names((*REFUSED, *IGNORED, *OTHER_SERVERS), route))
 
 
 def field_names(fields: Iterable[IgnoredField | RefusedField], route: RouteName) -> list[str]:

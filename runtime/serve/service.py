@@ -29,6 +29,8 @@ from specbuild.runtime.serve.request_record import current_record
 RETRY_AFTER_S = 1
 # Threads for tokenizers and templates. Each retains the memory of its longest text.
 TEXT_THREADS = 4
+# Characters and token ids of prompts that are checked without a thread: 0.3 ms of tokenization.
+MAX_QUICK_SIZE = 1024
 # Guides that are compiled concurrently, each in its own process.
 GUIDE_THREADS = 2
 
@@ -186,6 +188,14 @@ class Generation:
         self._service.release(requests)
 
 
+def _is_quick(prompts: Sequence[Prompt], params: GenerateParams) -> bool:
+    """Return whether the check of prompts takes less time than a change of threads."""
+    if params.is_guided:
+        return False
+    sizes = [len(prompt.prompt or "") + len(prompt.prompt_ids or ()) for prompt in prompts]
+    return sum(sizes) <= MAX_QUICK_SIZE and not any(prompt.messages for prompt in prompts)
+
+
 def _resolve_later(
     loop: asyncio.AbstractEventLoop,
     future: asyncio.Future[list[TokenScore]],
@@ -251,6 +261,8 @@ class Service:
         """Return the prompts as requests of the engine. ApiError if the engine rejects one."""
         params = replace(params, exact=True) if self.options.exact else params
         try:
+            if _is_quick(prompts, params):
+                return self.engine.check_prompts(prompts, params)
             return await self.in_thread(self.engine.check_prompts, prompts, params)
         except RequestError as error:
             raise engine_error(error) from error

@@ -129,11 +129,7 @@ class Serving:
         if not may_shorten:
             self._check_length(checked_requests, choice_params[0].max_new_tokens)
         return [
-            replace(
-                request,
-                id=f"{request.id}.{i}",
-                params=replace(request.params, sampling=params.sampling),
-            )
+            replace(request, id=f"{request.id}.{i}", params=_with_sampling(request.params, params))
             for request in checked_requests
             for i, params in enumerate(choice_params)
         ]
@@ -286,8 +282,9 @@ class Serving:
         if not generates:
             return TokenBatches(None, num_choices=len(requests))
         priority, deadline_s = urgency
-        scheduled = [replace(r, priority=priority, deadline_s=deadline_s) for r in requests]
-        return TokenBatches(self.service.generate(scheduled), splits_by_source=splits_by_source)
+        if priority or deadline_s is not None:
+            requests = [replace(r, priority=priority, deadline_s=deadline_s) for r in requests]
+        return TokenBatches(self.service.generate(requests), splits_by_source=splits_by_source)
 
     def hidden_end_tokens(self, params: GenerateParams) -> frozenset[int]:
         """Return the tokens that end an output and whose text is omitted."""
@@ -301,3 +298,10 @@ class Serving:
     def text_of(self, ids: Sequence[int]) -> str:
         """Return the text of tokens; empty without a tokenizer."""
         return self.codec.decode(ids) if self.has_tokenizer else ""
+
+
+def _with_sampling(params: GenerateParams, choice: GenerateParams) -> GenerateParams:
+    """Return the parameters with the sampling of a choice."""
+    if params.sampling is choice.sampling:
+        return params
+    return replace(params, sampling=choice.sampling)

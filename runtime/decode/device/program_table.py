@@ -29,6 +29,7 @@ class ProgramTable:
         self._steps: dict[
             tuple[DraftShape, int, bool, bool, int | None, bool, bool], ProgramEntry
         ] = {}
+        self._max_sequences: dict[tuple[DraftShape, bool], int] = {}
         self._refresh_capacities: dict[tuple[DraftShape | None, int], int] = {}
         self._chain_lengths: dict[tuple[int, bool], tuple[int, ...]] = {}
         self.prefill_rows = max((p.rows for p in plan.programs if p.kind == "prefill"), default=0)
@@ -60,9 +61,12 @@ class ProgramTable:
 
     def max_sequences(self, shape: DraftShape | None, *, full_logits: bool) -> int:
         """Return the largest batch of the steps of this shape; 0 if there are none."""
-        requested = shape or _NO_DRAFT
-        steps = (p for p in self._programs if p.kind == "step" and _shape(p) == requested)
-        return max((p.batch for p in steps if p.full_logits >= full_logits), default=0)
+        key = (shape or _NO_DRAFT, full_logits)
+        if key not in self._max_sequences:
+            steps = (p for p in self._programs if p.kind == "step" and _shape(p) == key[0])
+            batches = (p.batch for p in steps if p.full_logits >= full_logits)
+            self._max_sequences[key] = max(batches, default=0)
+        return self._max_sequences[key]
 
     def min_sequences(self, shape: DraftShape) -> int:
         """Return the smallest batch for which a program of this shape was built."""
