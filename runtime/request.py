@@ -210,6 +210,9 @@ class SequenceState:
     Launches in flight may refer to a ``released`` sequence, which has finished or was preempted.
     After a preemption tokens up to ``replay_until`` are replayed without events.
     ``times_overtaken``: how many later requests were admitted while it waited.
+
+    Of the request: the length of its prompt, the largest length with its output, whether ordinary
+    steps must write full logits for it even without a mask, and whether its temperature is above 0.
     """
 
     request: Request
@@ -237,21 +240,33 @@ class SequenceState:
     logprobs: list[float | None] = field(default_factory=list)
     top_logprobs: list[TopLogprobs] = field(default_factory=list)
     finish_reason: FinishReason | None = None
+    # Derived from the request. Each step reads them several times.
+    prompt_tokens: int = field(init=False)
+    max_tokens: int = field(init=False)
+    needs_full_logits: bool = field(init=False)
+    is_sampled: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        params = self.request.params
+        self.prompt_tokens = len(self.request.prompt_ids)
+        self.max_tokens = self.prompt_tokens + self.request.token_budget
+        self.needs_full_logits = params.needs_full_logits or params.processes_rows
+        self.is_sampled = params.sampling.temperature > 0
 
     @property
     def num_output_tokens(self) -> int:
         """Number of output tokens so far."""
-        return self.num_tokens - len(self.request.prompt_ids)
+        return self.num_tokens - self.prompt_tokens
 
     @property
     def tokens_left(self) -> int:
         """Largest number of output tokens still to come."""
-        return self.request.token_budget - self.num_output_tokens
+        return self.max_tokens - self.num_tokens
 
     @property
     def output(self) -> np.ndarray:
         """The output tokens so far, int32 [num_output_tokens]."""
-        return self.ids[len(self.request.prompt_ids) : self.num_tokens]
+        return self.ids[self.prompt_tokens : self.num_tokens]
 
     @property
     def valid_steps_in_flight(self) -> int:
@@ -287,7 +302,7 @@ class SequenceState:
     def record(self) -> RunRecord:
         """The result line of a finished request."""
         assert self.finish_reason is not None
-        prompt = len(self.request.prompt_ids)
+        prompt = self.prompt_tokens
         return RunRecord(
             id=self.request.id,
             prompt_ids=self.request.prompt_ids,

@@ -79,7 +79,7 @@ class Emission:
         differs from the token emitted before, or if a log-probability is NaN because the target's
         logits are NaN.
         """
-        sequence, tokens = new.sequence, new.tokens
+        sequence, tokens, text_stream = new.sequence, new.tokens, new.sequence.text
         if sequence.guide is not None and sequence.guide.failure is not None:
             tokens = tokens[: new.allowed]
             sequence.finish_reason = "guide_failed"
@@ -103,10 +103,16 @@ class Emission:
             sequence.num_tokens += 1
             value = None if isinf(logprob) else logprob
             sequence.logprobs.append(value)
-            reason, text = self._finish_reason(sequence, token)
-            if reason is not None and sequence.text is not None:
-                text += sequence.text.finish()
-                reason = "stop" if sequence.text.stopped else reason
+            reason, text = self._end_token(sequence, token), ""
+            if text_stream is not None and (
+                reason is None or sequence.request.params.include_stop_str_in_output
+            ):
+                text = text_stream.push(token)
+            if reason is None:
+                reason = self._finish_reason(sequence)
+            if reason is not None and text_stream is not None:
+                text += text_stream.finish()
+                reason = "stop" if text_stream.stopped else reason
             top_logprobs_of_token = top[i] if top else ()
             if top:
                 sequence.top_logprobs.append(top_logprobs_of_token)
@@ -121,8 +127,8 @@ class Emission:
                 break
         if decoding and tokens:
             sequence.counters.step(
-                proposed=max(0, new.proposed - num_replayed),
-                accepted=min(accepted, len(events)),
+                proposed=max(0, new.proposed - num_replayed) if new.proposed else 0,
+                accepted=min(accepted, len(events)) if accepted else 0,
                 emitted=len(events),
             )
         return events
@@ -140,26 +146,20 @@ class Emission:
                 last.text += sequence.text.finish()
         return held
 
-    def _finish_reason(
-        self, sequence: SequenceState, token: int
-    ) -> tuple[FinishReason | None, str]:
-        """Return why this token finishes the request, or None, and the text to emit."""
+    def _end_token(self, sequence: SequenceState, token: int) -> FinishReason | None:
+        """Return the finish reason if the token ends every output of the request, else None."""
         params = sequence.request.params
-        reason: FinishReason | None = None
-        if not params.ignore_eos and token in self._eos_token_ids:
-            reason = "eos"
-        elif token in params.stop_token_ids:
-            reason = "stop"
-        if reason is not None and not params.include_stop_str_in_output:
-            return reason, ""
-        text = "" if sequence.text is None else sequence.text.push(token)
-        if reason is not None:
-            return reason, text
+        if token in self._eos_token_ids and not params.ignore_eos:
+            return "eos"
+        return "stop" if token in params.stop_token_ids else None
+
+    def _finish_reason(self, sequence: SequenceState) -> FinishReason | None:
+        """Return why a token finishes the request although it is no end token, or None."""
         if sequence.text is not None and sequence.text.stopped:
-            return "stop", text
+            return "stop"
         if sequence.guide is not None and sequence.guide.complete(sequence.output):
-            return "stop", text
-        return ("length" if sequence.tokens_left == 0 else None), text
+            return "stop"
+        return "length" if sequence.num_tokens == sequence.max_tokens else None
 
 
 def _skip_replayed(sequence: SequenceState, tokens: Sequence[tuple[int, float]]) -> int:

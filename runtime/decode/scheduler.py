@@ -126,9 +126,11 @@ class Scheduler:
         Their prefill is complete or in flight, and they are not paused.
         """
         return tuple(
-            s
-            for s in self._running
-            if s.length >= len(s.request.prompt_ids) and not s.paused and not s.awaits_mask
+            [
+                s
+                for s in self._running
+                if s.length >= s.prompt_tokens and not s.paused and not s.awaits_mask
+            ]
         )
 
     @property
@@ -223,7 +225,7 @@ class Scheduler:
         The caller starts chunks at once. It calls :meth:`begin_step` before it starts a step.
         """
         decodable = self.decodable
-        decoding = tuple(s for s in decodable if s.num_output_tokens)
+        decoding = tuple([s for s in decodable if s.num_tokens > s.prompt_tokens])
         step = self._next_step(decoding)
         can_step = bool(step.sequences) or len(decodable) > len(decoding)
         if self._prompts and (self._steps >= self._prefill.steps_between or not can_step):

@@ -373,16 +373,16 @@ class _ServedLoop:
 
     def deliver(self, events: Sequence[Event]) -> None:
         """Number the events of one turn as their streams do; deliver one batch per stream."""
-        batches: dict[int, tuple[Stream, list[Event]]] = {}
+        batches: dict[Stream, list[Event]] = {}
         for event in events:
             index = event.request
             stream, event.request = self._owners[index]
-            batch = batches.get(id(stream))
+            batch = batches.get(stream)
             if batch is None:
-                batches[id(stream)] = (stream, [event])
+                batches[stream] = [event]
             else:
-                batch[1].append(event)
+                batch.append(event)
             if isinstance(event, FinishEvent):
                 del self._owners[index]
-        for stream, own_events in batches.values():
+        for stream, own_events in batches.items():
             stream.deliver(own_events)

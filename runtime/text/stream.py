@@ -51,11 +51,16 @@ class Detokenizer:
 
     def push(self, token_id: int) -> str:
         """The text that this id completes, possibly none."""
-        self._waiting.append(token_id)
         try:
             text = self._step(token_id)
         except EngineFileError:
+            self._waiting.append(token_id)
             return self._begin_again(len(self._waiting))
+        if text is not None and not self._waiting and not self._num_repeated:
+            # Nearly all tokens.
+            self._context = [token_id]
+            return text
+        self._waiting.append(token_id)
         if text is None:
             return self._move_on() if len(self._waiting) > _MAX_WAITING else ""
         self._context, self._waiting = self._waiting, []
@@ -133,11 +138,11 @@ class StopText:
 
     def push(self, new: str) -> str:
         """Text to give out now; ``stopped`` turns true where ``new`` completes a stop string."""
-        if self.stopped:
-            return ""
         if not self._stop:
             self._parts.append(new)
             return new
+        if self.stopped:
+            return ""
         text = self._held + new
         ends = [(text.find(stop), len(stop), stop) for stop in self._stop if stop in text]
         if ends:

@@ -96,6 +96,9 @@ class GuideChecks:
         self._can_check = can_follow and not rows.has_states
         self._checked: dict[int, _CheckedSequence] = {}
 
+    def __len__(self) -> int:
+        return len(self._checked)
+
     def __contains__(self, sequence: object) -> bool:
         return isinstance(sequence, SequenceState) and sequence.index in self._checked
 
@@ -145,7 +148,9 @@ class GuideChecks:
         the guide refused a token recently. ``ingests``: the draft ingests the pending tokens of a
         sequence in a step in flight.
         """
-        num_masked = {}
+        num_masked: dict[int, int] = {}
+        if not self._checked:
+            return num_masked
         for row, sequence in rows.items():
             checked = self._checked.get(sequence.index)
             chain = () if chains is None else chains[row]

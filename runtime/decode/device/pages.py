@@ -67,9 +67,7 @@ class DevicePages:
 
     def before_step(self, sequence: SequenceState, max_unread: int) -> None:
         """Allocate pages for a step; those in flight emit at most ``max_unread`` tokens."""
-        request = sequence.request
-        last = len(request.prompt_ids) + request.token_budget - 1
-        length = min(sequence.num_tokens - 1 + max_unread, last)
+        length = min(sequence.num_tokens + max_unread, sequence.max_tokens) - 1
         if length > sequence.covered_length:
             for name in self._shared:
                 self._ensure_pages(sequence, name, length + self._tree[name])
@@ -83,7 +81,8 @@ class DevicePages:
         """Publish the pages of a received step; the draft lacks the last ``pending`` tokens."""
         if sequence.prefix is not None and sequence.prefix.cache.publish_generated:
             self._publish(sequence, pending)
-        self._free_unused(sequence)
+        if self._windows:
+            self._free_unused(sequence)
 
     def _ensure_pages(self, sequence: SequenceState, name: str, end: int) -> None:
         pages = sequence.pages[name]

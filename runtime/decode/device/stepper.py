@@ -142,12 +142,12 @@ class DeviceStepper:
         """Describe the next step. The draft ingests pending tokens within a step."""
         context = StepContext(
             len(sequences),
-            tokens_left=max(s.tokens_left for s in sequences),
+            tokens_left=max([s.max_tokens - s.num_tokens for s in sequences]),
             pending_rows=0,
-            context=sum(s.num_tokens for s in sequences) // len(sequences),
-            num_sampled=sum(s.request.params.sampling.temperature > 0 for s in sequences),
+            context=sum([s.num_tokens for s in sequences]) // len(sequences),
+            num_sampled=sum([s.is_sampled for s in sequences]),
             full_logits=needs_full_logits(sequences),
-            sequences=tuple(s.index for s in sequences),
+            sequences=tuple([s.index for s in sequences]),
         )
         if self._proposals is None:
             return context
@@ -282,9 +282,23 @@ class DeviceStepper:
         self._received_step = flight
         depths: list[int] = []
         verified: list[tuple[SequenceState, int, int]] = []
+        # Nearly all steps: each of their sequences has one token.
+        is_plain = ahead.shape is None and not (
+            self._modes or self._checks or flight.num_masked or flight.top_logprobs
+        )
         for row, sequence in ahead.rows.items():
             sequence.steps_in_flight -= 1
             if sequence.released:
+                continue
+            if (
+                is_plain
+                and result.count[row] == 1
+                and sequence.num_tokens < sequence.max_tokens
+                and not sequence.discarded_steps
+            ):
+                pair = (result.tokens[row][0], result.logprobs[row][0])
+                self._new_tokens.append(NewTokens(sequence, (pair,)))
+                depths.append(0)
                 continue
             proposed = ahead.proposed(row, sequence.tokens_left - 1)
             if sequence.discarded_steps:
@@ -323,7 +337,7 @@ class DeviceStepper:
         if ahead.proposal_lengths is not None and self._proposals is not None:
             self._proposals.record(verified)
         context, hits = flight.step_context, [new.accepted for new in self._new_tokens]
-        sampled = [n.sequence.request.params.sampling.temperature > 0 for n in self._new_tokens]
+        sampled = [new.sequence.is_sampled for new in self._new_tokens]
         indices = [new.sequence.index for new in self._new_tokens]
         outcome = StepOutcome(context, flight.chosen, depths, hits, step_s, sampled, indices)
         return LaunchResult(self._new_tokens, outcome)
@@ -358,14 +372,16 @@ class DeviceStepper:
                 pending = 1
             elif pending is None:
                 # The draft has ingested the prompt except its last token.
-                pending = sequence.length - len(sequence.request.prompt_ids) + 1
+                pending = sequence.length - sequence.prompt_tokens + 1
             self._pages.after_step(sequence, pending)
         self._new_tokens = []
 
     def _ahead(self, sequences: Sequence[SequenceState], chosen: ChosenDraft) -> StepAhead:
         """Describe the next step before those in flight are received."""
-        indices = {sequence.index for sequence in sequences}
-        rows = {r: s for r, s in enumerate(self._rows.sequences) if s.index in indices}
+        rows = dict(enumerate(self._rows.sequences))
+        if len(sequences) < len(rows):
+            indices = {sequence.index for sequence in sequences}
+            rows = {r: s for r, s in rows.items() if s.index in indices}
         return step_ahead(rows, sequences, chosen, sum(1 + s.depth for s in self._steps_in_flight))
 
     @property
