@@ -168,10 +168,12 @@ class DriverGpu:
         """Wait until the stream is empty."""
         self._call("waiting for the GPU", self._driver.cuStreamSynchronize, stream)
 
-    def new_event(self, *, timed: bool = False) -> Handle:
-        """Return an event."""
+    def new_event(self, *, timed: bool = False, sleeps: bool = False) -> Handle:
+        """Return an event. A thread that waits for it polls, unless it ``sleeps``."""
         kinds = self._driver.CUevent_flags
-        flags = kinds.CU_EVENT_DEFAULT if timed else kinds.CU_EVENT_DISABLE_TIMING
+        flags = int(kinds.CU_EVENT_DEFAULT if timed else kinds.CU_EVENT_DISABLE_TIMING)
+        if sleeps:
+            flags |= int(kinds.CU_EVENT_BLOCKING_SYNC)
         return self._call("making an event", self._driver.cuEventCreate, flags)
 
     def record(self, event: Handle, stream: Handle) -> None:

@@ -91,8 +91,12 @@ class CudaExecutor:
                 for name in ("broken", "checks", "rechecked", "agreed")
                 if self._ports.find(f"ring.{name}") is not None
             }
-            # Events after the step of each ring entry.
+            # Events after the step of each ring entry: for waits that poll, and that sleep.
             self._marks = [gpu.new_event() for _ in self._done]
+            self._sleeping_marks = [gpu.new_event(sleeps=True) for _ in self._done]
+            # The number of programs started, also up to the step of each ring entry.
+            self._num_started = 0
+            self._num_started_to = [0] * len(self._marks)
             self._closing = closing.pop_all()
 
     @property
@@ -177,16 +181,24 @@ class CudaExecutor:
         """Queue a program; ``step`` is the number for :meth:`wait_step`."""
         self.launched[entry.name] += 1
         self.runner.start(entry)
+        self._num_started += 1
         if step is not None:
-            self._gpu.record(self._marks[step % len(self._marks)], self._stream)
+            ring_entry = step % len(self._marks)
+            self._gpu.record(self._marks[ring_entry], self._stream)
+            self._gpu.record(self._sleeping_marks[ring_entry], self._stream)
+            self._num_started_to[ring_entry] = self._num_started
 
     def wait_step(self, number: int, batch: int) -> StepResult:
         """Wait for step ``number`` and return its results; later steps continue.
 
-        The driver waits and releases the GIL, so other threads continue.
+        The driver waits and releases the GIL, so other threads continue. The thread sleeps while a
+        later launch keeps the device busy. Otherwise the device is idle until the host continues,
+        so it polls.
         """
         ring_entry = number % len(self._done)
-        self._gpu.wait(self._marks[ring_entry])
+        has_later_launch = self._num_started > self._num_started_to[ring_entry]
+        marks = self._sleeping_marks if has_later_launch else self._marks
+        self._gpu.wait(marks[ring_entry])
         if self._done[ring_entry] != number + 1:
             raise SpecbuildError(f"step {number} ended without a result; build the engine again")
         return StepResult(

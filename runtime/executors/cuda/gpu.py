@@ -109,8 +109,11 @@ class Gpu(Protocol):
         """Wait until the stream is empty."""
         ...
 
-    def new_event(self, *, timed: bool = False) -> Handle:
-        """Return a new event."""
+    def new_event(self, *, timed: bool = False, sleeps: bool = False) -> Handle:
+        """Return a new event. A thread that waits for it polls, unless it ``sleeps``.
+
+        Polling takes a processor. Sleeping takes some microseconds longer.
+        """
         ...
 
     def record(self, event: Handle, stream: Handle) -> None:

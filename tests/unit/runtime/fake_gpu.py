@@ -35,6 +35,7 @@ class Event:
     pending: int = 0
     stream: Stream | None = None
     time_s: float = 0.0
+    sleeps: bool = False
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,7 @@ class FakeGpu:
         self.log: list[str] = []
         self.operations = 0
         self.closed = False
+        self.last_wait_sleeps = False
         self._next = _FIRST_ADDRESS
         self._memory: dict[int, np.ndarray] = {}
         self._host: dict[int, HostMemory] = {}
@@ -131,9 +133,9 @@ class FakeGpu:
         while stream.waiting:
             self._step(stream)
 
-    def new_event(self, *, timed: bool = False) -> Event:
+    def new_event(self, *, timed: bool = False, sleeps: bool = False) -> Event:
         del timed
-        return Event()
+        return Event(sleeps=sleeps)
 
     def record(self, event: Event, stream: Stream) -> None:
         event.pending, event.stream = event.pending + 1, stream
@@ -145,6 +147,7 @@ class FakeGpu:
         self.enqueue(stream, pass_mark)
 
     def wait(self, event: Event) -> None:
+        self.last_wait_sleeps = event.sleeps
         while event.pending:
             assert event.stream is not None
             self._step(event.stream)

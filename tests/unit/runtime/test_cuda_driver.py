@@ -40,6 +40,7 @@ expected = (np.arange(4096) % 251).astype(np.uint8)
 expected[4:12] = [254, 255, 255, 255] * 2
 assert (near.view == expected).all()
 timed, plain = gpu.new_event(timed=True), gpu.new_event()
+gpu.new_event(sleeps=True)
 gpu.record(timed, stream)
 gpu.wait(plain)
 assert gpu.elapsed_s(timed, timed) == 0.0025
@@ -91,6 +92,7 @@ def test_every_call_reaches_the_driver_as_it_should(stub: Path) -> None:
     assert {line for line in lines if not line.startswith(("Gpu", "Unsupported"))} == {
         "event 0",
         "event 2",
+        "event 3",
         "function entry",
         "attribute 8 49152",
         "attribute 9 0",

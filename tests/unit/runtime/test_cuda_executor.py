@@ -92,6 +92,25 @@ def test_kernels_say_what_they_ask_for_at_most() -> None:
         assert runner.gpu.shared == {"one": (most, -1)}
 
 
+def test_the_host_sleeps_unless_the_device_waits_for_it() -> None:
+    """Polling takes a processor, and only an idle device loses the time until the host wakes."""
+    toy = toy_cuda()
+    executor, gpu = toy.engine.executor, toy.device.gpu
+    wait, sleeps = executor.wait_step, []
+
+    def waited(number: int, batch: int) -> object:
+        result = wait(number, batch)
+        sleeps.append(gpu.last_wait_sleeps)
+        return result
+
+    executor.wait_step = waited
+    params = GenerateParams(max_new_tokens=8, ignore_eos=True)
+    run(toy.engine, [(1, 2, 3)], params, speculation=None)
+    # Two steps are in flight until the last one.
+    assert len(sleeps) == 7
+    assert sleeps == [True] * 6 + [False]
+
+
 @pytest.mark.parametrize(
     "launches",
     [
