@@ -198,7 +198,9 @@ def available_tools(
     if function_tools is None or choice == "none":
         return None
     if serving.output_format is None or not serving.output_format.supports_tools:
-        raise unsupported("tools", "this model has no format for tool calls")
+        raise unsupported(
+            "tools", "this model has no format for tool calls; see --tool-call-parser"
+        )
     return function_tools
 
 
