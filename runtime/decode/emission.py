@@ -79,7 +79,7 @@ class Emission:
         differs from the token emitted before, or if a log-probability is NaN because the target's
         logits are NaN.
         """
-        sequence, tokens, text_stream = new.sequence, new.tokens, new.sequence.text
+        sequence, tokens = new.sequence, new.tokens
         if sequence.guide is not None and sequence.guide.failure is not None:
             tokens = tokens[: new.allowed]
             sequence.finish_reason = "guide_failed"
@@ -103,16 +103,7 @@ class Emission:
             sequence.num_tokens += 1
             value = None if isinf(logprob) else logprob
             sequence.logprobs.append(value)
-            reason, text = self._end_token(sequence, token), ""
-            if text_stream is not None and (
-                reason is None or sequence.request.params.include_stop_str_in_output
-            ):
-                text = text_stream.push(token)
-            if reason is None:
-                reason = self._finish_reason(sequence)
-            if reason is not None and text_stream is not None:
-                text += text_stream.finish()
-                reason = "stop" if text_stream.stopped else reason
+            reason, text = self._finish_reason(sequence, token)
             top_logprobs_of_token = top[i] if top else ()
             if top:
                 sequence.top_logprobs.append(top_logprobs_of_token)
@@ -146,20 +137,30 @@ class Emission:
                 last.text += sequence.text.finish()
         return held
 
-    def _end_token(self, sequence: SequenceState, token: int) -> FinishReason | None:
-        """Return the finish reason if the token ends every output of the request, else None."""
-        params = sequence.request.params
+    def _finish_reason(
+        self, sequence: SequenceState, token: int
+    ) -> tuple[FinishReason | None, str]:
+        """Return why this token finishes the request, or None, and the text to emit."""
+        params, stream, guide = sequence.request.params, sequence.text, sequence.guide
+        reason: FinishReason | None = None
         if token in self._eos_token_ids and not params.ignore_eos:
-            return "eos"
-        return "stop" if token in params.stop_token_ids else None
-
-    def _finish_reason(self, sequence: SequenceState) -> FinishReason | None:
-        """Return why a token finishes the request although it is no end token, or None."""
-        if sequence.text is not None and sequence.text.stopped:
-            return "stop"
-        if sequence.guide is not None and sequence.guide.complete(sequence.output):
-            return "stop"
-        return "length" if sequence.num_tokens == sequence.max_tokens else None
+            reason = "eos"
+        elif token in params.stop_token_ids:
+            reason = "stop"
+        text = ""
+        if stream is not None and (reason is None or params.include_stop_str_in_output):
+            text = stream.push(token)
+        if reason is None:
+            if (stream is not None and stream.stopped) or (
+                guide is not None and guide.complete(sequence.output)
+            ):
+                reason = "stop"
+            elif sequence.num_tokens == sequence.max_tokens:
+                reason = "length"
+        if reason is not None and stream is not None:
+            text += stream.finish()
+            reason = "stop" if stream.stopped else reason
+        return reason, text
 
 
 def _skip_replayed(sequence: SequenceState, tokens: Sequence[tuple[int, float]]) -> int:

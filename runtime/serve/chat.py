@@ -80,12 +80,9 @@ class Chat:
         )
         if body.stream:
             head["object"] = "chat.completion.chunk"
-            first_fields: dict[str, Any] = {}
-            if prompt_logprobs is not None:
-                first_fields["prompt_logprobs"] = prompt_logprobs
-            if body.return_token_ids:
-                first_fields["prompt_token_ids"] = list(prompt.ids)
-            return EventStream(batches, _ChatEvents(choices, head, usage_options, first_fields))
+            first = {} if prompt_logprobs is None else {"prompt_logprobs": prompt_logprobs}
+            first |= {"prompt_token_ids": list(prompt.ids)} if body.return_token_ids else {}
+            return EventStream(batches, _ChatEvents(choices, head, usage_options, first))
         async with aclosing(batches):
             async for batch in batches:
                 choices[batch.choice].add(batch)

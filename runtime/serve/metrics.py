@@ -24,7 +24,7 @@ from specbuild.runtime.serve.token_latencies import TokenLatencies
 
 if TYPE_CHECKING:
     from specbuild.runtime.records import RunRecord, RunStats
-    from specbuild.runtime.serve.service import Generation
+    from specbuild.runtime.serve.generation import Generation
 
 _LABELS = ("model_name", "engine")
 _TTFT_BUCKETS = (

@@ -10,7 +10,7 @@ from typing import Any
 
 from specbuild.runtime.request import Event, FinishEvent, TokenEvent
 from specbuild.runtime.serve.errors import ApiError
-from specbuild.runtime.serve.service import Generation
+from specbuild.runtime.serve.generation import Generation
 from specbuild.runtime.serve.usage import FINISH_REASONS
 
 _GUIDE_FAILED = (

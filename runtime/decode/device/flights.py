@@ -9,9 +9,10 @@ from time import perf_counter
 import numpy as np
 
 from specbuild.runtime.decode.device.prefill_rows import PromptRows
-from specbuild.runtime.decode.device.processor_rows import RowTopLogprobs
+from specbuild.runtime.decode.device.processor_rows import RowTopLogprobs, needs_full_logits
+from specbuild.runtime.decode.stepper import NewTokens
 from specbuild.runtime.draft.costs import StepContext
-from specbuild.runtime.draft.policy import ChosenDraft
+from specbuild.runtime.draft.policy import ChosenDraft, StepOutcome
 from specbuild.runtime.errors import SpecbuildError
 from specbuild.runtime.executors.executor import StepResult
 from specbuild.runtime.lossy.mode import ModeRequest, StepAhead, joined
@@ -108,3 +109,42 @@ def top_logprobs_of(
 ) -> Sequence[TopLogprobs]:
     """Return the most likely tokens at a row's tokens; empty if no sequence requests them."""
     return () if top_logprobs is None else top_logprobs.get(sequence, row, num_tokens)
+
+
+def context_of(sequences: Sequence[SequenceState]) -> StepContext:
+    """Describe the next step of these sequences, in which the draft ingests pending tokens."""
+    return StepContext(
+        len(sequences),
+        tokens_left=max([s.max_tokens - s.num_tokens for s in sequences]),
+        pending_rows=0,
+        context=sum([s.num_tokens for s in sequences]) // len(sequences),
+        num_sampled=sum([s.is_sampled for s in sequences]),
+        full_logits=needs_full_logits(sequences),
+        sequences=tuple([s.index for s in sequences]),
+    )
+
+
+def only_token(sequence: SequenceState, result: StepResult, row: int) -> NewTokens | None:
+    """Return the token that a step without a draft gave a sequence; None if it does not count."""
+    has_room = sequence.num_tokens < sequence.max_tokens
+    if result.count[row] != 1 or not has_room or sequence.discarded_steps:
+        return None
+    return NewTokens(sequence, ((result.tokens[row][0], result.logprobs[row][0]),))
+
+
+def outcome_of(
+    flight: StepInFlight,
+    new_tokens: Sequence[NewTokens],
+    depths: Sequence[int],
+    step_s: float | None,
+) -> StepOutcome:
+    """Return the outcome of a step for the draft policy."""
+    return StepOutcome(
+        flight.step_context,
+        flight.chosen,
+        depths,
+        [new.accepted for new in new_tokens],
+        step_s,
+        [new.sequence.is_sampled for new in new_tokens],
+        [new.sequence.index for new in new_tokens],
+    )

@@ -12,7 +12,10 @@ from specbuild.runtime.decode.device.flights import (
     StepInFlight,
     StepTimer,
     check_token_count,
+    context_of,
     count_discarded,
+    only_token,
+    outcome_of,
     top_logprobs_of,
 )
 from specbuild.runtime.decode.device.guide_checks import GuideChecks, ReceivedStep
@@ -29,7 +32,7 @@ from specbuild.runtime.decode.device.rows import PENDING, DeviceRows
 from specbuild.runtime.decode.scheduler import Chunk
 from specbuild.runtime.decode.stepper import LaunchResult, NewTokens
 from specbuild.runtime.draft.costs import StepContext
-from specbuild.runtime.draft.policy import ChosenDraft, StepOutcome
+from specbuild.runtime.draft.policy import ChosenDraft
 from specbuild.runtime.engine_dir.manifest import Manifest
 from specbuild.runtime.engine_dir.plan import ROW_COUNTS, ProgramEntry
 from specbuild.runtime.executors.executor import DeviceExecutor
@@ -140,15 +143,7 @@ class DeviceStepper:
 
     def step_context(self, sequences: Sequence[SequenceState]) -> StepContext:
         """Describe the next step. The draft ingests pending tokens within a step."""
-        context = StepContext(
-            len(sequences),
-            tokens_left=max([s.max_tokens - s.num_tokens for s in sequences]),
-            pending_rows=0,
-            context=sum([s.num_tokens for s in sequences]) // len(sequences),
-            num_sampled=sum([s.is_sampled for s in sequences]),
-            full_logits=needs_full_logits(sequences),
-            sequences=tuple([s.index for s in sequences]),
-        )
+        context = context_of(sequences)
         if self._proposals is None:
             return context
         rows = self._ahead(sequences, None).batch
@@ -282,7 +277,6 @@ class DeviceStepper:
         self._received_step = flight
         depths: list[int] = []
         verified: list[tuple[SequenceState, int, int]] = []
-        # Nearly all steps: each of their sequences has one token.
         is_plain = ahead.shape is None and not (
             self._modes or self._checks or flight.num_masked or flight.top_logprobs
         )
@@ -290,14 +284,8 @@ class DeviceStepper:
             sequence.steps_in_flight -= 1
             if sequence.released:
                 continue
-            if (
-                is_plain
-                and result.count[row] == 1
-                and sequence.num_tokens < sequence.max_tokens
-                and not sequence.discarded_steps
-            ):
-                pair = (result.tokens[row][0], result.logprobs[row][0])
-                self._new_tokens.append(NewTokens(sequence, (pair,)))
+            if is_plain and (plain := only_token(sequence, result, row)) is not None:
+                self._new_tokens.append(plain)
                 depths.append(0)
                 continue
             proposed = ahead.proposed(row, sequence.tokens_left - 1)
@@ -322,10 +310,9 @@ class DeviceStepper:
             depth = min(ahead.depth_of(row), sequence.tokens_left - 1)
             depths.append(num_accepted if cut else depth)
             verified.append((sequence, proposed, num_accepted))
-            tokens = zip(result.tokens[row][:kept], result.logprobs[row][:kept], strict=True)
             new = NewTokens(
                 sequence,
-                list(tokens),
+                [*zip(result.tokens[row][:kept], result.logprobs[row][:kept], strict=True)],
                 accepted=num_accepted,
                 top_logprobs=top_logprobs_of(flight.top_logprobs, sequence, row, kept),
                 proposed=proposed,
@@ -336,11 +323,7 @@ class DeviceStepper:
             return LaunchResult(self._new_tokens)
         if ahead.proposal_lengths is not None and self._proposals is not None:
             self._proposals.record(verified)
-        context, hits = flight.step_context, [new.accepted for new in self._new_tokens]
-        sampled = [new.sequence.is_sampled for new in self._new_tokens]
-        indices = [new.sequence.index for new in self._new_tokens]
-        outcome = StepOutcome(context, flight.chosen, depths, hits, step_s, sampled, indices)
-        return LaunchResult(self._new_tokens, outcome)
+        return LaunchResult(self._new_tokens, outcome_of(flight, self._new_tokens, depths, step_s))
 
     def _count_kept(
         self, flight: StepInFlight, sequence: SequenceState, row: int, tokens: Sequence[int]

@@ -93,7 +93,6 @@ def test_kernels_say_what_they_ask_for_at_most() -> None:
 
 
 def test_the_host_sleeps_unless_the_device_waits_for_it() -> None:
-    """Polling takes a processor, and only an idle device loses the time until the host wakes."""
     toy = toy_cuda()
     executor, gpu = toy.engine.executor, toy.device.gpu
     wait, sleeps = executor.wait_step, []

@@ -16,9 +16,9 @@ from specbuild.runtime.request import Event
 from specbuild.runtime.serve.chat_choice import ChatFields
 from specbuild.runtime.serve.errors import ApiError
 from specbuild.runtime.serve.event_stream import EventSource, EventStream
+from specbuild.runtime.serve.generation import Generation
 from specbuild.runtime.serve.messages import EFFORTS, template_messages
 from specbuild.runtime.serve.responses.fields import ResponseFields
-from specbuild.runtime.serve.service import Generation
 from specbuild.runtime.serve.token_batches import TokenBatch, TokenBatches
 
 CHAT, RESPONSES = "/v1/chat/completions", "/v1/responses"
