@@ -1,1 +1,1 @@
-"""Kernel sources to cubins, by NVRTC."""
+"""Compiles kernel sources to cubins with NVRTC."""

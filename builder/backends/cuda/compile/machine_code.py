@@ -1,11 +1,11 @@
-"""What a GPU executes of a cubin, kernel by kernel, without what only names or describes it.
+"""Extracts the parts of a cubin that a GPU executes, by kernel, without names and debug data.
 
-Two kernels with the same :class:`MachineCode` are the same kernel to the GPU. Its parts are the
-instructions, what is relocated in them, the notes that the driver launches by (registers, stack,
+Two kernels with equal :class:`MachineCode` behave identically on the GPU. The parts are the
+instructions and their relocations, the notes that the driver needs for launches (registers, stack,
 barriers, parameters, offsets of instructions), shared memory, the bank of parameters, and the
-constants that the instructions load. Left out are the names of symbols and their order, debug
-frames, the compiler's own note, and constants that no instruction loads: NVRTC keeps every
-``constexpr`` of the source in the cubin, used or not.
+constants that the instructions load. Omitted are the names and the order of symbols, debug frames,
+the compiler's note, and constants that no instruction loads: NVRTC stores every ``constexpr`` of
+the source in the cubin, used or not.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ _TEXT, _SHARED, _BANK = b".text.", b".nv.shared.", b".nv.constant"
 _SYMBOLS, _NO_BITS = 2, 8  # SHT_SYMTAB, SHT_NOBITS
 _SYMBOL = struct.Struct("<IBBHQQ")
 _RELOCATION = struct.Struct("<QIIq")
-# Notes that begin with the number of a symbol: a list of them, and the bank of parameters.
+# Notes that start with symbol numbers: a list of external symbols, and the bank of parameters.
 _EXTERNS, _PARAMETERS = 0x0F, 0x0A
 _INSTRUCTION = struct.Struct("<QQ")
-# Bits 9 to 11 of an instruction give the form of its operands, in two of which one is in a constant
-# bank, whose number is in bits 54 to 58.
+# Bits 9 to 11 of an instruction are the form of its operands. In two forms an operand is in a
+# constant bank, whose number is in bits 54 to 58.
 _FORM_BIT, _CONSTANT_FORMS, _BANK_BIT = 9, (3, 5), 54
-# Of a barrier (BAR) the same bits say something else.
+# In a barrier (BAR) the same bits have another meaning.
 _OPCODE_MASK, _BARRIER = 0x1FF, 0x11D
 _PARAMETER_BANK, _ADDRESS_BANK = 0, 4
 
 
 @dataclass(frozen=True)
 class MachineCode:
-    """The parts of one kernel, by what they are."""
+    """The parts of one kernel by name."""
 
     parts: Mapping[str, bytes]
 
     @property
     def digest(self) -> str:
-        """Changes with any bit of any part."""
+        """A digest over all bits of all parts."""
         digest = xxhash.xxh3_128()
         for name, part in sorted(self.parts.items()):
             digest.update(f"{name} {len(part)}\0".encode() + part)
@@ -49,17 +49,17 @@ class MachineCode:
 
 
 def machine_code(cubin: bytes, where: str) -> dict[str, MachineCode]:
-    """The machine code of every kernel of a cubin, by its entry.
+    """Return the machine code of every kernel of a cubin, by entry.
 
-    Raises EngineFileError or struct.error where ``cubin`` is none.
+    Raises EngineFileError or struct.error if ``cubin`` is not a valid cubin.
     """
     file = _Cubin(cubin, where)
     texts = {name: s for name, s in file.sections.items() if name.startswith(_TEXT)}
-    found = {}
+    kernels = {}
     for name, text in texts.items():
         entry = name.removeprefix(_TEXT)
-        found[entry.decode()] = MachineCode(dict(file.parts(entry, text)))
-    return found
+        kernels[entry.decode()] = MachineCode(dict(file.parts(entry, text)))
+    return kernels
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class _Symbol:
 
 
 class _Cubin:
-    """A cubin's sections by name, and its symbols by number."""
+    """A cubin's sections by name and its symbols by number."""
 
     def __init__(self, data: bytes, where: str) -> None:
         self._data, self._where = data, where
@@ -80,7 +80,7 @@ class _Cubin:
         self._symbols = list(self._read_symbols())
 
     def parts(self, entry: bytes, text: Section) -> Iterator[tuple[str, bytes]]:
-        """What makes up the kernel's machine code."""
+        """Yield the names and contents of the kernel's parts."""
         code = self._content(text)
         yield "text", code
         yield "text's flags", text.flags.to_bytes(8, "little")
@@ -98,7 +98,7 @@ class _Cubin:
                 yield f"bank {bank}", content
 
     def _bank(self, bank: int, entry: bytes) -> bytes:
-        """What stands in a bank; of addresses that of what they point to."""
+        """Return the contents of a bank. Addresses are replaced by the contents at the address."""
         own, common = (_BANK + b"%d" % bank + end for end in (b"." + entry, b""))
         content = b"".join(
             self._content(self.sections[name]) for name in (own, common) if name in self.sections
@@ -130,7 +130,7 @@ class _Cubin:
                 yield place, number, addend
 
     def _notes(self, entry: bytes) -> Iterator[bytes]:
-        """The kernel's notes, and what the common ones say of it; without numbers of symbols."""
+        """Yield the kernel's notes and its entries of the common notes, without symbol numbers."""
         own = self._content(self.sections[b".nv.info." + entry])
         for kind, value in read_notes(own, self._where):
             yield struct.pack("<II", kind, len(value))
@@ -140,12 +140,12 @@ class _Cubin:
             else:
                 yield value[4:] if kind == _PARAMETERS else value
         common = self._content(self.sections[b".nv.info"])
-        told = []
+        entries = []
         for kind, value in read_notes(common, self._where):
             number = int.from_bytes(value[:4], "little")
             if self._symbols[number].name == entry:
-                told.append(struct.pack("<II", kind, len(value)) + value[4:])
-        yield from sorted(told)
+                entries.append(struct.pack("<II", kind, len(value)) + value[4:])
+        yield from sorted(entries)
 
     def _read_symbols(self) -> Iterator[_Symbol]:
         for table in (s for s in self._ordered if s.kind == _SYMBOLS):
@@ -159,7 +159,7 @@ class _Cubin:
 
 
 def loaded_banks(code: bytes) -> set[int]:
-    """The constant banks that instructions read: none is missing, one too many may be there."""
+    """Return the constant banks that instructions read, and possibly banks that none reads."""
     return {
         low >> _BANK_BIT & 0x1F
         for low, _ in _INSTRUCTION.iter_unpack(code)

@@ -1,4 +1,4 @@
-"""Compiles kernels to cubins with NVRTC: no GPU and no driver are needed."""
+"""Compiles kernels to cubins with NVRTC, which needs neither a GPU nor a driver."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from specbuild.runtime.engine_dir.plan import CompiledKernel
 from specbuild.runtime.errors import SpecbuildError
 
 KERNEL_FOLDER = "kernels"
-# Older ones refuse generic lambdas in device code, or spill registers of some kernels.
+# Older versions reject generic lambdas in device code, or spill registers in some kernels.
 MIN_NVRTC = (13, 2)
 _REMEDY = f"pip install 'nvidia-cuda-nvrtc>={MIN_NVRTC[0]}.{MIN_NVRTC[1]}' cuda-bindings"
 _ENTRY = re.compile(r"Compiling entry function '(\w+)'")
@@ -28,14 +28,14 @@ _SHARED = re.compile(r"(\d+) bytes smem")
 
 @dataclass(frozen=True)
 class Spills(Unsupported):
-    """Hot kernels spill registers, which no engine may launch; ``kernels`` are these."""
+    """Hot ``kernels`` that spill registers. An engine must not launch them."""
 
     kernels: frozenset[Kernel]
 
 
 @dataclass(frozen=True)
 class Resources:
-    """What one entry takes; ``spill_bytes`` are stores and loads together."""
+    """The resources of one entry; ``spill_bytes`` is the sum of stores and loads."""
 
     registers: int
     spill_bytes: int
@@ -44,7 +44,7 @@ class Resources:
 
 @dataclass(frozen=True)
 class Cubin:
-    """Compiled machine code, where it stands in an engine, and its entries."""
+    """Compiled machine code, its file in an engine, and its entries."""
 
     file: str
     data: bytes
@@ -53,26 +53,26 @@ class Cubin:
 
 @dataclass(frozen=True)
 class Compiled:
-    """Every kernel of an engine, and the cubin files that hold them."""
+    """Every kernel of an engine, and the cubin files that contain them."""
 
     kernels: Mapping[Kernel, CompiledKernel]
     files: Mapping[str, bytes]
 
 
-def required(found: Compiled | Unsupported) -> Compiled:
-    """The machine code. Raises SpecbuildError where a source gives none, or hot kernels spill."""
-    if isinstance(found, Unsupported):
-        raise SpecbuildError(found.reason)
-    return found
+def required(result: Compiled | Unsupported) -> Compiled:
+    """Return the machine code. SpecbuildError if a source does not compile or hot kernels spill."""
+    if isinstance(result, Unsupported):
+        raise SpecbuildError(result.reason)
+    return result
 
 
 def target_of(gpu: str) -> Target:
-    """The GPU that programs are lowered for."""
+    """Return the GPU for which programs are lowered."""
     return Target(arch=gpu, multiprocessors=MULTIPROCESSORS[gpu])
 
 
 class Compiler:
-    """NVRTC for one architecture; a source is compiled once, however many kernels name it."""
+    """NVRTC for one architecture. Each source is compiled once for all its kernels."""
 
     def __init__(self, gpu: str) -> None:
         require_supported(gpu)
@@ -81,12 +81,12 @@ class Compiler:
 
     @property
     def driver_version(self) -> int:
-        """The least CUDA version that a driver needs: cubins run on any of the same major one."""
+        """The minimum CUDA version of the driver. Cubins run on any minor version."""
         return self._nvrtc_version[0] * 1000
 
     @property
     def version(self) -> str:
-        """NVRTC's own, such as 13.5. Raises SpecbuildError where it is missing or too old."""
+        """NVRTC's version, such as 13.5. Raises SpecbuildError if it is missing or too old."""
         return ".".join(map(str, self._nvrtc_version))
 
     def adopt(
@@ -95,37 +95,37 @@ class Compiler:
         known: Iterable[CompiledKernel],
         read: Callable[[str], bytes],
     ) -> None:
-        """Takes cubins from an engine instead of compiling: those of the same digest.
+        """Reuse the cubins of an engine whose sources have the same digests.
 
-        ``known`` are the engine's kernels, ``read`` gives a file of it.
+        ``known`` are the engine's kernels. ``read`` returns the contents of its files.
         """
-        held: dict[str, dict[str, Resources]] = {}
+        stored: dict[str, dict[str, Resources]] = {}
         for entry in known:
-            took = Resources(entry.registers, entry.spill_bytes, entry.shared_bytes)
-            held.setdefault(entry.cubin, {})[entry.entry] = took
-        wanted: dict[KernelSource, set[str]] = {}
+            resources = Resources(entry.registers, entry.spill_bytes, entry.shared_bytes)
+            stored.setdefault(entry.cubin, {})[entry.entry] = resources
+        required_entries: dict[KernelSource, set[str]] = {}
         for kernel in kernels:
-            wanted.setdefault(source_of(kernel), set()).add(kernel.entry)
-        for source, entries in wanted.items():
+            required_entries.setdefault(source_of(kernel), set()).add(kernel.entry)
+        for source, entries in required_entries.items():
             file = self._file(source)
-            if source not in self._cubins and entries <= set(held.get(file, ())):
-                self._cubins[source] = Cubin(file, read(file), held[file])
+            if source not in self._cubins and entries <= set(stored.get(file, ())):
+                self._cubins[source] = Cubin(file, read(file), stored[file])
 
     def missing(self, kernels: Iterable[Kernel]) -> tuple[KernelSource, ...]:
-        """The sources that :meth:`compile` would have to compile, in the order of first use."""
-        unknown = (source_of(kernel) for kernel in kernels if not self._holds(kernel))
-        return tuple(dict.fromkeys(unknown))
+        """Return the sources that :meth:`compile` would compile, in the order of first use."""
+        sources = (source_of(kernel) for kernel in kernels if not self._is_compiled(kernel))
+        return tuple(dict.fromkeys(sources))
 
-    def _holds(self, kernel: Kernel) -> bool:
+    def _is_compiled(self, kernel: Kernel) -> bool:
         cubin = self._cubins.get(source_of(kernel))
         return cubin is not None and kernel.entry in cubin.entries
 
     def compile(
         self, kernels: Iterable[Kernel], done: Callable[[], None]
     ) -> Compiled | Unsupported:
-        """Machine code for every kernel, in the given order; ``done`` is called per source.
+        """Return machine code for all kernels, in order; call ``done`` for each compiled source.
 
-        Or the first source that does not compile; or :class:`Spills`. Raises SpecbuildError where
+        Returns the first source that does not compile, or :class:`Spills`. Raises SpecbuildError if
         the compiler is missing.
         """
         kernels = tuple(dict.fromkeys(kernels))
@@ -153,22 +153,22 @@ class Compiler:
         cubin = self._cubins[source]
         if kernel.entry not in cubin.entries:
             raise AssertionError(f"{source.name} has no entry {kernel.entry!r}")
-        took = cubin.entries[kernel.entry]
+        resources = cubin.entries[kernel.entry]
         return CompiledKernel(
             name=f"{source.name}:{kernel.entry}",
             cubin=cubin.file,
             entry=kernel.entry,
-            registers=took.registers,
-            spill_bytes=took.spill_bytes,
-            shared_bytes=took.shared_bytes,
+            registers=resources.registers,
+            spill_bytes=resources.spill_bytes,
+            shared_bytes=resources.shared_bytes,
         )
 
     def _cubin(self, source: KernelSource) -> Cubin | Unsupported:
         options = self._options(source)
-        found = _compiled(self._nvrtc, source, options)
-        if isinstance(found, Unsupported):
-            return found
-        data, log = found
+        result = _compiled(self._nvrtc, source, options)
+        if isinstance(result, Unsupported):
+            return result
+        data, log = result
         return Cubin(self._file(source), data, read_log(log))
 
     def _file(self, source: KernelSource) -> str:
@@ -177,10 +177,10 @@ class Compiler:
 
     @property
     def _common(self) -> tuple[str, ...]:
-        # A compilation that is found in a cache leaves no log to read registers from.
+        # A compilation that hits the cache has no log to read registers from.
         verbose = ("--ptxas-options=-v", "--no-cache")
-        # Which products and sums become one operation is the compiler's choice, made anew for every
-        # variant of a kernel; results must not depend on the variant. Kernels ask for it by fmaf.
+        # Results must not depend on the variant of a kernel, but the compiler would contract
+        # products and sums differently in each. Kernels call fmaf where they need a contraction.
         exact = ("--fmad=false",)
         return (f"--gpu-architecture={self.gpu}", "--std=c++17", *exact, *verbose)
 
@@ -195,11 +195,11 @@ class Compiler:
             _, *version = nvrtc.nvrtcVersion()
         except (ImportError, RuntimeError) as error:
             raise SpecbuildError(
-                f"compiling for CUDA needs NVRTC, which is not here ({error}); {_REMEDY}"
+                f"compiling for CUDA needs NVRTC, which is not installed ({error}); {_REMEDY}"
             ) from error
         if tuple(version) < MIN_NVRTC:
             raise SpecbuildError(
-                "compiling for CUDA needs NVRTC {}.{} or later, this is {}.{}; {}".format(
+                "compiling for CUDA needs NVRTC {}.{} or later, got {}.{}; {}".format(
                     *MIN_NVRTC, *version, _REMEDY
                 )
             )
@@ -212,18 +212,18 @@ class Compiler:
 
 
 def read_log(log: str) -> dict[str, Resources]:
-    """What the assembler says of every entry, by name."""
-    found = {}
+    """Return the resources of every entry from the assembler's log."""
+    resources = {}
     parts = _ENTRY.split(log)
     for entry, text in zip(parts[1::2], parts[2::2], strict=True):
         spills, registers, shared = (p.search(text) for p in (_SPILLS, _REGISTERS, _SHARED))
         assert registers is not None, text
-        found[entry] = Resources(
+        resources[entry] = Resources(
             registers=int(registers[1]),
             spill_bytes=int(spills[1]) + int(spills[2]) if spills else 0,
             shared_bytes=int(shared[1]) if shared else 0,
         )
-    return found
+    return resources
 
 
 def _spills(compiled: Mapping[Kernel, CompiledKernel]) -> Spills | None:
@@ -237,7 +237,7 @@ def _spills(compiled: Mapping[Kernel, CompiledKernel]) -> Spills | None:
     if not spilling:
         return None
     return Spills(
-        f"hot kernels must not spill registers, these do: {'; '.join(spilling.values())}; "
+        f"hot kernels must not spill registers, but these do: {'; '.join(spilling.values())}; "
         "use another tactic or smaller tiles",
         frozenset(spilling),
     )
@@ -246,15 +246,16 @@ def _spills(compiled: Mapping[Kernel, CompiledKernel]) -> Spills | None:
 def _compiled(
     nvrtc: Any, source: KernelSource, options: tuple[str, ...]
 ) -> tuple[bytes, str] | Unsupported:
-    """The cubin and the assembler's log, or the compiler's first error."""
+    """Return the cubin and the assembler's log, or the compiler's first error."""
     text = source.path.read_bytes()
-    # The name, not the path: nothing of this machine may end up in a cubin.
-    program = _done(nvrtc, nvrtc.nvrtcCreateProgram(text, source.name.encode(), 0, [], []))
+    # Pass the name instead of the path, so that the cubin contains no local paths.
+    program = _checked(nvrtc, nvrtc.nvrtcCreateProgram(text, source.name.encode(), 0, [], []))
     try:
         encoded = [option.encode() for option in options]
         (status,) = nvrtc.nvrtcCompileProgram(program, len(encoded), encoded)
-        # Never of one byte: the library writes into it, and Python shares those among all.
-        log = b" " * (1 + _done(nvrtc, nvrtc.nvrtcGetProgramLogSize(program)))
+        # The library writes into this buffer. It is longer than one byte because Python shares
+        # bytes objects of length 1.
+        log = b" " * (1 + _checked(nvrtc, nvrtc.nvrtcGetProgramLogSize(program)))
         nvrtc.nvrtcGetProgramLog(program, log)
         message = log.decode(errors="replace").rstrip("\0 ")
         if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
@@ -262,14 +263,14 @@ def _compiled(
             return Unsupported(
                 f"kernel source {source.name} does not compile with {' '.join(options)}: {first}"
             )
-        data = b" " * _done(nvrtc, nvrtc.nvrtcGetCUBINSize(program))
+        data = b" " * _checked(nvrtc, nvrtc.nvrtcGetCUBINSize(program))
         nvrtc.nvrtcGetCUBIN(program, data)
         return data, message
     finally:
         nvrtc.nvrtcDestroyProgram(program)
 
 
-def _done(nvrtc: Any, result: tuple[Any, ...]) -> Any:
+def _checked(nvrtc: Any, result: tuple[Any, ...]) -> Any:
     status, *values = result
     if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
         raise SpecbuildError(f"NVRTC failed with {status}; {_REMEDY}")

@@ -1,4 +1,4 @@
-"""The source of a kernel with everything that it includes, and one digest over all of it."""
+"""The source of a kernel with all included headers, and a digest over them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from specbuild.plugins_cuda.launches import Kernel
 from specbuild.runtime.errors import SpecbuildError
 
 PLUGINS = Path(next(iter(package.__path__)))
-# A string, which is kept, or a comment.
+# A string, which stays, or a comment.
 _COMMENT = re.compile(r'("(?:[^"\\]|\\.)*")|//[^\n]*|/\*.*?\*/', re.DOTALL)
 _INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.MULTILINE)
 
@@ -29,16 +29,16 @@ class KernelSource:
 
     @property
     def path(self) -> Path:
-        """Where the file lies."""
+        """The path of the file."""
         return PLUGINS / self.folder / self.file
 
     @property
     def name(self) -> str:
-        """How messages call it."""
+        """The name in messages."""
         return f"{self.folder}/{self.file}"
 
     def definitions(self) -> tuple[str, ...]:
-        """The struct of the constants as the compiler takes it; nothing where there are none."""
+        """Return the compiler option for the struct of constants; none without constants."""
         if not self.constants:
             return ()
         members = (
@@ -48,7 +48,7 @@ class KernelSource:
         return (f"-DCONFIG=struct Config {{ {' '.join(members)} }};",)
 
     def digest(self, compiler: Iterable[str]) -> str:
-        """Changes with any byte of the file or its headers, a constant, or the compiler."""
+        """Return a digest of the compiler, the constants, and all bytes of file and headers."""
         digest = xxhash.xxh3_128()
         for part in (*compiler, self.name, *self.definitions()):
             digest.update(part.encode() + b"\0")
@@ -58,14 +58,14 @@ class KernelSource:
 
 
 def source_of(kernel: Kernel) -> KernelSource:
-    """What a kernel is compiled from."""
+    """Return the source of a kernel."""
     return KernelSource(kernel.folder, kernel.file, kernel.constants)
 
 
 def source_digest(name: str) -> str | None:
-    """Changes with the code of a file ``<folder>/<file>`` and its headers; None without it.
+    """Return a digest of the code of ``<folder>/<file>`` and its headers; None without the file.
 
-    Comments, and where headers lie, do not count.
+    Comments and the paths of headers are ignored.
     """
     path = PLUGINS / name
     if not path.is_file():
@@ -77,18 +77,18 @@ def source_digest(name: str) -> str | None:
 
 
 def _code(text: str) -> str:
-    """A source without comments, names of headers and blank lines."""
-    text = _COMMENT.sub(lambda found: found[1] or " ", _INCLUDE.sub("#include", text))
+    """Return a source without comments, names of headers and blank lines."""
+    text = _COMMENT.sub(lambda match: match[1] or " ", _INCLUDE.sub("#include", text))
     lines = (line.strip() for line in text.splitlines())
     return "\n".join(line for line in lines if line)
 
 
 def included(path: Path) -> tuple[Path, ...]:
-    """The file and the headers that it includes, each once, in the order of first inclusion."""
-    found: dict[Path, None] = {path.resolve(): None}
+    """Return the file and the headers that it includes, once each, in the order of inclusion."""
+    paths: dict[Path, None] = {path.resolve(): None}
     for name in _INCLUDE.findall(_read(path).decode()):
-        found |= dict.fromkeys(included((path.parent / name).resolve()))
-    return tuple(found)
+        paths |= dict.fromkeys(included((path.parent / name).resolve()))
+    return tuple(paths)
 
 
 def _read(path: Path) -> bytes:
@@ -105,7 +105,7 @@ def _type(value: int | float | str) -> str:
 
 
 def _member(name: str) -> str:
-    """``kRingStages`` of ``RING_STAGES``."""
+    """Return the C++ name of a constant: ``kRingStages`` for ``RING_STAGES``."""
     return "k" + "".join(part.capitalize() for part in name.split("_"))
 
 
