@@ -1,1 +1,1 @@
-"""The plan: launches and a place for every tensor; written, read back, and run on a CPU."""
+"""The plan: launches and a location for every tensor. It is written, read, and run on a CPU."""

@@ -1,4 +1,4 @@
-"""Places the scratch tensors of a program in one arena, by their lifetimes."""
+"""Assigns offsets in one arena to the scratch tensors of a program, by their lifetimes."""
 
 from __future__ import annotations
 
@@ -10,30 +10,30 @@ ALIGNMENT = 256
 
 @dataclass(frozen=True)
 class Span:
-    """Scratch bytes that are in use from op ``first`` to op ``last``, both included."""
+    """Scratch bytes in use from op ``first`` to op ``last``, both included."""
 
     bytes: int
     first: int
     last: int
 
     def overlaps(self, other: Span) -> bool:
-        """Whether both are in use at once."""
+        """Return whether both are in use at the same time."""
         return self.first <= other.last and other.first <= self.last
 
 
 def aligned(size: int) -> int:
-    """The size rounded up to where the next buffer may start."""
+    """Return the size rounded up to the alignment of buffers."""
     return -(-size // ALIGNMENT) * ALIGNMENT
 
 
 def place(spans: Sequence[Span]) -> tuple[list[int], int]:
-    """An offset for every span, and the arena's size.
+    """Return an offset for every span, and the size of the arena.
 
-    Greedy by size: the largest first, each at the lowest offset that no span in use at the same
-    time takes (Pisarchyk and Lee, arXiv 2001.03288). Offsets are multiples of ``ALIGNMENT``.
+    Greedy by size (Pisarchyk and Lee, arXiv 2001.03288): the largest span first, each at the lowest
+    offset that overlaps no span in use at the same time. Offsets are multiples of ``ALIGNMENT``.
     """
     offsets = [0] * len(spans)
-    placed: list[int] = []  # indices of spans, by rising offset
+    placed: list[int] = []  # indices of spans, by ascending offset
     total = 0
     for index in sorted(range(len(spans)), key=lambda i: (-spans[i].bytes, spans[i].first, i)):
         span = spans[index]

@@ -1,4 +1,4 @@
-"""The programs of a written plan, as they were before they were lowered."""
+"""Reads the programs of a written plan back to op calls, so that they can be lowered again."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from specbuild.runtime.executors.cuda.program_file import read_program
 
 @dataclass(frozen=True)
 class ReadPlan:
-    """What ``PlanWriter`` takes, but for launches; tensors of the plan share its storages."""
+    """The inputs of ``PlanWriter`` without launches; all tensors share the storages of the plan."""
 
     plan: Plan
     programs: tuple[tuple[ProgramEntry, ProgramIr], ...]
@@ -27,9 +27,9 @@ class ReadPlan:
 
 
 def read_programs(plan: Plan, read: Callable[[str], bytes]) -> ReadPlan:
-    """The op calls of every program. ``read`` gives a file of the engine.
+    """Return the op calls of every program. ``read`` returns the contents of the engine's files.
 
-    Raises EngineFileError where a program holds what this version cannot lower again.
+    Raises EngineFileError if a program has ops that this version cannot lower.
     """
     storages = [Storage(b.name, b.space, b.bytes) for b in plan.buffers]
     programs = []
@@ -43,7 +43,7 @@ def read_programs(plan: Plan, read: Callable[[str], bytes]) -> ReadPlan:
                 "version of specbuild"
             ) from error
 
-    def whole(space: str) -> tuple[Tensor, ...]:
+    def space_tensors(space: str) -> tuple[Tensor, ...]:
         return tuple(
             Tensor(storage, 0, TensorInfo((storage.bytes,), "uint8"))
             for storage in storages
@@ -55,7 +55,12 @@ def read_programs(plan: Plan, read: Callable[[str], bytes]) -> ReadPlan:
         for port in plan.ports
     }
     return ReadPlan(
-        plan, tuple(programs), whole("weights"), whole("cache"), whole("exchange"), ports
+        plan,
+        tuple(programs),
+        space_tensors("weights"),
+        space_tensors("cache"),
+        space_tensors("exchange"),
+        ports,
     )
 
 
@@ -67,7 +72,7 @@ def _program(entry: ProgramEntry, program: Program, storages: Sequence[Storage])
 
 
 class _Pieces:
-    """Finds the storage of a binding: a buffer, or the piece of the arena that lives there."""
+    """Maps a binding to its storage: a buffer, or a tensor of the arena by its lifetime."""
 
     def __init__(
         self, name: str, lifetimes: tuple[Lifetime, ...], storages: Sequence[Storage]
@@ -78,7 +83,7 @@ class _Pieces:
         ]
 
     def call(self, index: int, call: OpCall) -> Call:
-        """The op call of this index."""
+        """Return the op call with this index."""
         op = op_named(call.op)
         inputs, outputs = (
             {op.tensor(name).name: self._tensor(index, binding) for name, binding in side.items()}
@@ -92,14 +97,16 @@ class _Pieces:
         if storage.name != ARENA:
             return Tensor(storage, binding.offset, info)
         end = binding.offset + info.nbytes
-        found = [
+        matches = [
             (life, piece)
             for life, piece in self._pieces
             if life.first <= index <= life.last
             and life.offset <= binding.offset
             and end <= life.offset + life.bytes
         ]
-        if len(found) != 1:
-            raise ValueError(f"op {index} uses the arena at {binding.offset}, where nothing lives")
-        life, piece = found[0]
+        if len(matches) != 1:
+            raise ValueError(
+                f"op {index} uses the arena at {binding.offset}, which is not allocated"
+            )
+        life, piece = matches[0]
         return Tensor(piece, binding.offset - life.offset, info)

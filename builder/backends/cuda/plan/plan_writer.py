@@ -1,4 +1,4 @@
-"""From programs of op calls to a plan: launches, and a place for every tensor."""
+"""Writes programs of op calls as a plan: launches and a location for every tensor."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ Lower = Callable[[Call, ProgramPhase], Lowering | Unsupported]
 
 @dataclass(frozen=True)
 class LoweredProgram:
-    """A program's calls with their launches; every piece of the arena has its offset."""
+    """A program's calls with their launches, and the arena offset of every scratch tensor."""
 
     ir: ProgramIr
     lowerings: tuple[Lowering, ...]
@@ -65,7 +65,7 @@ class LoweredProgram:
 
     @property
     def kernels(self) -> list[Kernel]:
-        """The kernels, in the order of their launches."""
+        """The kernels in the order of launches."""
         return [launch.kernel for lowering in self.lowerings for launch in lowering.launches]
 
 
@@ -73,7 +73,7 @@ _ZEROED_STORAGE = Storage(ZEROED, "state", 0)
 
 
 def lower_program(program: ProgramIr, lower: Lower) -> LoweredProgram:
-    """Lowers every call and plans the arena. Raises SpecbuildError where a call has no kernel."""
+    """Lower every call and plan the arena. Raises SpecbuildError if a call has no kernel."""
     lowerings = lowered_calls(program, lower)
     if isinstance(lowerings, Unsupported):
         raise SpecbuildError(lowerings.reason)
@@ -111,19 +111,19 @@ def lower_program(program: ProgramIr, lower: Lower) -> LoweredProgram:
 
 
 def lowered_calls(program: ProgramIr, lower: Lower) -> tuple[Lowering, ...] | Unsupported:
-    """The launches of every call, or why the first that has none has none."""
-    found = []
+    """Return the lowering of every call, or why the first unsupported call has none."""
+    lowerings = []
     for call in program.calls:
         lowering = lower(call, program.phase)
         if isinstance(lowering, Unsupported):
             return lowering
-        found.append(lowering)
-    return tuple(found)
+        lowerings.append(lowering)
+    return tuple(lowerings)
 
 
 @dataclass
 class PlanWriter:
-    """Gives every buffer and kernel its index, then writes programs down by them."""
+    """Assigns indices to buffers and kernels, and writes programs that refer to them."""
 
     programs: list[LoweredProgram]
     weights: Iterable[Tensor]
@@ -135,10 +135,10 @@ class PlanWriter:
     kernels: list[Kernel] = field(init=False)
 
     def __post_init__(self) -> None:
-        # A port may be a part of another.
+        # Ports can share a storage.
         ports = dict.fromkeys(t.storage for t in self.ports.values())
-        whole = (*self.weights, *self.caches, *self.exchanges)
-        storages = [*(t.storage for t in whole), *ports]
+        tensors = (*self.weights, *self.caches, *self.exchanges)
+        storages = [*(t.storage for t in tensors), *ports]
         self.buffers = [Buffer(s.name, s.space, s.bytes) for s in storages]
         zeroed = max((p.zeroed_bytes for p in self.programs), default=0)
         arena = max((p.arena_bytes for p in self.programs), default=0)
@@ -157,7 +157,7 @@ class PlanWriter:
         compiled: Mapping[Kernel, CompiledKernel],
         entries: Iterable[ProgramEntry],
     ) -> Plan:
-        """``plan.json``; every kernel must be compiled."""
+        """Return the contents of ``plan.json``. Every kernel must be compiled."""
         return Plan(
             gpu=target.arch,
             multiprocessors=target.multiprocessors,
@@ -173,7 +173,7 @@ class PlanWriter:
         )
 
     def program(self, lowered: LoweredProgram) -> Program:
-        """A program by the indices of buffers and kernels."""
+        """Return a program that refers to buffers and kernels by index."""
         calls, routers = [], []
         launches: list[Launch] = []
         previous: OpLaunch | None = None
@@ -212,20 +212,20 @@ class PlanWriter:
     def _routers(
         self, lowered: LoweredProgram, index: int, launches: int, traffic: Traffic | None
     ) -> list[RouterLogits]:
-        """Where the call of this index, behind so many launches, leaves its router's logits."""
+        """Return where a call stores router logits; ``launches`` precede it in the program."""
         call, lowering = lowered.ir.calls[index], lowered.lowerings[index]
         routing = call.op.routing
         if routing is None or traffic is None:
             return []
         rows = call.tensors["x"].shape[0]
         name = routing.logits
-        taking = [i for i, each in enumerate(lowering.launches) if name in each.arguments]
-        if not taking:
+        using = [i for i, launch in enumerate(lowering.launches) if name in launch.arguments]
+        if not using:
             return []
         _, buffer, offset = self._argument(lowered, index, name)
         return [
             RouterLogits(
-                launch=launches + taking[0],
+                launch=launches + using[0],
                 logits=Binding(buffer, offset, (rows, traffic.experts), "float32"),
                 row_start=self._binding(lowered, call.inputs[routing.row_start]),
                 experts_per_token=traffic.experts_per_token,
@@ -254,14 +254,14 @@ class PlanWriter:
         if argument in call.tensors:
             tensor = call.tensors[argument]
             return (POINTER, *self._place(lowered, tensor.storage, tensor.offset))
-        call.op.tensor(argument)  # an absent optional tensor, or KeyError
+        call.op.tensor(argument)  # raises KeyError unless it is an absent optional tensor
         return (NULL,)
 
 
 def number_argument(argument: int | float | RankNumber | None) -> tuple[int, ...]:
-    """A launch argument that is no tensor: a number, the rank, or a null pointer.
+    """Encode a launch argument that is not a tensor: a number, the rank, or a null pointer.
 
-    Of a float32 it has the bits.
+    A float is encoded as its float32 bits.
     """
     if argument is None:
         return (NULL,)
@@ -273,12 +273,12 @@ def number_argument(argument: int | float | RankNumber | None) -> tuple[int, ...
 
 
 def program_bytes(program: Program) -> bytes:
-    """A program's file: JSON without spaces."""
+    """Return the contents of a program's file: JSON without spaces."""
     return json.dumps(with_table(stored_keys(program)), separators=(",", ":")).encode() + b"\n"
 
 
 def call_traffic(call: Call) -> Traffic | None:
-    """None where the op says that it is nothing to speak of."""
+    """Return the traffic of a call, or None if the op declares it negligible."""
     stored = [name for name, tensor in call.inputs.items() if tensor.storage.space == "weights"]
     declared = call.op.traffic
     if declared is None or isinstance(declared, NoTraffic):
