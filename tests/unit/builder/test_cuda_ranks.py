@@ -324,7 +324,7 @@ def test_programs_of_ranks_are_read_and_lowered_again(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "options", "message"),
     [
-        ({}, {"tensor_parallel": 3}, "tensor-parallel is 3, must be 1, 2, 4 or 8"),
+        ({}, {"tensor_parallel": 3}, "--tensor-parallel: got 3, expected 1, 2, 4 or 8"),
         ({"num_attention_heads": 20, "num_key_value_heads": 4, "hidden_size": 160, "head_dim": 64,
           "intermediate_size": 256},
          {"tensor_parallel": 8},
@@ -332,12 +332,12 @@ def test_programs_of_ranks_are_read_and_lowered_again(tmp_path: Path) -> None:
          "use 2 or 4"),
         ({"num_attention_heads": 12, "num_key_value_heads": 3, "hidden_size": 192},
          {"tensor_parallel": 2},
-         "the model has 3 KV heads, which 2 GPUs cannot share; leave --tensor-parallel out"),
+         "the model has 3 KV heads, which 2 GPUs cannot share; remove --tensor-parallel"),
         ({**WIDE, "intermediate_size": 192}, {"tensor_parallel": 4},
-         "down_proj, K 192, does not divide into 4 × 32; use 2"),
+         "down_proj has K 192, which is not a multiple of 4 × 32; use 2"),
         (WIDE, {"tensor_parallel": 2, "specpv": True, "max_seq_len": 512,
                 "specpv_partial_threshold": 256},
-         "--tensor-parallel 2 and --specpv: not built for several GPUs; leave one out"),
+         "--tensor-parallel 2 and --specpv: not supported together; remove one"),
     ],
 )  # fmt: skip
 def test_what_several_gpus_cannot_share_is_refused(

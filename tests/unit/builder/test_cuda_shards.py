@@ -74,7 +74,7 @@ def test_codes_that_ranks_cannot_share_are_refused(tmp_path: Path) -> None:
     """Three units of 64 columns, of which two ranks would have one and a half."""
     write_llama(tmp_path / "model", **{**SIZES, "intermediate_size": 192})
     write_quantized(tmp_path, FORMATS["awq"])
-    message = r"down_proj.* has 3 units of codes along K, .*; build with --weights-dtype bf16"
+    message = r"down_proj.* has 3 quantized units along K, .*; build with --weights-dtype bf16"
     with pytest.raises(SpecbuildError, match=message):
         fused_model(tmp_path / "model", **LIMITS, tensor_parallel=2)
     fused_model(tmp_path / "model", **LIMITS, tensor_parallel=2, weights_dtype="bf16")

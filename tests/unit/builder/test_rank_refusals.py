@@ -55,15 +55,15 @@ STATES = GatedDelta(key_heads=16, value_heads=32, key_width=128, value_width=128
 def test_parts_of_hybrids_and_of_gemma_are_refused(changes: dict[str, Any], part: str) -> None:
     require_shares(GPT_OSS_20B, 2)
     expected = (
-        f"--tensor-parallel 2: the model {part}, which is not built for several GPUs; "
-        "leave --tensor-parallel out"
+        f"--tensor-parallel 2: the model {part}, which several GPUs do not support; "
+        "remove --tensor-parallel"
     )
     with pytest.raises(SpecbuildError, match=f"^{re.escape(expected)}$"):
         require_shares(replace(GPT_OSS_20B, **changes), 2)
 
 
 def test_trained_latents_are_refused() -> None:
-    expected = "--tensor-parallel 4: trained latents (mla_kv.safetensors) are not built for several"
+    expected = "--tensor-parallel 4: trained latents (mla_kv.safetensors) do not support several"
     with pytest.raises(SpecbuildError, match=re.escape(expected)):
         require_shares(replace(GPT_OSS_20B, latent_dims=(512,) * 24), 4)
 
@@ -74,6 +74,6 @@ def test_modes_of_one_gpu_are_refused(tmp_path: Path, field: str, flag: str) -> 
     _, engine_sizes = fused_engine(tmp_path, None, max_seq_len=64, max_batch_size=1, page_size=16)
     with_mode: Any = {field: object()}
     require_shared_modes(replace(engine_sizes, **with_mode))
-    expected = f"--tensor-parallel 2 and {flag}: not built for several GPUs; leave one out"
+    expected = f"--tensor-parallel 2 and {flag}: not supported together; remove one of the options"
     with pytest.raises(SpecbuildError, match=f"^{re.escape(expected)}$"):
         require_shared_modes(replace(engine_sizes, ranks=2, **with_mode))

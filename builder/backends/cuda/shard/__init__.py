@@ -1,1 +1,1 @@
-"""Tensor parallelism: fused graphs of one GPU become those of a rank, weights by rank."""
+"""Tensor parallelism: converts fused graphs for one GPU to those of a rank, and splits weights."""

@@ -1,8 +1,8 @@
-"""The pass that makes a target's fused graph one rank's (Megatron-LM, arXiv 1909.08053).
+"""The pass that converts a target's fused graph to that of a rank (Megatron-LM, arXiv 1909.08053).
 
-Projections into heads and inner widths give a rank's share of rows and need no exchange. Those back
-into the hidden width multiply a rank's share of columns: their fp32 partial sums are added up over
-the ranks, in rank order, before bias and residual. Everything else runs alike on every rank.
+Projections to heads and inner widths compute a rank's share of rows and need no exchange.
+Projections back to the hidden width multiply a rank's share of columns. Their fp32 partial sums are
+added over the ranks, in rank order, before bias and residual. Everything else is replicated.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ from specbuild.plugins_cuda.registry import op_named
 from specbuild.runtime.engine_dir.ranks import heads_of_rank
 from specbuild.runtime.errors import SpecbuildError
 
-# Ops whose rows hold a rank's share of what the next projection multiplies.
+# Ops whose output rows contain only a rank's share of the next projection's input.
 _SHARDED_ROWS = ("PagedTreeAttention", "MlaAttention", "RmsSwiglu")
 
 Split = Callable[[torch.Tensor], torch.Tensor]
 
 
 def shard_target(model: ir.Model, *, ranks: int) -> int:
-    """Rewrites the nodes of a target's graph for one of ``ranks`` ranks; how many there are."""
+    """Rewrite the nodes of a target's graph for one of ``ranks`` ranks, and return their number."""
     graph = model.graph
     exchange = _exchange_inputs(graph, ranks)
     changed = 0
@@ -57,7 +57,7 @@ def shard_target(model: ir.Model, *, ranks: int) -> int:
 
 @dataclass(frozen=True)
 class _Node:
-    """A node to be rewritten, and what takes its place."""
+    """A node to be rewritten, with the functions that replace it."""
 
     graph: ir.Graph
     node: ir.Node
@@ -66,61 +66,63 @@ class _Node:
 
     @property
     def inputs(self) -> dict[str, ir.Value | None]:
-        """Its inputs by declared name."""
+        """The inputs by declared name."""
         names = [spec.name for spec in op_named(self.node.op_type).inputs]
-        given = [*self.node.inputs, *[None] * (len(names) - len(self.node.inputs))]
-        return dict(zip(names, given, strict=True))
+        values = [*self.node.inputs, *[None] * (len(names) - len(self.node.inputs))]
+        return dict(zip(names, values, strict=True))
 
     @property
     def attributes(self) -> dict[str, Any]:
-        """Its attributes as plain values."""
+        """The attributes as Python values."""
         return {name: attribute.value for name, attribute in self.node.attributes.items()}
 
     def shards(self, name: str, split: Split) -> ir.Value | None:
-        """The parts of the weight that is this input; None where it is absent."""
+        """Return the parts of the weight at this input, or None if it is absent."""
         value = self.inputs[name]
         return None if value is None else derive_shards(self.graph, value, self.ranks, split)
 
-    def becomes(
+    def replace_with(
         self, inputs: dict[str, ir.Value | None], *sizes: Sizes | ir.Shape, **attributes: Any
     ) -> None:
-        """The same op with other inputs and attributes, whose outputs have these sizes."""
+        """Replace the node by the same op with other inputs, attributes and output sizes."""
         kind, all_attributes = self.node.op_type, {**self.attributes, **attributes}
-        made = place(self.node, kind, {**self.inputs, **inputs}, sizes, **all_attributes)
-        for old, new in zip(self.node.outputs, made, strict=True):
+        outputs = place(self.node, kind, {**self.inputs, **inputs}, sizes, **all_attributes)
+        for old, new in zip(self.node.outputs, outputs, strict=True):
             take_place(old, new, self.graph)
 
-    def exchanges(self, kind: str, inputs: dict[str, ir.Value | None], **attributes: Any) -> None:
-        """An op that exchanges data gives the node's only output."""
+    def replace_with_exchange(
+        self, kind: str, inputs: dict[str, ir.Value | None], **attributes: Any
+    ) -> None:
+        """Replace the node by an op that exchanges data and computes its only output."""
         (old,) = self.node.outputs
         assert old.shape is not None
-        # The number of the exchange is the program's, which may have several passes of the graph.
+        # The program assigns the number of the exchange: it can run the graph several times.
         numbered = {**attributes, "ranks": self.ranks, "exchange": 0}
         (new,) = place(self.node, kind, {**inputs, **self.exchange}, [old.shape], **numbered)
         take_place(old, new, self.graph)
 
 
 def _exchange_inputs(graph: ir.Graph, ranks: int) -> dict[str, ir.Value | None]:
-    """What ops exchange by, as inputs of the graph."""
+    """Add the inputs that ops need for an exchange, and return them."""
     shapes = {"inbox": (2, ranks - 1, "words", 2), "state": (2,), "fault": (8,)}
-    made: dict[str, ir.Value | None] = {}
+    inputs: dict[str, ir.Value | None] = {}
     for name, shape in shapes.items():
         kind = ir.TensorType(ir.DataType.INT32)
         value = ir.Value(name=EXCHANGE[name], shape=ir.Shape(shape), type=kind)
         graph.inputs.append(value)
-        made[name] = value
-    return made
+        inputs[name] = value
+    return inputs
 
 
 def _qkv(at: _Node) -> int:
     q_heads, kv_heads = at.attributes["q_heads"], at.attributes["kv_heads"]
     split = partial(by_heads, q_heads=q_heads, kv_heads=kv_heads, ranks=at.ranks)
-    own, (q, *pools) = q_heads // at.ranks, at.node.outputs
-    at.becomes(
+    rank_heads, (q, *pools) = q_heads // at.ranks, at.node.outputs
+    at.replace_with(
         {"weight": at.shards("weight", split), "bias": at.shards("bias", split)},
-        (ROWS, own, static(q, 2)),
+        (ROWS, rank_heads, static(q, 2)),
         *[pool.shape for pool in pools if pool.shape is not None],
-        q_heads=own,
+        q_heads=rank_heads,
         kv_heads=heads_of_rank(kv_heads, at.ranks),
     )
     return 1
@@ -129,7 +131,7 @@ def _qkv(at: _Node) -> int:
 def _attention(at: _Node) -> int:
     sinks = at.shards("sinks", partial(by_rows, ranks=at.ranks))
     width = static(at.node.outputs[0], 2)
-    at.becomes({"sinks": sinks}, (ROWS, static(at.inputs["q"], 1), width))
+    at.replace_with({"sinks": sinks}, (ROWS, static(at.inputs["q"], 1), width))
     return 1
 
 
@@ -137,12 +139,12 @@ def _swiglu(at: _Node) -> int:
     split = partial(by_rows, ranks=at.ranks)
     inner = static(at.node.outputs[0], 1) // at.ranks
     weights = {name: at.shards(name, split) for name in ("gate_up", "bias")}
-    at.becomes(weights, (ROWS, inner))
+    at.replace_with(weights, (ROWS, inner))
     return 1
 
 
 def _linear(at: _Node) -> int:
-    """A projection of a rank's share of values; one that makes queries of latents gives a share."""
+    """Split a projection of a rank's values, or one that computes queries for absorption."""
     x, (y,) = at.inputs["x"], at.node.outputs
     before = None if x is None else x.producer()
     if before is not None and before.op_type in _SHARDED_ROWS:
@@ -150,36 +152,38 @@ def _linear(at: _Node) -> int:
         weight = at.shards("weight", partial(by_columns, ranks=at.ranks))
         assert y.shape is not None
         (sums,) = place(at.node, "LinearPartial", {"x": x, "weight": weight}, [y.shape])
-        at.exchanges("RankSum", {"partial": sums, **_pick(at.inputs, "bias", "residual")})
+        at.replace_with_exchange(
+            "RankSum", {"partial": sums, **_pick(at.inputs, "bias", "residual")}
+        )
         return 1
     if all(user.op_type == "AbsorbQuery" for user in y.consumers()):
         split = partial(by_rows, ranks=at.ranks)
         shards = {name: at.shards(name, split) for name in ("weight", "bias")}
-        at.becomes(shards, (ROWS, static(y, 1) // at.ranks))
+        at.replace_with(shards, (ROWS, static(y, 1) // at.ranks))
         return 1
-    raise AssertionError(f"{y.name}: a projection that ranks do not share")
+    raise AssertionError(f"{y.name}: no rule splits this projection")
 
 
 def _require_units(at: _Node) -> None:
-    """SpecbuildError where ranks do not share a weight's units of columns and scales evenly."""
+    """Raise SpecbuildError if ranks cannot split a weight's units of columns evenly."""
     weight = at.inputs["weight"]
     units = static(weight, 1)
     if units % at.ranks:
         raise SpecbuildError(
-            f"--tensor-parallel {at.ranks}: {stem(weight)} has {units} units of codes along K, "
-            f"which do not divide into {at.ranks}; build with --weights-dtype bf16"
+            f"--tensor-parallel {at.ranks}: {stem(weight)} has {units} quantized units along K, "
+            f"which is not a multiple of {at.ranks}; build with --weights-dtype bf16"
         )
 
 
 def _low_rank(at: _Node) -> int:
-    """Latents are whole on every rank; queries that nothing projects again are a rank's heads."""
+    """Replicate latents; queries without a further projection are split by heads."""
     q, pool = at.node.outputs
     if not all(user.op_type == "AbsorbQuery" for user in q.consumers()):
         return 0
     width = static(q, 1)
     split = partial(first_rows_by_rank, rows=width // TILE_ROWS, ranks=at.ranks)
     assert at.inputs["q_norm"] is None and pool.shape is not None
-    at.becomes({"weight": at.shards("weight", split)}, (ROWS, width // at.ranks), pool.shape)
+    at.replace_with({"weight": at.shards("weight", split)}, (ROWS, width // at.ranks), pool.shape)
     return 1
 
 
@@ -187,7 +191,7 @@ def _absorb(at: _Node) -> int:
     heads = at.attributes["q_heads"] // at.ranks
     weight = at.shards("weight", partial(by_rows, ranks=at.ranks))
     width = static(at.node.outputs[0], 2)
-    at.becomes({"weight": weight}, (ROWS, heads, width), q_heads=heads)
+    at.replace_with({"weight": weight}, (ROWS, heads, width), q_heads=heads)
     return 1
 
 
@@ -196,7 +200,7 @@ def _mla_attention(at: _Node) -> int:
     values = at.shards("w_v", partial(by_middle_axis, ranks=at.ranks))
     sinks = at.shards("sinks", partial(by_rows, ranks=at.ranks))
     sizes = (ROWS, static(at.inputs["q"], 1), static(at.node.outputs[0], 2))
-    at.becomes({"w_v": values, "sinks": sinks}, sizes)
+    at.replace_with({"w_v": values, "sinks": sinks}, sizes)
     return 1
 
 
@@ -208,7 +212,7 @@ def _moe(at: _Node) -> int:
         "down": at.shards("down", partial(expert_down, inner=inner, ranks=at.ranks)),
         "down_bias": at.shards("down_bias", partial(only_first, ranks=at.ranks)),
     }
-    at.exchanges("RankMoe", {**at.inputs, **shards}, **at.attributes)
+    at.replace_with_exchange("RankMoe", {**at.inputs, **shards}, **at.attributes)
     return 1
 
 
