@@ -11,7 +11,7 @@ from example_engine import CHAIN, on_gpu, records
 
 from specbuild.builder.backends.cuda.compile.nvrtc import Compiler
 from specbuild.builder.backends.cuda.plan.plan_reader import read_programs
-from specbuild.builder.backends.cuda.tactics.tactic_book import given_tactics, shipped_tactics
+from specbuild.builder.backends.cuda.tactics.tactic_book import shipped_tactics, tactics_from_file
 from specbuild.builder.backends.cuda.tactics.tactic_file import read_tactics
 from specbuild.builder.backends.cuda.tuning.choice import measure_all, shapes_of
 from specbuild.builder.backends.cuda.tuning.timer import GpuTimer
@@ -68,7 +68,7 @@ def test_every_shape_gets_its_times_and_no_candidate_differs(
     kept, shipped = read_tactics(file).entries, shipped_tactics("sm_90a").file.entries
     new = len({entry.key for entry in kept} - {entry.key for entry in shipped})
     assert 0 < new <= len(report.measured) <= len(kept) <= new + len(shipped)
-    assert given_tactics(file, "sm_90a").file.device == report.device
+    assert tactics_from_file(file, "sm_90a").file.device == report.device
     verify_files(tuned, read_manifest(tuned))
 
 

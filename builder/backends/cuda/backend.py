@@ -1,4 +1,4 @@
-"""The ``cuda`` backend: models become programs of kernel launches, the other roles their ops."""
+"""The ``cuda`` backend: models become programs of kernel launches, other roles become their ops."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from specbuild.builder.backends.backend import (
 )
 from specbuild.builder.backends.cuda.check import (
     batch_warnings,
-    require_coded_caches,
     require_cuda_support,
     require_one_view,
+    require_quantized_caches,
     require_readable_keys,
 )
 from specbuild.builder.backends.cuda.compile.nvrtc import Compiler, target_of
@@ -55,16 +55,16 @@ from specbuild.runtime.engine_dir.geometry import TargetGeometry
 def fused_model(
     graphs: PortableGraphs, options: KernelBackendOptions, progress: Progress
 ) -> tuple[CudaModel, tuple[PassResult, ...]]:
-    """The fused graphs that programs are lowered from, and what each pass changed."""
+    """Return the fused graphs from which programs are lowered, and the changes of each pass."""
     sources, draft = graphs.sources, graphs.sources.draft_geometry
     models = {role: graphs.models[role] for role in model_roles(sources)}
     dtype = (draft.dtype if draft is not None else None) or SIZES.draft_dtype
     target_geometry = sources.target_geometry
-    codes = options.requested.kernels.weights_dtype in (None, "checkpoint")
+    keeps_quantized = options.requested.kernels.weights_dtype in (None, "checkpoint")
     kept = None
-    if codes and sources.quantized:
+    if keeps_quantized and sources.quantized:
         kept = KeptCodes(*_why_tables_are_bf16(sources, options, graphs.engine_sizes.ranks))
-    made = partial(
+    passes_of = partial(
         cuda_passes,
         kept=kept,
         draft_dtype=dtype,
@@ -72,21 +72,21 @@ def fused_model(
         tied=target_geometry.tied_head,
         ranks=graphs.engine_sizes.ranks,
     )
-    passes = run_role_passes(models, made, options.requested.dump_passes, progress)
-    screens = options.requested.kernels.prefilter_head
+    passes = run_role_passes(models, passes_of, options.requested.dump_passes, progress)
+    prefilter_head = options.requested.kernels.prefilter_head
     quantized = None if kept is None else kept.record(sources.quantized.values())
-    model = CudaModel(models, target_geometry, draft_parts(sources), screens, quantized)
+    model = CudaModel(models, target_geometry, draft_parts(sources), prefilter_head, quantized)
     return model, passes
 
 
 def _why_tables_are_bf16(
     sources: WeightSources, options: KernelBackendOptions, ranks: int
 ) -> tuple[str, str]:
-    """Why a quantized head, and an embedding, are dequantized; empty where kernels decode them."""
+    """Return why the head and the embedding are dequantized; empty if kernels dequantize them."""
     tied = sources.target_geometry.tied_head
     if sources.drafts:
-        return ("drafts may read it",) * 2
-    table = "GPUs share the head, not the table" if tied and ranks > 1 else ""
+        return ("drafts can read it",) * 2
+    table = "GPUs share the head, but not the embedding" if tied and ranks > 1 else ""
     head = "--prefilter-head copies it" if options.requested.kernels.prefilter_head else table
     return head, head if tied else ""
 
@@ -117,7 +117,7 @@ class CudaBackend:
     def check_engine_sizes(self, engine_sizes: EngineSizes) -> tuple[str, ...]:
         """See :class:`Backend`."""
         require_shared_modes(engine_sizes)
-        require_coded_caches(engine_sizes)
+        require_quantized_caches(engine_sizes)
         require_readable_keys(engine_sizes)
         require_one_view(engine_sizes)
         return batch_warnings(engine_sizes)
@@ -129,19 +129,21 @@ class CudaBackend:
         model, passes = fused_model(graphs, options, progress)
         target, compiler = target_of(options.gpu), Compiler(options.gpu)
 
-        def make(lowering: CallLowering) -> tuple[LoweredEngine, CudaEngine] | Unsupported:
+        def compile_with(lowering: CallLowering) -> tuple[LoweredEngine, CudaEngine] | Unsupported:
             lowered = lower_engine(model, graphs.engine_sizes, target, lowering)
             if options.tuned_only:
                 require_tuned(lowering.tactics, lowering.choices(p for _, p in lowered.programs))
             engine = compile_engine(lowered, compiler, progress)
             return engine if isinstance(engine, Unsupported) else (lowered, engine)
 
-        lowering, (lowered, engine) = without_spills(target, options.tactics, make)
+        lowering, (lowered, engine) = without_spills(target, options.tactics, compile_with)
         choices = lowering.choices(program for _, program in lowered.programs)
         tactics = tactics_report(lowering.tactics, choices)
-        foreign = of_other_compilers([c.entry for c in choices if c.entry], compiler.version)
-        told = (*lowering.left_out, *foreign)
-        report = replace(engine.report, tactics=tactics, left_out=told)
+        foreign_tactics = of_other_compilers(
+            [c.entry for c in choices if c.entry], compiler.version
+        )
+        left_out = (*lowering.left_out, *foreign_tactics)
+        report = replace(engine.report, tactics=tactics, left_out=left_out)
         return Lowered(
             lowered.engine_sizes,
             {},

@@ -1,4 +1,4 @@
-"""The draft models of an engine as its steps take them, out of the checkpoints."""
+"""The draft models of an engine in the form that its steps need, from the checkpoints."""
 
 from __future__ import annotations
 
@@ -13,55 +13,59 @@ from specbuild.runtime.errors import SpecbuildError
 
 
 def draft_parts(sources: WeightSources) -> tuple[DraftParts, ...]:
-    """The parts of every draft, the first one in front."""
-    read = aux_layers_of([draft.geometry for draft in sources.drafts.values()])
+    """Return the parts of every draft, the first draft first."""
+    captured = aux_layers_of([draft.geometry for draft in sources.drafts.values()])
     several = len(sources.drafts) > 1
-    found = []
+    parts = []
     for group, draft in sources.drafts.items():
         geometry = draft.geometry
-        columns = _columns(geometry, read)
-        found.append(
+        columns = _columns(geometry, captured)
+        parts.append(
             DraftParts(
                 draft.record.kind if several else "",
                 group,
                 geometry,
                 draft_family(geometry.architecture).cuda.step,
                 sources.d2t(group),
-                len(read),
+                len(captured),
                 columns,
-                _mask_states(sources, group, columns, len(read)),
+                _mask_states(sources, group, columns, len(captured)),
             )
         )
-    return tuple(found)
+    return tuple(parts)
 
 
-def _columns(geometry: DraftGeometry, read: tuple[int, ...]) -> tuple[int, ...] | None:
-    """Where the layers of a draft stand among those that all read; None: they are all."""
-    own = geometry.aux_layers
-    if own == read:
+def _columns(geometry: DraftGeometry, captured: tuple[int, ...]) -> tuple[int, ...] | None:
+    """Return the positions of a draft's layers among all captured layers; None if it reads all."""
+    aux_layers = geometry.aux_layers
+    if aux_layers == captured:
         return None
-    # The first draft's stand in front as they are, also one that it reads twice.
-    first = own == read[: len(own)]
-    return tuple(range(len(own))) if first else tuple(read.index(layer) for layer in own)
+    # The first draft's layers come first and in its order, even if it reads one twice.
+    first = aux_layers == captured[: len(aux_layers)]
+    return (
+        tuple(range(len(aux_layers)))
+        if first
+        else tuple(captured.index(layer) for layer in aux_layers)
+    )
 
 
 def _mask_states(
     sources: WeightSources, group: str, columns: tuple[int, ...] | None, layers: int
 ) -> Recipe | None:
-    """The states of mask rows, in the columns of the draft's layers; None without such rows."""
+    """Return the hidden states of mask rows in the columns of the draft's layers, or None."""
     states, geometry = sources.mask_hidden(group), sources.drafts[group].geometry
     if states is None or columns is None:
         return states
     if len(set(columns)) < len(columns):
         raise SpecbuildError(
-            f"--draft: the {geometry.architecture} reads a layer twice, for which its mask rows "
-            "have other states; give it first"
+            f"--draft: the {geometry.architecture} reads a layer twice, so its mask rows have "
+            "separate states for it; list this draft first"
         )
     width = states.shape[0] // len(columns)
 
     def spread() -> torch.Tensor:
-        found = torch.zeros(layers, width, dtype=states.dtype)
-        found[list(columns)] = states.checked().view(-1, width)
-        return found.flatten()
+        rows = torch.zeros(layers, width, dtype=states.dtype)
+        rows[list(columns)] = states.checked().view(-1, width)
+        return rows.flatten()
 
     return Recipe((layers * width,), states.dtype, states.sources, spread)

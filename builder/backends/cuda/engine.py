@@ -1,4 +1,4 @@
-"""Builds the CUDA part of an engine: which programs it has, their launches, kernels and plan."""
+"""Builds the CUDA part of an engine: its programs, their launches, the kernels and the plan."""
 
 from __future__ import annotations
 
@@ -70,25 +70,24 @@ NamedPrograms: TypeAlias = tuple[tuple[ProgramEntry, LoweredProgram], ...]
 
 @dataclass(frozen=True)
 class CudaModel:
-    """What a CUDA engine is built from: fused graphs by role, the target's shape, its drafts.
+    """The inputs of a CUDA engine: fused graphs by role, the target's geometry and the drafts.
 
-    ``screens``: the target's head is stored in its screened form too. ``quantized``: how the
-    weights of a quantized checkpoint are stored.
+    With ``prefilter_head`` the target's head is also stored in int8. ``quantized`` describes the
+    stored weights of a quantized checkpoint.
     """
 
     models: Mapping[str, ir.Model]
     target: TargetGeometry
     drafts: tuple[DraftParts, ...]
-    screens: bool = False
+    prefilter_head: bool = False
     quantized: QuantizedProducts | None = None
 
 
 @dataclass(frozen=True)
 class LoweredEngine:
-    """Every program lowered, nothing compiled.
+    """Every program lowered but not compiled. ``engine_sizes`` include the programs' caches.
 
-    ``engine_sizes`` include the caches that the programs need.
-    ``refused`` gives the reason prompt chunks of other sizes are not among them.
+    ``refused`` has the reasons against prompt chunks of other sizes.
     """
 
     engine_sizes: EngineSizes
@@ -100,14 +99,14 @@ class LoweredEngine:
 
     @property
     def weights(self) -> dict[str, Recipe]:
-        """The stored tensors. Larger elements come first, so that each lies at its multiple."""
+        """The stored tensors. Larger elements come first, so that each is aligned to its size."""
         recipes = self.parts.weights.recipes
         return dict(sorted(recipes.items(), key=lambda item: -item[1].dtype.itemsize))
 
 
 @dataclass(frozen=True)
 class CudaEngine:
-    """What goes into the directory beside the weights, by file name, and what is told of it."""
+    """The files of the engine directory by name, without the weights, and the build report."""
 
     plan: Plan
     files: Mapping[str, bytes]
@@ -117,31 +116,30 @@ class CudaEngine:
 def lower_engine(
     model: CudaModel, engine_sizes: EngineSizes, target: Target, lower: Lower | None = None
 ) -> LoweredEngine:
-    """All programs of an engine. Raises SpecbuildError where an op cannot be lowered."""
+    """Lower all programs of an engine. Raises SpecbuildError if an op cannot be lowered."""
     lower = lower or CallLowering(target)
     engine_sizes = with_padded_latents(engine_sizes)
-    # Steps of lossy modes have state that these would leave as it was.
+    # Logit-processor steps would not update the state of lossy modes.
     engine_sizes = replace(
         engine_sizes, adjusted_steps=engine_sizes.specpv is None and engine_sizes.dsa is None
     )
     graphs = {role: FusedGraph(role, graph) for role, graph in model.models.items()}
     prefill, refused = _prefill_rows(model, graphs, engine_sizes, lower)
-    score = tuple(
-        rows for rows in SCORE_ROWS if rows <= _most_rows(engine_sizes) or rows == SCORE_ROWS[0]
-    )
+    max_prompt = _max_prompt_rows(engine_sizes)
+    score = tuple(rows for rows in SCORE_ROWS if rows <= max_prompt or rows == SCORE_ROWS[0])
     reverified = 0 if engine_sizes.specpv is None else engine_sizes.specpv.n_spec_tokens_buf
-    rows = max(*prefill, *score, reverified + engine_sizes.limits.draft_tokens + 1)
-    engine_sizes = with_limits(engine_sizes, replace(engine_sizes.limits, max_rows=rows))
-    parts = _parts(model, graphs, engine_sizes, rows, max(score))
+    max_rows = max(*prefill, *score, reverified + engine_sizes.limits.draft_tokens + 1)
+    engine_sizes = with_limits(engine_sizes, replace(engine_sizes.limits, max_rows=max_rows))
+    parts = _parts(model, graphs, engine_sizes, max_rows, max(score))
     programs = []
     for count in prefill:
         programs.append(_entry(parts, "prefill", count, lower))
     for count in score:
         programs.append(_entry(parts, "score", count, lower))
     programs += _steps(model, parts, engine_sizes, lower)
-    programs += _offered(parts, engine_sizes, lower)
+    programs += _host_proposal_steps(parts, engine_sizes, lower)
     if engine_sizes.adjusted_steps:
-        programs += _adjusted(parts, engine_sizes, lower)
+        programs += _logit_processor_steps(parts, engine_sizes, lower)
     engine_sizes = replace(engine_sizes, ragged_steps=any(entry.is_ragged for entry, _ in programs))
     writer = PlanWriter(
         [lowered for _, lowered in programs],
@@ -157,7 +155,7 @@ def lower_engine(
 def compile_engine(
     lowered: LoweredEngine, compiler: Compiler, progress: Progress
 ) -> CudaEngine | Unsupported:
-    """Compiles every kernel and writes the plan down. Raises SpecbuildError as Compiler does."""
+    """Compile every kernel and write the plan. Raises SpecbuildError like Compiler."""
     return compile_programs(lowered.writer, lowered.programs, lowered.target, compiler, progress)
 
 
@@ -168,7 +166,7 @@ def compile_programs(
     compiler: Compiler,
     progress: Progress,
 ) -> CudaEngine | Unsupported:
-    """The same for the programs of a writer."""
+    """Compile the programs of a writer and write the plan."""
     missing = compiler.missing(writer.kernels)
     progress.start("compiling kernels", len(missing), "source")
     compiled = compiler.compile(writer.kernels, lambda: progress.advance(1))
@@ -187,7 +185,7 @@ def compile_programs(
 
 
 def check_arguments(where: str, lowerings: Iterable[Lowering], compiled: Compiled) -> None:
-    """AssertionError where a launch passes other arguments than its kernel's machine code takes."""
+    """Raise AssertionError if a launch passes other arguments than its kernel's machine code."""
     for lowering in lowerings:
         for launch in lowering.launches:
             entry = compiled.kernels[launch.kernel]
@@ -195,7 +193,7 @@ def check_arguments(where: str, lowerings: Iterable[Lowering], compiled: Compile
             passed = tuple(map(parameter_bytes, launch.arguments))
             if passed != sizes:
                 raise AssertionError(
-                    f"{where}: {entry.name} takes parameters of {sizes} bytes, the launch passes "
+                    f"{where}: {entry.name} has parameters of {sizes} bytes, but the launch passes "
                     f"{passed}"
                 )
 
@@ -206,7 +204,7 @@ def _signatures(cubin: bytes, name: str) -> Signatures:
 
 
 def _check_readable(data: bytes, plan: Plan, entry: ProgramEntry) -> None:
-    """AssertionError where the runtime would refuse a program."""
+    """Raise AssertionError if the runtime would reject a program."""
     try:
         read_launches(data, plan, entry)
     except EngineFileError as error:
@@ -216,25 +214,25 @@ def _check_readable(data: bytes, plan: Plan, entry: ProgramEntry) -> None:
 def _prefill_rows(
     model: CudaModel, graphs: Mapping[str, FusedGraph], engine_sizes: EngineSizes, lower: Lower
 ) -> tuple[tuple[int, ...], tuple[Unsupported, ...]]:
-    """The prompt chunks that all ops of the target and the draft take, and why others are not."""
-    most = _most_rows(engine_sizes)
-    wanted = [rows for rows in PREFILL_ROWS if rows < most]
-    wanted += [rows for rows in PREFILL_ROWS if rows >= most][:1]
-    parts = _parts(model, graphs, engine_sizes, wanted[-1], SCORE_ROWS[-1])
-    taken, refused = [], []
-    for rows in wanted:
-        found = lowered_calls(prefill_program(parts, rows), lower)
-        if isinstance(found, Unsupported):
-            refused.append(Unsupported(f"prompt chunks of {rows} rows: {found.reason}"))
+    """Return the prompt chunks that all ops support, and the reasons against the others."""
+    max_rows = _max_prompt_rows(engine_sizes)
+    sizes = [rows for rows in PREFILL_ROWS if rows < max_rows]
+    sizes += [rows for rows in PREFILL_ROWS if rows >= max_rows][:1]
+    parts = _parts(model, graphs, engine_sizes, sizes[-1], SCORE_ROWS[-1])
+    supported, refused = [], []
+    for rows in sizes:
+        lowered = lowered_calls(prefill_program(parts, rows), lower)
+        if isinstance(lowered, Unsupported):
+            refused.append(Unsupported(f"prompt chunks of {rows} rows: {lowered.reason}"))
         else:
-            taken.append(rows)
-    if not taken:
+            supported.append(rows)
+    if not supported:
         raise SpecbuildError(f"no prompt chunk can be lowered: {refused[-1].reason}")
-    return tuple(taken), tuple(refused)
+    return tuple(supported), tuple(refused)
 
 
-def _most_rows(engine_sizes: EngineSizes) -> int:
-    """Rows that all sequences have together at most."""
+def _max_prompt_rows(engine_sizes: EngineSizes) -> int:
+    """Return the maximum number of prompt rows of all sequences together."""
     return engine_sizes.limits.max_seq_len * engine_sizes.limits.max_batch_size
 
 
@@ -247,7 +245,7 @@ def _parts(
 ) -> EngineParts:
     limits, groups = engine_sizes.limits, layouts(engine_sizes.groups, engine_sizes.ranks)
     (states,) = (*map(partial(state_layout, limits=limits), engine_sizes.states), None)[:1]
-    offered = 0 if engine_sizes.host_drafter is None else engine_sizes.host_drafter.max_tokens
+    max_proposal = 0 if engine_sizes.host_drafter is None else engine_sizes.host_drafter.max_tokens
     depth = max(map(deepest, _shapes(model, engine_sizes).values()), default=0)
     sizes = StateSizes(
         batch=batch_buckets(limits.max_batch_size)[-1],
@@ -262,8 +260,8 @@ def _parts(
         sparse=engine_sizes.dsa is not None,
         checks=engine_sizes.dsa is not None and engine_sizes.dsa.check_interval > 0,
         adjusts=engine_sizes.adjusted_steps,
-        offered=offered,
-        replayed=0 if states is None else max(depth, offered) + 1,
+        offered=max_proposal,
+        replayed=0 if states is None else max(depth, max_proposal) + 1,
         ranks=engine_sizes.ranks,
         exchange_width=model.target.hidden,
     )
@@ -275,13 +273,13 @@ def _parts(
         {draft.drafter: draft for draft in model.drafts},
         engine_sizes.views,
         engine_sizes.dsa,
-        screens=model.screens,
+        prefilter_head=model.prefilter_head,
         states=states,
     )
 
 
 def _shapes(model: CudaModel, engine_sizes: EngineSizes) -> dict[str, tuple[DraftShape, ...]]:
-    """What the steps of each draft are built for, by what forms call it."""
+    """Return the shapes for which each draft's steps are built, by the drafter of their forms."""
     return {
         draft.drafter: draft_shapes(engine_sizes.model_shapes[draft.group])
         for draft in model.drafts
@@ -299,9 +297,9 @@ def _view_sizes(engine_sizes: EngineSizes) -> ViewSizes | None:
 def _entry(
     parts: EngineParts, kind: str, rows: int, lower: Lower
 ) -> tuple[ProgramEntry, LoweredProgram]:
-    """A prefill or score program with what the plan says of it."""
-    make = {"prefill": prefill_program, "score": score_program}[kind]
-    lowered = _lowered(make(parts, rows), lower)
+    """Lower a prefill or score program and return it with its entry in the plan."""
+    build = {"prefill": prefill_program, "score": score_program}[kind]
+    lowered = _lowered(build(parts, rows), lower)
     batch = parts.ports.sizes.batch
     return _described(lowered, kind, batch, rows, NO_DRAFT, full_logits=True), lowered
 
@@ -309,7 +307,7 @@ def _entry(
 def _steps(
     model: CudaModel, parts: EngineParts, engine_sizes: EngineSizes, lower: Lower
 ) -> list[tuple[ProgramEntry, LoweredProgram]]:
-    """The decoding steps but those that verify the host's chains or change logits."""
+    """Return the decode steps except host-proposal and logit-processor steps."""
     forms = step_forms(parts, _shapes(model, engine_sizes), engine_sizes.limits.max_batch_size)
     return [_step(parts, form, lower) for form in forms]
 
@@ -330,46 +328,52 @@ def _step(parts: EngineParts, form: StepForm, lower: Lower) -> tuple[ProgramEntr
     ), lowered
 
 
-def _offered(
+def _host_proposal_steps(
     parts: EngineParts, engine_sizes: EngineSizes, lower: Lower
 ) -> list[tuple[ProgramEntry, LoweredProgram]]:
-    """The steps that verify the host's chains; none without a drafter on the host."""
+    """Return the steps that verify host proposals; none without a host drafter."""
     if engine_sizes.host_drafter is None:
         return []
-    longest = engine_sizes.host_drafter.max_tokens
-    kinds: tuple[KeptLogits, ...] = ("none", "all")
-    # Recurrent states, views and lists have capacity for equal numbers of rows alone.
-    ragged = parts.states is None and parts.views is None and parts.dsa is None
+    max_length = engine_sizes.host_drafter.max_tokens
+    logit_kinds: tuple[KeptLogits, ...] = ("none", "all")
+    # Recurrent states, views and lists need equal numbers of rows per sequence.
+    is_ragged_supported = parts.states is None and parts.views is None and parts.dsa is None
     forms = [
         StepForm(
             batch,
-            DraftShape(1, longest_of, longest_of),
+            DraftShape(1, length, length),
             offered=True,
-            ragged_rows=rows if ragged and batch > 1 else 0,
+            ragged_rows=rows if is_ragged_supported and batch > 1 else 0,
         )
         for batch in batch_buckets(engine_sizes.limits.max_batch_size)
-        for longest_of, rows in offered_sizes(batch, longest, ragged=ragged)
+        for length, rows in offered_sizes(batch, max_length, ragged=is_ragged_supported)
     ]
-    return [_step(parts, replace(form, logits=kept), lower) for form in forms for kept in kinds]
+    return [
+        _step(parts, replace(form, logits=kept), lower) for form in forms for kept in logit_kinds
+    ]
 
 
-def _adjusted(
+def _logit_processor_steps(
     parts: EngineParts, engine_sizes: EngineSizes, lower: Lower
 ) -> list[tuple[ProgramEntry, LoweredProgram]]:
-    """The steps in which logits are changed, and what does so behind prompts."""
-    found = []
-    kinds = (False, True) if parts.ports.sizes.aux_width else (False,)
-    for batch, extends in product(adjusted_batches(engine_sizes.limits.max_batch_size), kinds):
+    """Return the logit-processor steps, and the program that runs them after prompts."""
+    programs = []
+    extend_kinds = (False, True) if parts.ports.sizes.aux_width else (False,)
+    for batch, extends in product(
+        adjusted_batches(engine_sizes.limits.max_batch_size), extend_kinds
+    ):
         lowered = _lowered(adjusted_program(parts, batch, extends=extends), lower)
         entry = _described(lowered, "step", batch, batch, NO_DRAFT, full_logits=True)
-        found.append((replace(entry, changes_logits=True, extends=extends), lowered))
+        programs.append((replace(entry, changes_logits=True, extends=extends), lowered))
     lowered, batch = _lowered(first_token_program(parts), lower), parts.ports.sizes.batch
-    found.append((_described(lowered, "adjust", batch, batch, NO_DRAFT, full_logits=True), lowered))
-    return found
+    programs.append(
+        (_described(lowered, "adjust", batch, batch, NO_DRAFT, full_logits=True), lowered)
+    )
+    return programs
 
 
 def _lowered(program: ProgramIr, lower: Lower) -> LoweredProgram:
-    """A program that is complete."""
+    """Lower a complete program."""
     program.end_exchanges()
     return lower_program(program, lower)
 

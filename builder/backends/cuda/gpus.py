@@ -1,4 +1,4 @@
-"""The GPUs that CUDA engines are built for, by the names that people use."""
+"""The GPUs that CUDA engines support, by their common names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sizes and forms of layers that CUDA kernels compute, of targets and of draft models."""
+"""The sizes and kinds of layers that CUDA kernels support, in targets and draft models."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ class LayeredDraft(DraftGeometry, Protocol):
 
 
 def require_tiles(model: str, *, rows: dict[str, int], columns: dict[str, int]) -> None:
-    """SpecbuildError naming a size that is no multiple of a kernel's tile."""
+    """Raise SpecbuildError for a size that is not a multiple of a kernel's tile."""
     for sizes, tile in ((rows, TILE_ROWS), (columns, BLOCK)):
         for name, size in sizes.items():
             if size % tile:
                 raise SpecbuildError(
-                    f"the {model}'s {name} is {size}, CUDA kernels need a multiple of {tile}; "
+                    f"the {model}'s {name} is {size}, but CUDA kernels need a multiple of {tile}; "
                     "build with --backend cpu"
                 )
 
 
 def require_heads(model: str, g: TargetGeometry | LayeredDraft) -> None:
-    """SpecbuildError naming heads that no kernel attends with."""
+    """Raise SpecbuildError for attention heads without a kernel."""
     require_tiles(
         model,
         rows={"head_dim": g.head_dim},
@@ -47,23 +47,23 @@ def require_heads(model: str, g: TargetGeometry | LayeredDraft) -> None:
     )
     if g.head_dim not in WIDTHS or g.q_heads // g.kv_heads > MAX_GROUP:
         raise SpecbuildError(
-            f"the {model} has {g.q_heads} query and {g.kv_heads} KV heads of {g.head_dim}, CUDA "
-            f"kernels take heads of {', '.join(map(str, WIDTHS))} and up to {MAX_GROUP} query "
-            "heads per KV head; build with --backend cpu"
+            f"the {model} has {g.q_heads} query and {g.kv_heads} KV heads of {g.head_dim}, but "
+            f"CUDA kernels support heads of {', '.join(map(str, WIDTHS))} and up to {MAX_GROUP} "
+            "query heads per KV head; build with --backend cpu"
         )
 
 
 def require_head_norms(attention: AttentionParts) -> None:
-    """SpecbuildError for norms of a draft's queries and keys that no kernel computes."""
+    """Raise SpecbuildError for norms of a draft's queries and keys without a kernel."""
     if attention.qk_norm == "all_heads":
         raise SpecbuildError(
-            "the draft norms the queries of all heads together before they turn: CUDA kernels "
-            "norm head by head; build with --backend cpu"
+            "the draft normalizes the queries of all heads together before RoPE, but CUDA kernels "
+            "normalize each head; build with --backend cpu"
         )
 
 
 def require_mla(model: str, heads: int, mla: MlaGeometry) -> None:
-    """SpecbuildError naming what no kernel computes of layers that were made with latents."""
+    """Raise SpecbuildError for sizes of native latent attention (MLA) without a kernel."""
     columns = {
         "kv_lora_rank": mla.kv_lora_rank,
         "qk_nope_head_dim": mla.nope_dim,
@@ -72,35 +72,37 @@ def require_mla(model: str, heads: int, mla: MlaGeometry) -> None:
     if mla.q_lora_rank is not None:
         columns["q_lora_rank"] = mla.q_lora_rank
     require_tiles(model, rows={"qk_rope_head_dim": mla.rope_dim}, columns=columns)
-    most = {
+    limits = {
         "kv_lora_rank": (mla.kv_lora_rank, MAX_ABSORBED_VALUE),
         "kv_lora_rank + qk_rope_head_dim": (mla.entry_width, MAX_ABSORBED),
         "qk_nope_head_dim": (mla.nope_dim, MAX_NOPE),
     }
-    for name, (size, largest) in most.items():
+    for name, (size, largest) in limits.items():
         if size > largest:
             raise SpecbuildError(
-                f"the {model}'s {name} is {size}, CUDA kernels take up to {largest}; build with "
-                "--backend cpu"
+                f"the {model}'s {name} is {size}, but CUDA kernels support up to {largest}; build "
+                "with --backend cpu"
             )
     if mla.v_dim not in ABSORBED_VALUE_WIDTHS:
         raise SpecbuildError(
-            f"the {model}'s v_head_dim is {mla.v_dim}, CUDA kernels take "
+            f"the {model}'s v_head_dim is {mla.v_dim}, but CUDA kernels support "
             f"{', '.join(map(str, ABSORBED_VALUE_WIDTHS))}; build with --backend cpu"
         )
 
 
-def require_coded_experts(option: str, what: str, dtype: str | None, moe: MoeFeedForward) -> None:
-    """SpecbuildError where an option wants experts in a form that no kernel decodes."""
+def require_quantized_experts(
+    option: str, model: str, dtype: str | None, moe: MoeFeedForward
+) -> None:
+    """Raise SpecbuildError if an option requests a format of experts without a kernel."""
     if dtype == "fp8" and moe.storage != "mxfp4":
         raise SpecbuildError(
-            f"{option} fp8: {what} has experts, which CUDA kernels take in bf16 or mxfp4; leave it "
-            f"out, or build with {option} mxfp4"
+            f"{option} fp8: {model} has experts, which CUDA kernels support in bf16 or mxfp4; "
+            f"remove the option, or build with {option} mxfp4"
         )
 
 
 def require_draft_layers(_target: TargetGeometry, draft: LayeredDraft) -> None:
-    """SpecbuildError naming what no kernel computes of a draft's layers."""
+    """Raise SpecbuildError for parts of a draft's layers without a kernel."""
     require_head_norms(draft.attention)
     require_tiles(
         "draft",

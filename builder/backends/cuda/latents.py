@@ -1,4 +1,4 @@
-"""Latent caches as CUDA kernels hold them: as wide as a whole number of an mma's steps."""
+"""The padding of latent caches to a multiple of an mma's K, as CUDA kernels need it."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from specbuild.runtime.engine_dir.manifest import CacheGroup
 
 
 def with_padded_latents(engine_sizes: EngineSizes) -> EngineSizes:
-    """Return sizes whose latent pools have capacity for the zeros behind each latent."""
+    """Return the sizes with latent pools that have space for the zeros after each latent."""
     return replace(engine_sizes, groups=tuple(_padded(group) for group in engine_sizes.groups))
 
 
 def widen_pools(model: ir.Model, engine_sizes: EngineSizes) -> None:
-    """Gives a portable graph's latent pools the width that they have in sizes of padded ones."""
+    """Widen the latent pools of a portable graph to the padded widths of the engine."""
     widths = {
         f"{group.name}.{layer}.{part}_pool": width
         for group in engine_sizes.groups

@@ -1,7 +1,7 @@
-"""The CUDA lowering: portable graphs to graphs of fused ops, as a readable list of passes.
+"""The CUDA lowering: the list of passes from portable graphs to graphs of fused ops.
 
-Inputs and outputs keep their names. Pools and hidden states are bf16; a page table has lost its
-axis of layers, [B, G, P]; a target that is built with a draft also takes ``captured_blank``.
+Inputs and outputs keep their names. Pools and hidden states are bf16. A page table has the axes
+[B, G, P], without layers. A target that is built with a draft also takes ``captured_blank``.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from specbuild.runtime.engine_dir.drafters.registry import DRAFT_GROUPS
 
 
 def _everywhere(rule: Callable[[ir.Graph, ir.Node], bool]) -> Callable[[ir.Model], int]:
-    """A pass that tries a rule on every node, then removes what the rewritten ones replaced."""
+    """Return a pass that tries a rule on every node, then removes the replaced nodes."""
 
     def run(model: ir.Model) -> int:
         applied = sum(rule(model.graph, node) for node in list(model.graph))
@@ -87,7 +87,7 @@ _DRAFT_ROLES = {own_name(group, role) for group in DRAFT_GROUPS for role in DRAF
 
 
 def shard_pass(ranks: int) -> GraphPass:
-    """The pass that makes a target's graph that of one of so many ranks."""
+    """Return the pass that converts a target's graph to that of one of ``ranks`` ranks."""
     return GraphPass("shard-target", partial(shard_target, ranks=ranks))
 
 
@@ -100,21 +100,22 @@ def cuda_passes(
     kept: KeptCodes | None = None,
     ranks: int = 1,
 ) -> tuple[GraphPass, ...]:
-    """The passes of a role's graph, where the draft's weights are stored as ``draft_dtype``.
+    """Return the passes of a role's graph; a draft's weights are stored as ``draft_dtype``.
 
-    The target's are stored as ``weights_dtype``, or in the codes of a quantized checkpoint where
-    ``kept`` collects them. ``tied``: its embedding is its head. So many ``ranks`` share the target;
-    drafts are whole on each.
+    The target's weights are stored as ``weights_dtype``, or quantized as in the checkpoint if
+    ``kept`` collects them. ``tied`` states that the embedding is also the head. ``ranks`` GPUs
+    share the target, and each has the full drafts.
     """
     storage = storage_named(draft_dtype if role in _DRAFT_ROLES else weights_dtype)
     *fusions, unused, known = CUDA_PASSES
     last = [GraphPass("share-tied-tables", partial(share_tied_tables, tied=tied))]
     if storage is BF16 and kept is not None and role not in _DRAFT_ROLES:
         last.append(GraphPass("keep-codes", partial(keep_codes, kept=kept)))
-    # Codes of a checkpoint are cut as they are; parts of bf16 weights are rounded part by part.
+    # A checkpoint's quantized values are split without change. Parts of bf16 weights are quantized
+    # after the split.
     if ranks > 1 and role == "target":
         last.append(shard_pass(ranks))
     if storage is not BF16:
-        quantise = partial(quantise_weights, storage=storage)
-        last.append(GraphPass("quantise-weights", quantise))
+        quantize = partial(quantise_weights, storage=storage)
+        last.append(GraphPass("quantise-weights", quantize))
     return (*fusions, *last, unused, known)

@@ -1,4 +1,4 @@
-"""The options of a build that engines with CUDA kernels take, and the tactics that they name."""
+"""The options of builds with CUDA kernels, and the tactics that they select."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from specbuild.builder.backends.backend import BackendOptions
 from specbuild.builder.backends.cuda.gpus import supported_gpu
 from specbuild.builder.backends.cuda.tactics.tactic_book import (
     TacticBook,
-    given_tactics,
     shipped_tactics,
+    tactics_from_file,
 )
 from specbuild.builder.backends.foreign_options import refuse_cpu_options, refuse_tensorrt_options
 from specbuild.builder.options import BuildOptions
@@ -18,7 +18,7 @@ from specbuild.runtime.errors import SpecbuildError
 
 @dataclass(frozen=True)
 class KernelBackendOptions(BackendOptions):
-    """``tactics`` choose among the kernels of ``gpu``; ``tuned_only`` refuses a shape without."""
+    """``tactics`` select among the kernels of ``gpu``; ``tuned_only`` requires one per shape."""
 
     gpu: str
     tactics: TacticBook
@@ -26,7 +26,7 @@ class KernelBackendOptions(BackendOptions):
 
 
 def kernel_backend_options(requested: BuildOptions) -> KernelBackendOptions:
-    """SpecbuildError names an option of TensorRT, a GPU without kernels, or a wrong tactic file."""
+    """Validate the options. SpecbuildError for an invalid option, GPU or tactic file."""
     refuse_tensorrt_options(requested)
     gpu = supported_gpu(requested.gpu)
     refuse_cpu_options(requested)
@@ -42,6 +42,6 @@ def kernel_backend_options(requested: BuildOptions) -> KernelBackendOptions:
 
 
 def tactics_of(requested: BuildOptions, gpu: str) -> TacticBook:
-    """The tactics of ``--tactics FILE``, or those that are shipped for the GPU."""
-    given = requested.kernels.tactics
-    return shipped_tactics(gpu) if given is None else given_tactics(given, gpu)
+    """Return the tactics of ``--tactics FILE``, or those shipped for the GPU."""
+    path = requested.kernels.tactics
+    return shipped_tactics(gpu) if path is None else tactics_from_file(path, gpu)

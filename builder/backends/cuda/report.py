@@ -1,4 +1,4 @@
-"""What a build tells of a CUDA engine: kernels, programs, and the bytes that each moves."""
+"""The build report of a CUDA engine: kernels, programs, and the bytes that each program reads."""
 
 from __future__ import annotations
 
@@ -12,22 +12,21 @@ from specbuild.plugins_cuda.launches import Unsupported
 from specbuild.runtime.engine_dir.plan import CompiledKernel, Plan, ProgramEntry
 
 _EXPERTS = "all_experts"
-# The pools of which an op reads what its rows see.
+# The pools whose visible tokens an op reads.
 _CONTEXT_POOLS = {"PagedTreeAttention": ("k_pool", "v_pool"), "MlaAttention": ("c_pool",)}
-# First axes of weights that are looked up by token or by position.
+# The first axes of weights that are lookup tables, by token or by position.
 _TABLES = (("V",), ("P",))
 
 
 @dataclass(frozen=True)
 class ProgramReport:
-    """A program's launches, scratch memory, and the bytes that it reads at least.
+    """A program's launches, its scratch memory, and a lower bound of the bytes that it reads.
 
-    ``weight_bytes`` are those of dense weights, each as often as an op reads it; of a table that
-    is looked up, the rows that are. ``expert_bytes`` is what all experts take that it may read;
-    a launch reads those that its rows chose, of ``experts`` in each layer, and the shared ones,
-    which count as experts.
-    ``context_bytes_per_token`` is read of the caches for every token of a sequence's context, and
-    ``window_bytes`` for a full window, once per sequence.
+    ``weight_bytes`` counts a dense weight as often as an op reads it, and of a lookup table only
+    the rows read. ``expert_bytes`` counts all routed and shared experts; a launch reads only those
+    that its rows select, of ``experts`` in each layer. The caches contribute
+    ``context_bytes_per_token`` for every token of a sequence's context, and ``window_bytes`` for
+    the full window of each sequence.
     """
 
     name: str
@@ -42,12 +41,11 @@ class ProgramReport:
 
 @dataclass(frozen=True)
 class CudaReport:
-    """``memory`` in bytes: weights, caches, state and arena; ring is memory of the host.
+    """``memory`` is in bytes: weights, caches, state and arena; ring is host memory.
 
-    Of an engine of several GPUs it is that of one, with what the others write (exchange).
-
-    ``tactics`` is None where nothing was chosen by a tactic file. ``left_out``: kernels that spill
-    registers, which others stand for, and tactics of other kernels or another compiler.
+    For several GPUs it is the memory of one, including the buffers that the others write
+    (exchange). ``tactics`` is None if no tactic file was used. ``left_out`` lists kernels that
+    spill registers, and tactics for other kernels or another compiler.
     """
 
     gpu: str
@@ -60,7 +58,7 @@ class CudaReport:
 
 
 def cuda_report(plan: Plan, programs: Sequence[tuple[ProgramEntry, LoweredProgram]]) -> CudaReport:
-    """The report of a finished plan."""
+    """Return the report of a finished plan."""
     memory: dict[str, int] = dict.fromkeys(("weights", "cache", "state", "ring", ARENA), 0)
     for buffer in plan.buffers:
         memory[buffer.space] = memory.get(buffer.space, 0) + buffer.bytes
@@ -74,37 +72,37 @@ def cuda_report(plan: Plan, programs: Sequence[tuple[ProgramEntry, LoweredProgra
 
 
 def _program(entry: ProgramEntry, lowered: LoweredProgram) -> ProgramReport:
-    dense = experts_bytes = experts = context = window = 0
+    weight_bytes = expert_bytes = experts = context_bytes = window_bytes = 0
     for call in lowered.ir.calls:
         for name, tensor in call.inputs.items():
             if tensor.storage.space != "weights":
                 continue
             if _EXPERTS in call.op.tensor(name).axes[:1]:
-                experts_bytes += tensor.info.nbytes
+                expert_bytes += tensor.info.nbytes
                 experts = tensor.shape[0]
             else:
-                dense += _read_bytes(call, name)
+                weight_bytes += _read_bytes(call, name)
         if call.op.name in _CONTEXT_POOLS:
             pools = [call.inputs[name] for name in _CONTEXT_POOLS[call.op.name]]
             per_token = sum(tensor_bytes((p.shape[1], p.shape[3]), p.info.dtype) for p in pools)
             if call.attributes["window"]:
-                window += per_token * call.attributes["window"]
+                window_bytes += per_token * call.attributes["window"]
             else:
-                context += per_token
+                context_bytes += per_token
     return ProgramReport(
         name=entry.name,
         launches=entry.launches,
         arena_bytes=lowered.arena_bytes,
-        weight_bytes=dense,
-        expert_bytes=experts_bytes,
+        weight_bytes=weight_bytes,
+        expert_bytes=expert_bytes,
         experts=experts,
-        context_bytes_per_token=context,
-        window_bytes=window,
+        context_bytes_per_token=context_bytes,
+        window_bytes=window_bytes,
     )
 
 
 def _read_bytes(call: Call, name: str) -> int:
-    """Bytes of a weight that a call reads: all, or of a table one row for every row."""
+    """Return the bytes of a weight that a call reads; of a table, one table row per row."""
     tensor = call.inputs[name]
     if call.op.tensor(name).axes[:1] not in _TABLES:
         return tensor.info.nbytes

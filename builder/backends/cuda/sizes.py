@@ -1,4 +1,4 @@
-"""The sizes of engines that launch CUDA kernels, where nothing is asked for."""
+"""The default sizes of engines with CUDA kernels."""
 
 from __future__ import annotations
 

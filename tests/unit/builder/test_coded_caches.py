@@ -128,9 +128,9 @@ SPECPV = {
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"backend": "cuda"}, "full has heads of 16, CUDA kernels read codes of 32, 64, 96, 128"),
-        (SPECPV, "SpecPV chooses blocks by keys that are no codes"),
-        ({**SPECPV, "backend": "cuda"}, "choose SpecPV's blocks by keys in bf16"),
+        ({"backend": "cuda"}, "full has heads of 16, but CUDA kernels support 32, 64, 96, 128"),
+        (SPECPV, "SpecPV scores blocks by keys that are not quantized"),
+        ({**SPECPV, "backend": "cuda"}, "select SpecPV's blocks by bf16 keys"),
     ],
 )
 def test_what_reads_no_codes_is_refused(

@@ -219,7 +219,10 @@ def test_experts_that_no_kernel_computes_are_refused(tmp_path: Path) -> None:
     for changes, message in (
         ({"experts": 640}, "top 3 of 640 experts, its CUDA kernels know 1 to 10 of up to 512"),
         ({"choice_bias": True}, "gating 'softmax_selected' with a choice bias, .* know sigmoid, "),
-        ({"inner": 24}, "intermediate_size of experts is 24, CUDA kernels need a multiple of 32"),
+        (
+            {"inner": 24},
+            "intermediate_size of experts is 24, but CUDA kernels need a multiple of 32",
+        ),
     ):
         other = (*geometry.feed_forwards, replace(moe, **changes))
         with pytest.raises(SpecbuildError, match=message):

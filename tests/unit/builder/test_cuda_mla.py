@@ -186,17 +186,17 @@ def test_what_its_layers_launch_can_be_drawn_for_tuning(engine: LoweredEngine) -
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"nope_dim": 224}, "qk_nope_head_dim is 224, CUDA kernels take up to 192"),
-        ({"nope_dim": 40}, "qk_nope_head_dim is 40, CUDA kernels need a multiple of 32"),
-        ({"rope_dim": 8}, "qk_rope_head_dim is 8, CUDA kernels need a multiple of 16"),
-        ({"kv_lora_rank": 48}, "kv_lora_rank is 48, CUDA kernels need a multiple of 32"),
-        ({"kv_lora_rank": 544}, "kv_lora_rank is 544, CUDA kernels take up to 512"),
+        ({"nope_dim": 224}, "qk_nope_head_dim is 224, but CUDA kernels support up to 192"),
+        ({"nope_dim": 40}, "qk_nope_head_dim is 40, but CUDA kernels need a multiple of 32"),
+        ({"rope_dim": 8}, "qk_rope_head_dim is 8, but CUDA kernels need a multiple of 16"),
+        ({"kv_lora_rank": 48}, "kv_lora_rank is 48, but CUDA kernels need a multiple of 32"),
+        ({"kv_lora_rank": 544}, "kv_lora_rank is 544, but CUDA kernels support up to 512"),
         (
             {"kv_lora_rank": 512, "rope_dim": 80},
-            r"kv_lora_rank \+ qk_rope_head_dim is 592, CUDA kernels take up to 576",
+            r"kv_lora_rank \+ qk_rope_head_dim is 592, but CUDA kernels support up to 576",
         ),
-        ({"q_lora_rank": 24}, "q_lora_rank is 24, CUDA kernels need a multiple of 32"),
-        ({"v_dim": 96}, "v_head_dim is 96, CUDA kernels take 16, 32, 64, 128, 256"),
+        ({"q_lora_rank": 24}, "q_lora_rank is 24, but CUDA kernels need a multiple of 32"),
+        ({"v_dim": 96}, "v_head_dim is 96, but CUDA kernels support 16, 32, 64, 128, 256"),
     ],
 )
 def test_widths_that_no_kernel_takes_are_refused(

@@ -147,7 +147,7 @@ def test_an_nvrtc_that_cannot_compile_the_kernels_is_refused(
     from cuda.bindings import nvrtc
 
     monkeypatch.setattr(nvrtc, "nvrtcVersion", lambda: (nvrtc.nvrtcResult.NVRTC_SUCCESS, 13, 1))
-    with pytest.raises(SpecbuildError, match=r"NVRTC 13\.2 or later, this is 13\.1; pip install"):
+    with pytest.raises(SpecbuildError, match=r"NVRTC 13\.2 or later, got 13\.1; pip install"):
         Compiler("sm_90a").compile([kernel("scale")], lambda: None)
 
 

@@ -63,7 +63,7 @@ def test_the_hosts_chains_leave_the_drafts_steps_as_they_are(geometries: Geometr
     assert engine_sizes.limits.draft_tokens == 20
     assert draft_shapes(engine_sizes.model_shapes["draft"])[-1] == DraftShape(1, 4, 4)
     require_one_view(engine_sizes)
-    with pytest.raises(SpecbuildError, match="with DSA have no steps"):
+    with pytest.raises(SpecbuildError, match="with DSA cannot verify host proposals"):
         require_one_view(replace(engine_sizes, dsa=SimpleNamespace()))
     alone = compute_engine_sizes(options, target, None)
     assert alone.model_shapes == {} and alone.draft_default == DraftShape(1, 20, 20)
@@ -88,7 +88,7 @@ def test_each_draft_has_its_own_largest_shape(geometries: Geometries, tmp_path: 
     require_one_view(engine_sizes)
     for mode, name in (("specpv", "SpecPV"), ("dsa", "DSA")):
         lossy = replace(engine_sizes, **{mode: SimpleNamespace()})
-        with pytest.raises(SpecbuildError, match=f"given 2 times: CUDA engines with {name} hold"):
+        with pytest.raises(SpecbuildError, match=f"got 2 drafts, but CUDA engines with {name}"):
             require_one_view(lossy)
         require_one_view(replace(lossy, model_shapes={"draft": DraftShape(1, 4, 4)}))
 
@@ -164,7 +164,7 @@ def test_a_draft_that_few_sequences_can_verify_together_is_warned_of(
         assert said == () and (not asked or batch * rows <= 256)
     else:
         assert together * rows <= 256 < 2 * together * rows
-        assert f"only {together} of {batch} sequences can draft together" in said[0]
+        assert f"only {together} of {batch} sequences can draft at once" in said[0]
     assert all(
         backend_of(name).check_engine_sizes(engine_sizes) == () for name in ("cpu", "tensorrt")
     )

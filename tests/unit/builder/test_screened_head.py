@@ -31,19 +31,21 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> LoweredEngine:
         path / "target", path / "draft", max_seq_len=64, max_batch_size=16, page_size=16,
         draft_top_k=1, draft_depth=3, draft_tokens=3,
     )  # fmt: skip
-    return lower_engine(replace(model, screens=True), engine_sizes, target_of("sm_90a"), None)
+    return lower_engine(
+        replace(model, prefilter_head=True), engine_sizes, target_of("sm_90a"), None
+    )
 
 
 def test_steps_of_few_rows_without_logits_screen(engine: LoweredEngine) -> None:
     seen = set()
     for entry, program in engine.programs:
         entries = {kernel.entry for kernel in program.kernels}
-        screens = "screen_tiles" in entries
-        assert screens == ("choose_of_screened" in entries)
+        prefilter_head = "screen_tiles" in entries
+        assert prefilter_head == ("choose_of_screened" in entries)
         plain = entry.kind == "step" and not entry.full_logits
-        assert screens == (plain and entry.rows <= 32), entry.name
+        assert prefilter_head == (plain and entry.rows <= 32), entry.name
         assert any(e.startswith("head_folds") for e in entries) == (plain and entry.rows > 32)
-        seen.add((plain, screens))
+        seen.add((plain, prefilter_head))
     assert seen == {(True, True), (True, False), (False, False)}
 
 
@@ -64,9 +66,9 @@ def test_ranks_share_a_prefiltered_head(tmp_path: Path, temperature: float) -> N
         tmp_path, None, max_seq_len=64, max_batch_size=1, page_size=16, tensor_parallel=2
     )
     runs = []
-    for screens in (False, True):
+    for prefilter_head in (False, True):
         engine = lower_engine(
-            replace(model, screens=screens),
+            replace(model, prefilter_head=prefilter_head),
             engine_sizes,
             target_of("sm_90a"),
             lambda *_: Lowering(()),
@@ -77,10 +79,10 @@ def test_ranks_share_a_prefiltered_head(tmp_path: Path, temperature: float) -> N
         runs.append([first, *host.generate(0, step_name(1), 11)])
         ops = {call.op for call in host._programs[step_name(1)].ops}
         assert ops & {"RankHeadScreen", "RankHeadChoose", "HeadScreen", "HeadChoose"} == {
-            "RankHeadScreen" if screens else "RankHeadChoose"
+            "RankHeadScreen" if prefilter_head else "RankHeadChoose"
         }
         stored = [name for name in engine.weights if name.startswith("lm_head.packed.sharded")]
-        assert len(stored) == (3 if screens else 1)
+        assert len(stored) == (3 if prefilter_head else 1)
         assert all(engine.weights[name].ranks == 2 for name in stored)
     assert runs[0] == runs[1]
 

@@ -33,7 +33,7 @@ CHAIN, TREE = DraftShape(1, 4, 4), DraftShape(4, 5, 15)
 
 
 def parts(
-    *, specpv: bool = False, dsa: bool = False, checks: bool = True, screens: bool = False
+    *, specpv: bool = False, dsa: bool = False, checks: bool = True, prefilter_head: bool = False
 ) -> Any:
     """What of an engine's parts says which steps it has."""
     views = SimpleNamespace(config=SimpleNamespace(n_spec_tokens_buf=BUFFER))
@@ -42,7 +42,7 @@ def parts(
         views=views if specpv else None,
         dsa=object() if dsa else None,
         ports=SimpleNamespace(sizes=sizes),
-        screens=screens,
+        prefilter_head=prefilter_head,
         drafts={"": SimpleNamespace(geometry=None)},
         states=None,
     )
@@ -88,12 +88,14 @@ def counts(shape: DraftShape, batch: int, **modes: bool) -> tuple[int, int]:
 
 @pytest.mark.parametrize("batch", [4, 8, 16, 32, 64, 128])
 @pytest.mark.parametrize("shape", [CHAIN, TREE], ids=["chain", "tree"])
-@pytest.mark.parametrize("screens", [False, True], ids=["exact", "screened"])
+@pytest.mark.parametrize("prefilter_head", [False, True], ids=["exact", "screened"])
 @pytest.mark.parametrize("modes", ["specpv", "dsa", "specpv dsa"])
 def test_lossy_modes_add_at_most_a_quarter(
-    modes: str, screens: bool, shape: DraftShape, batch: int
+    modes: str, prefilter_head: bool, shape: DraftShape, batch: int
 ) -> None:
-    found, plain = counts(shape, batch, screens=screens, **dict.fromkeys(modes.split(), True))
+    found, plain = counts(
+        shape, batch, prefilter_head=prefilter_head, **dict.fromkeys(modes.split(), True)
+    )
     assert found <= 1.25 * plain
 
 
@@ -110,15 +112,15 @@ def test_without_a_lossy_mode_every_step_is_exact() -> None:
     assert [form.batch for form in forms] == sorted(form.batch for form in forms)
 
 
-@pytest.mark.parametrize("screens", [False, True], ids=["exact", "screened"])
+@pytest.mark.parametrize("prefilter_head", [False, True], ids=["exact", "screened"])
 @pytest.mark.parametrize("modes", ["specpv", "dsa", "specpv dsa"])
 @pytest.mark.parametrize("drafted", [False, True], ids=["alone", "drafted"])
 @pytest.mark.parametrize("batch", [1, 2, 4, 64])
 def test_every_combination_is_callable(
-    batch: int, drafted: bool, modes: str, screens: bool
+    batch: int, drafted: bool, modes: str, prefilter_head: bool
 ) -> None:
     """What an exact program did, one does that may do more; what does no more is not left out."""
-    made: Any = parts(screens=screens, **dict.fromkeys(modes.split(), True))
+    made: Any = parts(prefilter_head=prefilter_head, **dict.fromkeys(modes.split(), True))
     shapes = draft_shapes(TREE) if drafted else ()
     exact = entries(exact_forms(made, by_draft(shapes), batch))
     forms = step_forms(made, by_draft(shapes), batch)

@@ -20,10 +20,10 @@ from specbuild.builder.backends.cuda.tactics.tactic_book import (
     SHIPPED_FILES,
     Choice,
     TacticBook,
-    given_tactics,
     no_tactics,
     require_tuned,
     shipped_tactics,
+    tactics_from_file,
     tactics_report,
 )
 from specbuild.builder.backends.cuda.tactics.tactic_file import (
@@ -141,7 +141,7 @@ def test_a_file_that_is_none_is_refused_in_a_sentence(
     write_tactics(path, tactic_file.tactic_file(GPU, "GPU", [entry_of(tunable, {})]))
     path.write_text(json.dumps(change(json.loads(path.read_text()))))
     with pytest.raises(SpecbuildError, match=message):
-        given_tactics(path, GPU)
+        tactics_from_file(path, GPU)
 
 
 @pytest.mark.parametrize("data", [b"", b"{", b"\xff", b"NaN", b"[" * 100_000])
@@ -156,7 +156,7 @@ def test_bytes_that_are_no_json_are_refused(tmp_path: Path, data: bytes) -> None
 def test_a_file_of_another_gpu_is_refused(tmp_path: Path) -> None:
     write_tactics(tmp_path / "t.json", tactic_file.tactic_file("sm_100a", "B200", []))
     with pytest.raises(SpecbuildError, match=r"measured for sm_100a \(B200\), .* for sm_90a"):
-        given_tactics(tmp_path / "t.json", GPU)
+        tactics_from_file(tmp_path / "t.json", GPU)
 
 
 def test_what_is_shipped_is_a_valid_file() -> None:

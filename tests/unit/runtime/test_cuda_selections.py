@@ -386,7 +386,7 @@ def refused(path: Path, message: str, **changes: Any) -> None:
 
 def test_what_has_no_kernels_is_refused(checkpoints: Path, tmp_path: Path) -> None:
     asked = {**SPECPV, "specpv_score": "indexer", "dsa_key_dtype": "fp8"}
-    refused(checkpoints, "summarise keys in bf16, these are fp8", **asked)
+    refused(checkpoints, "summarize bf16 keys, but these are fp8", **asked)
     latent = tmp_path / "latent"
     write_target(latent / "t")
     write_indexers(latent / "t", [1, 3], width=16)
@@ -397,4 +397,4 @@ def test_what_has_no_kernels_is_refused(checkpoints: Path, tmp_path: Path) -> No
     write_target(tmp_path / "t")
     write_indexers(tmp_path / "t", [1, 3], width=8)
     write_draft(tmp_path / "d")
-    refused(tmp_path, "2 heads of 8 values, CUDA kernels take")
+    refused(tmp_path, "2 heads of 8 values, but CUDA kernels support")

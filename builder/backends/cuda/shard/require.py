@@ -49,7 +49,8 @@ def require_shared_modes(engine_sizes: EngineSizes) -> None:
     for name, mode in modes.items():
         if engine_sizes.ranks > 1 and mode is not None:
             raise SpecbuildError(
-                f"{FLAG} {engine_sizes.ranks} and {name}: not supported together; remove one of the options"
+                f"{FLAG} {engine_sizes.ranks} and {name}: not supported together; remove one of "
+                "the options"
             )
 
 

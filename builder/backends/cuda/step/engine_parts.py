@@ -55,7 +55,7 @@ class EngineParts:
     drafts: Mapping[str, DraftParts]
     views: ViewGeometry | None = None
     dsa: Dsa | None = None
-    screens: bool = False
+    prefilter_head: bool = False
     states: StateLayout | None = None
 
     @property
@@ -253,7 +253,7 @@ class EngineParts:
             everything,
             sizes,
             sparse=budget is not None,
-            screens=self.screens and role == "target",
+            prefilter_head=self.prefilter_head and role == "target",
             stores=stores,
         )
 

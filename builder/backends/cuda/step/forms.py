@@ -117,8 +117,8 @@ def _of_lossy_modes(
 ) -> list[StepForm]:
     """Exact steps, with what indexers choose too where there are any, and the general ones."""
     # A screened head has no logits to keep: rows that want some take general steps.
-    kept: KeptLogits = "none" if parts.screens else "cut"
-    general_kept: KeptLogits = "all" if parts.screens else "cut"
+    kept: KeptLogits = "none" if parts.prefilter_head else "cut"
+    general_kept: KeptLogits = "all" if parts.prefilter_head else "cut"
     sparse, checks = parts.ports.sizes.sparse, parts.ports.sizes.checks
     # Where most steps are sparse, whole ones are of every other batch.
     found = _exact(batches[::-1][::2] if sparse else batches, shape, (kept,), drafted=drafted)
@@ -139,7 +139,7 @@ def _of_lossy_modes(
             # The passes of a check do for several buffers at once too, which is seldom.
             if checks or of_all > of_one:
                 found.append(replace(plain, capacity=of_all, checks=checks))
-        elif parts.screens:
+        elif parts.prefilter_head:
             found.append(plain)
     return found
 

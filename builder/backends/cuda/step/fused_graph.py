@@ -130,7 +130,7 @@ class Placement:
     ports: Mapping[str, Tensor]
     sizes: Mapping[str, int]
     sparse: bool = False
-    screens: bool = False
+    prefilter_head: bool = False
     stores: bool = False
 
     def __post_init__(self) -> None:

@@ -217,8 +217,8 @@ def choose(
         return _choose_cut(placement, inputs, {name: sampling[name] for name in SAMPLING})
     weight = head.inputs[_WEIGHT]
     assert weight is not None
-    screens = placement.screens and sampling["seed"].shape[0] <= MAX_SCREENED_ROWS
-    name, attributes = "HeadScreen" if screens else "HeadChoose", attributes_of(head)
+    prefilter_head = placement.prefilter_head and sampling["seed"].shape[0] <= MAX_SCREENED_ROWS
+    name, attributes = "HeadScreen" if prefilter_head else "HeadChoose", attributes_of(head)
     stored, recipe = weight.name, recipe_of(weight)
     shares = _shares(placement, recipe)
     if shares is not None:
@@ -226,7 +226,7 @@ def choose(
         inputs |= {"weight": placement.weights.tensor(stored, shares)}
         inputs |= {end: placement.ports[port] for end, port in EXCHANGE.items()}
         attributes |= {"ranks": shares.ranks, "exchange": 0}
-    if screens:
+    if prefilter_head:
         assert stored is not None
         assert recipe is not None
         inputs |= screen_tensors(placement.weights, stored, recipe)

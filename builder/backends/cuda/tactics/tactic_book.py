@@ -115,7 +115,7 @@ def no_tactics(gpu: str) -> TacticBook:
     return TacticBook(tactic_file(gpu, "", ()), "")
 
 
-def given_tactics(path: Path, gpu: str) -> TacticBook:
+def tactics_from_file(path: Path, gpu: str) -> TacticBook:
     """The book of ``--tactics FILE``, in which entries of other kernels are errors.
 
     Raises SpecbuildError where it is no tactic file, or of another GPU.

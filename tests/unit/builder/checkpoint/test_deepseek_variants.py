@@ -49,7 +49,7 @@ def test_each_keeps_its_type_and_says_who_refuses_it(kind: str, tmp_path: Path) 
     assert g.mla is not None and g.mla.norm.eps == 1e-6
     with pytest.raises(SpecbuildError, match=r"CUDA kernels need a multiple of \d+; build with"):
         require_cuda_support(g, None)
-    with pytest.raises(SpecbuildError, match=f"a {kind}, whose attention .MLA. has no form"):
+    with pytest.raises(SpecbuildError, match=f"a {kind}, whose attention .MLA. TensorRT"):
         require_standard_support(g, None, BuildOptions(model=tmp_path, output=tmp_path / "engine"))
 
 

@@ -70,7 +70,7 @@ def test_a_meaning_of_a_flag_that_is_not_set(draft: Path, geometry: TargetGeomet
     [
         (
             {"latent": LATENT},
-            "the draft's kv_lora_rank is 40, CUDA kernels need a multiple of 32",
+            "the draft's kv_lora_rank is 40, but CUDA kernels need a multiple of 32",
             "which TensorRT-RTX does not support; build with --backend cpu or cuda, or without",
         ),
         (
