@@ -10,7 +10,7 @@ from pathlib import Path
 
 from generated_tables import markdown_table, replace_table
 
-from specbuild.builder.backends.cuda.fusions.checkpoint_codes import code_form
+from specbuild.builder.backends.cuda.fusions.checkpoint_weights import code_form
 from specbuild.builder.checkpoint.gguf.block_types import READ, BlockType
 from specbuild.builder.checkpoint.gguf.blocks import is_quantised
 from specbuild.builder.checkpoint.gguf.container import GgufTensor

@@ -15,7 +15,7 @@ from engine_sizes import compute_engine_sizes
 
 from specbuild.builder import graphs
 from specbuild.builder.backends.cuda.backend import CUDA
-from specbuild.builder.backends.cuda.fusions.checkpoint_codes import KeptCodes
+from specbuild.builder.backends.cuda.fusions.checkpoint_weights import QuantizedWeights
 from specbuild.builder.backends.cuda.lowering import cuda_passes
 from specbuild.builder.checkpoint.draft_checkpoint import DraftCheckpoint
 from specbuild.builder.checkpoint.target_parts import TargetCheckpoint
@@ -50,7 +50,7 @@ class FusedModel:
     engine_sizes: EngineSizes
     models: dict[str, ir.Model]
     results: tuple[PassResult, ...]
-    kept: KeptCodes
+    kept: QuantizedWeights
 
 
 def fused_model(
@@ -76,7 +76,7 @@ def fused_model(
     if d is not None:
         models["draft_fuse"] = graphs.draft_fuse_graph(d, g, engine_sizes, dtype)
         models["draft"] = graphs.draft_graph(d, g, engine_sizes, dtype)
-    results, kept = [], KeptCodes()
+    results, kept = [], QuantizedWeights()
     codes = asked.kernels.weights_dtype in (None, "checkpoint")
     for role, model in models.items():
         sources.bind(model)
@@ -85,7 +85,7 @@ def fused_model(
             draft_dtype=asked.drafting.dtype or "bf16",
             weights_dtype=asked.kernels.weights_dtype or "bf16",
             tied=g.tied_head,
-            kept=kept if codes else None,
+            quantized=kept if codes else None,
             ranks=engine_sizes.ranks,
         )
         results += run_passes(role, model, passes, asked.dump_passes)

@@ -29,7 +29,7 @@ from specbuild.builder.backends.cuda.engine import (
     compile_engine,
     lower_engine,
 )
-from specbuild.builder.backends.cuda.fusions.checkpoint_codes import KeptCodes
+from specbuild.builder.backends.cuda.fusions.checkpoint_weights import QuantizedWeights
 from specbuild.builder.backends.cuda.lowering import cuda_passes
 from specbuild.builder.backends.cuda.options import KernelBackendOptions, kernel_backend_options
 from specbuild.builder.backends.cuda.shard.require import (
@@ -61,12 +61,12 @@ def fused_model(
     dtype = (draft.dtype if draft is not None else None) or SIZES.draft_dtype
     target_geometry = sources.target_geometry
     keeps_quantized = options.requested.kernels.weights_dtype in (None, "checkpoint")
-    kept = None
+    weights = None
     if keeps_quantized and sources.quantized:
-        kept = KeptCodes(*_why_tables_are_bf16(sources, options, graphs.engine_sizes.ranks))
+        weights = QuantizedWeights(*_why_tables_are_bf16(sources, options, graphs.plan.ranks))
     passes_of = partial(
         cuda_passes,
-        kept=kept,
+        quantized=weights,
         draft_dtype=dtype,
         weights_dtype=target_geometry.dtype or "bf16",
         tied=target_geometry.tied_head,
@@ -74,7 +74,7 @@ def fused_model(
     )
     passes = run_role_passes(models, passes_of, options.requested.dump_passes, progress)
     prefilter_head = options.requested.kernels.prefilter_head
-    quantized = None if kept is None else kept.record(sources.quantized.values())
+    quantized = None if weights is None else weights.record(sources.quantized.values())
     model = CudaModel(models, target_geometry, draft_parts(sources), prefilter_head, quantized)
     return model, passes
 

@@ -12,12 +12,15 @@ from functools import partial
 import onnx_ir as ir
 
 from specbuild.builder.backends.cuda.fusions.capture import drop_mask_state, fuse_captures
-from specbuild.builder.backends.cuda.fusions.checkpoint_codes import KeptCodes, keep_codes
+from specbuild.builder.backends.cuda.fusions.checkpoint_weights import (
+    QuantizedWeights,
+    keep_quantized,
+)
 from specbuild.builder.backends.cuda.fusions.draft_input import (
     fuse_draft_input,
-    fuse_lone_norm,
     fuse_output_norm,
     fuse_state_norms,
+    fuse_unfused_norm,
 )
 from specbuild.builder.backends.cuda.fusions.embed import fuse_embed
 from specbuild.builder.backends.cuda.fusions.gated_delta import fuse_gated_delta
@@ -34,7 +37,7 @@ from specbuild.builder.backends.cuda.fusions.low_rank import fuse_low_rank
 from specbuild.builder.backends.cuda.fusions.moe import fuse_moe
 from specbuild.builder.backends.cuda.fusions.page_tables import unstack_page_tables
 from specbuild.builder.backends.cuda.fusions.qkv import fuse_context, fuse_qkv
-from specbuild.builder.backends.cuda.fusions.quantise_weights import quantise_weights
+from specbuild.builder.backends.cuda.fusions.quantize_weights import quantize_weights
 from specbuild.builder.backends.cuda.fusions.swiglu import fuse_swiglu
 from specbuild.builder.backends.cuda.fusions.tied_tables import share_tied_tables
 from specbuild.builder.backends.cuda.fusions.unrotated import rotate_by_zero
@@ -76,7 +79,7 @@ CUDA_PASSES = (
     GraphPass("fuse-head", _everywhere(fuse_head)),
     GraphPass("fuse-linear", _everywhere(fuse_linear)),
     GraphPass("fuse-output-norms", _everywhere(fuse_output_norm)),
-    GraphPass("fuse-lone-norms", _everywhere(fuse_lone_norm)),
+    GraphPass("fuse-unfused-norms", _everywhere(fuse_unfused_norm)),
     GraphPass("fuse-embed", _everywhere(fuse_embed)),
     GraphPass("fuse-captures", fuse_captures),
     GraphPass("remove-unused", remove_unused),
@@ -97,25 +100,25 @@ def cuda_passes(
     draft_dtype: str,
     weights_dtype: str = "bf16",
     tied: bool = False,
-    kept: KeptCodes | None = None,
+    quantized: QuantizedWeights | None = None,
     ranks: int = 1,
 ) -> tuple[GraphPass, ...]:
     """Return the passes of a role's graph; a draft's weights are stored as ``draft_dtype``.
 
     The target's weights are stored as ``weights_dtype``, or quantized as in the checkpoint if
-    ``kept`` collects them. ``tied`` states that the embedding is also the head. ``ranks`` GPUs
+    ``quantized`` collects them. ``tied`` states that the embedding is also the head. ``ranks`` GPUs
     share the target, and each has the full drafts.
     """
     storage = storage_named(draft_dtype if role in _DRAFT_ROLES else weights_dtype)
     *fusions, unused, known = CUDA_PASSES
     last = [GraphPass("share-tied-tables", partial(share_tied_tables, tied=tied))]
-    if storage is BF16 and kept is not None and role not in _DRAFT_ROLES:
-        last.append(GraphPass("keep-codes", partial(keep_codes, kept=kept)))
+    if storage is BF16 and quantized is not None and role not in _DRAFT_ROLES:
+        last.append(GraphPass("keep-quantized-weights", partial(keep_quantized, weights=quantized)))
     # A checkpoint's quantized values are split without change. Parts of bf16 weights are quantized
     # after the split.
     if ranks > 1 and role == "target":
         last.append(shard_pass(ranks))
     if storage is not BF16:
-        quantize = partial(quantise_weights, storage=storage)
-        last.append(GraphPass("quantise-weights", quantize))
+        quantize = partial(quantize_weights, storage=storage)
+        last.append(GraphPass("quantize-weights", quantize))
     return (*fusions, *last, unused, known)

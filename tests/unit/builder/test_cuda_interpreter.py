@@ -20,7 +20,7 @@ from specbuild.builder.backends.cuda.engine import (
     LoweredEngine,
     lower_engine,
 )
-from specbuild.builder.backends.cuda.fusions.quantise_weights import quantise_weights
+from specbuild.builder.backends.cuda.fusions.quantize_weights import quantize_weights
 from specbuild.builder.backends.cuda.plan.interpret import PlanInterpreter
 from specbuild.builder.backends.cuda.plan.plan_writer import (
     LoweredProgram,
@@ -247,7 +247,7 @@ def test_a_draft_of_codes_changes_no_token(
     models = dict(model.models)
     for role, projections in (("draft_fuse", 1), ("draft", 5)):
         models[role] = models[role].clone()
-        assert quantise_weights(models[role], storage=MXFP4) == projections
+        assert quantize_weights(models[role], storage=MXFP4) == projections
         remove_unused(models[role])
     limits = replace(
         engine_sizes.limits, max_batch_size=1, draft_top_k=1, draft_tokens=CHAIN.draft_tokens

@@ -28,8 +28,8 @@ STORED = {
     "gptq of 3 bits": "int4-g32",
     "fp8 a tensor": "fp8-block",
     "fbgemm fp8": "fp8-rows",
-    "gptq, ordered": "its groups are no runs of columns",
-    "compressed-tensors nvfp4": "no kernel decodes its codes",
+    "gptq, ordered": "its groups are not consecutive columns",
+    "compressed-tensors nvfp4": "no kernel dequantizes its format",
 }
 
 

@@ -1,1 +1,1 @@
-"""Rewrites of the portable graph to the ops that have kernels, one rule a file."""
+"""Rewrites of the portable graph to ops that have kernels, one rule per file."""

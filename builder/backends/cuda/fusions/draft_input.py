@@ -1,6 +1,6 @@
-"""The draft's normed embedding and hidden state, side by side, become DraftInput.
+"""Replaces the draft's normed embedding and hidden state by DraftInput.
 
-So do norms that no other op takes in, with what they are added to.
+Norms that no other fusion includes also become DraftInput, with their residual.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from specbuild.builder.backends.cuda.fusions.fused_node import (
 )
 from specbuild.builder.backends.cuda.fusions.matching import (
     Norm,
-    laid_out,
-    made_by,
+    layout_origin,
     norm_of,
     only_user,
     origin,
+    origin_node,
     read_norm,
 )
 from specbuild.builder.graph.passes.rewriting import attribute, constant_array, producer, take_place
@@ -32,17 +32,17 @@ from specbuild.builder.graph.passes.weights import recipe_of
 
 
 def fuse_draft_input(graph: ir.Graph, node: ir.Node) -> bool:
-    """Rewrites ``Concat(norm(embedding of the token), norm(hidden))``."""
+    """Replace ``Concat(norm(embedding of the token), norm(hidden))``."""
     if node.op_type != "Concat" or len(node.inputs) != 2:
         return False
     embed_norm, hidden_norm = map(norm_of, node.inputs)
     if embed_norm is None or hidden_norm is None:
         return False
-    gather = made_by(embed_norm.x, "Gather")
+    gather = origin_node(embed_norm.x, "Gather")
     if gather is None or recipe_of(gather.inputs[0]) is None:
         return False
     if (embed_norm.eps, embed_norm.rounding) != (hidden_norm.eps, hidden_norm.rounding):
-        raise AssertionError("the draft's two input norms have one eps and rounding")
+        raise AssertionError("the draft's two input norms differ in eps or rounding")
     inputs = {
         "token_ids": gather.inputs[1],
         "table": as_bf16(gather.inputs[0]),
@@ -54,69 +54,69 @@ def fuse_draft_input(graph: ir.Graph, node: ir.Node) -> bool:
 
 
 def fuse_state_norms(graph: ir.Graph, node: ir.Node) -> bool:
-    """Rewrites ``Concat`` of norms of all parts of one value in order (``fc_norm``)."""
+    """Replace a ``Concat`` of the norms of all parts of one value, in order (``fc_norm``)."""
     if node.op_type != "Concat":
         return False
     norms = [norm_of(value) for value in node.inputs]
     parts = [norm for norm in norms if norm is not None]
     if not parts or len(parts) < len(norms):
         return False
-    states = _whole([norm.x for norm in parts])
+    states = _value_of_parts([norm.x for norm in parts])
     if states is None:
         return False
     kinds = {(norm.eps, norm.rounding, static(norm.weight, 0)) for norm in parts}
     if len(kinds) != 1:
-        raise AssertionError("the norms of the states before fc are of one width, kind and eps")
+        raise AssertionError("the norms before fc differ in width, rounding or eps")
     weights = [norm.weight for norm in parts]
     name = stem(weights[0]).removesuffix(".0")
     joined = packed(graph, f"{name}.joined", weights, lambda *w: torch.cat(w))
-    whole = replace(parts[0], x=states, weight=joined)
+    joined_norm = replace(parts[0], x=states, weight=joined)
     tokens = _tokens(graph)
-    _place(graph, node, {"token_ids": tokens}, whole, static(joined, 0), segments=len(parts))
+    _place(graph, node, {"token_ids": tokens}, joined_norm, static(joined, 0), segments=len(parts))
     return True
 
 
-def _whole(parts: list[ir.Value]) -> ir.Value | None:
-    """The value [T, parts · W] of which ``parts`` [T, W] are all columns, in order."""
+def _value_of_parts(parts: list[ir.Value]) -> ir.Value | None:
+    """Return the value [T, parts · W] whose columns are exactly ``parts`` [T, W], in order."""
     gathers = [producer(part, "Gather") for part in parts]
     first = gathers[0]
     if first is None or first.inputs[0] is None:
         return None
     for i, gather in enumerate(gathers):
-        place = None if gather is None else constant_array(gather.inputs[1])
-        if gather is None or place is None or gather.inputs[0] is not first.inputs[0]:
+        index = None if gather is None else constant_array(gather.inputs[1])
+        if gather is None or index is None or gather.inputs[0] is not first.inputs[0]:
             return None
-        if place.ndim or place != i or attribute(gather, "axis", 0) != 1:
+        if index.ndim or index != i or attribute(gather, "axis", 0) != 1:
             return None
-    return laid_out(first.inputs[0]) if static(first.inputs[0], 1) == len(parts) else None
+    return layout_origin(first.inputs[0]) if static(first.inputs[0], 1) == len(parts) else None
 
 
 def fuse_output_norm(graph: ir.Graph, node: ir.Node) -> bool:
-    """Rewrites ``residual + norm(u)``, and ``(residual + norm(u)) · factor`` by a weight [1].
+    """Replace ``residual + norm(u)``, and ``(residual + norm(u)) · factor`` with a weight [1].
 
-    It stands where a model norms what attention or a feed-forward gives.
+    These are the output norms of attention and feed-forward.
     """
     if node.op_type != "Add":
         return False
     norms = [(value, norm_of(value)) for value in node.inputs]
-    found = next(((value, norm) for value, norm in norms if norm is not None), None)
-    if found is None:
+    match = next(((value, norm) for value, norm in norms if norm is not None), None)
+    if match is None:
         return False
-    value, norm = found
+    value, norm = match
     residual = next(other for other in node.inputs if other is not value)
     mul = only_user(node.outputs[0], "Mul")
-    scaled = mul is not None and _is_factor(mul.inputs[1])
+    is_scaled = mul is not None and _is_factor(mul.inputs[1])
     inputs = {
         "residual": origin(residual),
-        "factor": as_bf16(mul.inputs[1]) if mul is not None and scaled else None,
+        "factor": as_bf16(mul.inputs[1]) if mul is not None and is_scaled else None,
     }
-    last = mul if mul is not None and scaled else node
+    last = mul if mul is not None and is_scaled else node
     _place(graph, last, inputs, norm, static(norm.weight, 0))
     return True
 
 
 def _is_factor(value: ir.Value | None) -> bool:
-    """Whether a value is a weight of one number."""
+    """Return whether a value is a weight with one element."""
     while value is not None and recipe_of(value) is None:
         cast = producer(value, "Cast")
         value = None if cast is None else cast.inputs[0]
@@ -124,17 +124,17 @@ def _is_factor(value: ir.Value | None) -> bool:
     return recipe is not None and recipe.shape == (1,)
 
 
-def fuse_lone_norm(graph: ir.Graph, node: ir.Node) -> bool:
-    """A norm that nothing else took in is a DraftInput without an embedding.
+def fuse_unfused_norm(graph: ir.Graph, node: ir.Node) -> bool:
+    """Replace a norm that no other fusion includes by a DraftInput without an embedding.
 
-    A draft without an embedding half has one in front of its projections; ``norm_output`` and
-    ``norm_before_residual`` hand a normed state on; ``norm_before_fc`` norms what is fused, in a
-    graph without tokens.
+    Such norms are before the projections of a draft without an embedding half, on its output
+    (``norm_output``, ``norm_before_residual``), and before ``fc`` in a graph without tokens
+    (``norm_before_fc``).
     """
     if node.op_type != "RMSNormalization":
         return False
     norm = read_norm(node)
-    # DraftInput rounds its output, so it also replaces the casts of a norm in fp32.
+    # DraftInput rounds its output, so it also replaces the casts after an fp32 norm.
     casts = [user for user in node.outputs[0].consumers() if user.op_type == "Cast"]
     u = _place(graph, node, {"token_ids": _tokens(graph)}, norm, static(norm.weight, 0))
     if not norm.casts_first:

@@ -1,4 +1,4 @@
-"""The target's embedding becomes Embed."""
+"""Replaces the target's embedding by Embed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from specbuild.builder.graph.passes.weights import recipe_of
 
 
 def fuse_embed(graph: ir.Graph, node: ir.Node) -> bool:
-    """Rewrites ``Gather(table, token_ids)``, perhaps times a constant."""
+    """Replace ``Gather(table, token_ids)``, optionally times a constant."""
     if node.op_type != "Gather" or recipe_of(node.inputs[0]) is None:
         return False
     inputs = {"token_ids": node.inputs[1], "table": as_bf16(node.inputs[0])}

@@ -1,4 +1,4 @@
-"""The weights of a layer's experts as RmsMoe reads them."""
+"""Packs the weights of a layer's experts for RmsMoe."""
 
 from __future__ import annotations
 
@@ -33,32 +33,32 @@ _Pack = Callable[..., torch.Tensor]
 def packed_experts(
     graph: ir.Graph, moe: ir.Node, shared: SharedExperts | None
 ) -> dict[str, ir.Value | None]:
-    """MXFP4's blocks and scales together, permuted only; or bf16, shared experts behind routed."""
-    given = [*moe.inputs, *[None] * len(op_named("Moe").inputs)][2:8]
-    gate_up, scales, bias, down, down_scales, down_bias = map(stored, given)
+    """Return MXFP4 blocks with their scales, or bf16 weights, with shared experts last."""
+    tensors = [*moe.inputs, *[None] * len(op_named("Moe").inputs)][2:8]
+    gate_up, scales, bias, down, down_scales, down_bias = map(stored, tensors)
     assert gate_up is not None and down is not None and gate_up.name is not None
     name = gate_up.name.removesuffix("_blocks").removesuffix("gate_up_proj")
     parents: list[ir.Value | None] = [gate_up]
-    of_down: list[ir.Value | None] = [down]
+    down_parents: list[ir.Value | None] = [down]
     packs: tuple[_Pack, _Pack] = (pack_gate_up_values, pack_down_values)
     if scales is None:
         experts, inner, hidden = (static(down, axis) for axis in range(3))
     else:
         experts, hidden, inner = static(down, 0), static(down, 1), BLOCK * static(down, 2)
-        parents, of_down = [gate_up, scales], [down, down_scales]
+        parents, down_parents = [gate_up, scales], [down, down_scales]
         gate_up_shape = (experts, inner // TILE_OUTPUTS, tile_bytes(gate_up_steps(hidden)))
         down_shape = (experts, hidden // TILE_OUTPUTS, tile_bytes(down_steps(inner)))
         packs = (_shaped(pack_gate_up, gate_up_shape), _shaped(pack_down, down_shape))
     if shared is not None:
         experts += shared.count
-        parents, of_down = [gate_up, shared.gate, shared.up], [down, shared.down]
+        parents, down_parents = [gate_up, shared.gate, shared.up], [down, shared.down]
         packs = _packs_with(shared.count)
     return {
         "gate_up": packed(graph, f"{name}gate_up_proj.packed", parents, packs[0]),
         "gate_up_bias": packed(graph, f"{name}gate_up_proj.packed_bias", [bias], pack_gate_up_bias)
         if bias is not None
         else _zeros(graph, f"{name}gate_up_proj.no_bias", gate_up, (experts, 2 * inner)),
-        "down": packed(graph, f"{name}down_proj.packed", of_down, packs[1]),
+        "down": packed(graph, f"{name}down_proj.packed", down_parents, packs[1]),
         "down_bias": as_bf16(down_bias)
         if down_bias is not None
         else _zeros(graph, f"{name}down_proj.no_bias", down, (experts, hidden)),
@@ -66,7 +66,7 @@ def packed_experts(
 
 
 def _packs_with(count: int) -> tuple[_Pack, _Pack]:
-    """Routed experts and the weights of so many shared ones, packed."""
+    """Return the functions that pack routed experts and this number of shared ones."""
 
     def gate_up(routed: torch.Tensor, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
         return pack_gate_up_values(routed, as_gate_up(gate, up, count))
@@ -77,17 +77,19 @@ def _packs_with(count: int) -> tuple[_Pack, _Pack]:
     return gate_up, down
 
 
-def _zeros(graph: ir.Graph, name: str, beside: ir.Value | None, shape: tuple[int, ...]) -> ir.Value:
-    """A bias of nothing, for kernels that add one; ``beside`` is the weight that has none."""
+def _zeros(
+    graph: ir.Graph, name: str, weight_value: ir.Value | None, shape: tuple[int, ...]
+) -> ir.Value:
+    """Return a bias of zeros for kernels that always add one; ``weight_value`` gives the device."""
 
     def make(weight: torch.Tensor) -> torch.Tensor:
         return torch.zeros(shape, dtype=torch.bfloat16, device=weight.device)
 
-    return packed(graph, name, [beside], make)
+    return packed(graph, name, [weight_value], make)
 
 
 def _shaped(pack: _Pack, shape: tuple[int, ...]) -> _Pack:
-    """``pack``, which looks at values, as a function that also works on the meta device."""
+    """Wrap ``pack``, which reads values, so that it also supports the meta device."""
 
     def make(*weights: torch.Tensor) -> torch.Tensor:
         if weights[0].is_meta:

@@ -1,4 +1,4 @@
-"""How a fusion writes down its node, with the types and shapes of everything it gives."""
+"""Builds the nodes of fusions, with the types and shapes of their outputs, and their weights."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from specbuild.plugins_cuda.opspec import DOMAIN
 from specbuild.plugins_cuda.registry import op_named
 
 ACTIVATIONS = ir.DataType.BFLOAT16
-# Type letters of an op's outputs as a CUDA engine has them.
+# The types of an op's outputs in a CUDA engine.
 _TYPES = {
     "T": ACTIVATIONS,
     "C": ACTIVATIONS,
     "float32": ir.DataType.FLOAT,
     "int32": ir.DataType.INT32,
 }
-# The dynamic axes of a launch: its rows, and those whose logits are wanted.
+# The dynamic axes of a launch: its rows, and the rows that need logits.
 ROWS, LOGIT_ROWS = "T", "R"
-# Of sparse steps: its sequences, and entries of a row's list (DSA).
+# The dynamic axes of sparse steps (DSA): sequences, and entries of a row's list.
 SEQUENCES, LIST_LENGTH = "B", "S"
 
 _JOINED = "specbuild.joined"
@@ -40,15 +40,17 @@ def place(
     sizes: Sequence[Sizes | ir.Shape],
     **attributes: Any,
 ) -> Sequence[ir.Value]:
-    """A ``specbuild::`` node in front of another; its outputs have these sizes.
+    """Insert a ``specbuild::`` node before another and return its outputs with these sizes.
 
-    ``inputs`` goes by the declaration's names, None or left out where an optional one is absent.
+    ``inputs`` has the declared names. Absent optional inputs are None or omitted.
     """
     op = op_named(name)
     declared = [tensor.name for tensor in op.inputs]
     missing = {t.name for t in op.inputs if not t.optional and inputs.get(t.name) is None}
     if missing or not set(inputs) <= set(declared):
-        raise AssertionError(f"{name} takes {declared}, got {sorted(inputs)}, lacks {missing}")
+        raise AssertionError(
+            f"{name}: expected the inputs {declared}, got {sorted(inputs)}, missing {missing}"
+        )
     tape = Tape()
     outputs = tape.op_multi_out(
         name,
@@ -71,7 +73,7 @@ def packed(
     weights: Sequence[ir.Value | None],
     pack: Callable[..., torch.Tensor],
 ) -> ir.Value:
-    """A weight in the form that kernels read: ``pack`` of these, floats as bf16."""
+    """Return a weight in the layout of kernels: ``pack`` of these weights, floats in bf16."""
 
     def make(*tensors: torch.Tensor | None) -> torch.Tensor:
         return pack(*(None if t is None else _rounded(t) for t in tensors))
@@ -81,9 +83,9 @@ def packed(
 
 @dataclass(frozen=True)
 class JoinedRows:
-    """What a packed weight was made of: weights, and ``join``, the order of their rows.
+    """The weights that form a packed weight, and ``join``, which orders their rows.
 
-    ``join`` takes one tensor [rows, …] of each weight.
+    ``join`` takes one tensor [rows, …] per weight.
     """
 
     recipes: tuple[Recipe, ...]
@@ -96,7 +98,7 @@ def packed_rows(
     weights: Sequence[ir.Value | None],
     join: Callable[..., torch.Tensor],
 ) -> ir.Value:
-    """Rows of ``weights`` in the order that ``join`` gives them, packed by ``pack_rows``."""
+    """Join the rows of ``weights`` by ``join`` and pack them with ``pack_rows``."""
     value = packed(graph, name, weights, lambda *tensors: pack_rows(join(*tensors)))
     recipes = [recipe_of(stored(weight)) for weight in weights]
     value.meta[_JOINED] = JoinedRows(tuple(recipe for recipe in recipes if recipe), join)
@@ -104,39 +106,39 @@ def packed_rows(
 
 
 def joined_rows(value: ir.Value | None) -> JoinedRows | None:
-    """What :func:`packed_rows` made a weight of; None for other values."""
+    """Return the weights that :func:`packed_rows` joined; None for other values."""
     return None if value is None else value.meta.get(_JOINED)
 
 
 def as_bf16(value: ir.Value | None) -> ir.Value | None:
-    """A weight that kernels read as it is, in bf16; None where there is none."""
+    """Return an unpacked weight in bf16, or None for None."""
     return _retyped(value, torch.bfloat16)
 
 
 def as_fp32(value: ir.Value | None) -> ir.Value | None:
-    """A weight that kernels read as it is, in fp32; None where there is none."""
+    """Return an unpacked weight in fp32, or None for None."""
     return _retyped(value, torch.float32)
 
 
 def stored(value: ir.Value | None) -> ir.Value | None:
-    """The weight behind the casts that the portable graph wants it through."""
+    """Return the weight before the casts of the portable graph."""
     while value is not None and recipe_of(value) is None:
         cast = value.producer()
         if cast is None or cast.op_type != "Cast":
-            raise AssertionError(f"{value.name} is no weight")
+            raise AssertionError(f"{value.name} is not a weight")
         value = cast.inputs[0]
     return value
 
 
 def stem(weight: ir.Value | None) -> str:
-    """The name of a module's weight, without the word ``weight``."""
+    """Return the name of a weight without the suffix ``.weight``."""
     weight = stored(weight)
     assert weight is not None and weight.name is not None
     return weight.name.removesuffix(".weight")
 
 
 def static(value: ir.Value | None, axis: int) -> int:
-    """The size of an axis that no launch changes."""
+    """Return the size of a constant axis."""
     assert value is not None and value.shape is not None
     size = value.shape[axis]
     assert isinstance(size, int), f"{value.name}: axis {axis} is {size}"
@@ -151,8 +153,12 @@ def _retyped(value: ir.Value | None, dtype: torch.dtype) -> ir.Value | None:
     assert recipe is not None
     if recipe.dtype != dtype:
         load, less = recipe.load, int(recipe.less_1)
-        made = Recipe(recipe.shape, dtype, recipe.sources, lambda: (load() - less).to(dtype))
-        set_recipe(weight, replace(made, less_1=recipe.less_1, quantized=recipe.quantized))
+        recipe_in_dtype = Recipe(
+            recipe.shape, dtype, recipe.sources, lambda: (load() - less).to(dtype)
+        )
+        set_recipe(
+            weight, replace(recipe_in_dtype, less_1=recipe.less_1, quantized=recipe.quantized)
+        )
     return weight
 
 

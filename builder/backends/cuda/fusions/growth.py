@@ -1,4 +1,4 @@
-"""Factors of queries by their position, as rows behind the cosines that RmsQkvRope reads."""
+"""Appends factors of queries by position to the table of cosines that RmsQkvRope reads."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import onnx_ir as ir
 import torch
 from torch.nn import functional as F
 
-from specbuild.builder.backends.cuda.fusions.matching import constant_factor, laid_out
+from specbuild.builder.backends.cuda.fusions.matching import constant_factor, layout_origin
 from specbuild.builder.graph.passes.rewriting import producer
 from specbuild.builder.graph.passes.weights import derive
 
@@ -22,10 +22,10 @@ class Growth:
     beta: float
     original: float
 
-    def behind(self, graph: ir.Graph, cos: ir.Value | None) -> ir.Value:
-        """The table ``cos`` [P, W], and behind it the factors of its positions, W a row.
+    def append_to(self, graph: ir.Graph, cos: ir.Value | None) -> ir.Value:
+        """Return the table ``cos`` [P, W] followed by the factors of its positions, W per row.
 
-        They are rounded to bf16, as queries are multiplied by them.
+        The factors are rounded to bf16, as in the model.
         """
 
         def make(table: torch.Tensor) -> torch.Tensor:
@@ -40,15 +40,15 @@ class Growth:
 
 
 def query_growth(value: ir.Value | None) -> Growth | None:
-    """What multiplies queries by their position; None where nothing does."""
+    """Return the factor of queries by position, or None if there is none."""
     product = producer(value, "Mul")
     if product is None:
         return None
     queries, factor = product.inputs
-    times_beta = _behind_one(factor)
+    times_beta = _before_add_one(factor)
     beta = constant_factor(times_beta)
     log = None if times_beta is None else producer(times_beta.inputs[0], "Log")
-    floor = None if log is None else _behind_one(log.inputs[0])
+    floor = None if log is None else _before_add_one(log.inputs[0])
     div = None if floor is None else producer(floor.inputs[0], "Div")
     original = constant_factor(div, "Div")
     if queries is None or beta is None or original is None:
@@ -56,10 +56,10 @@ def query_growth(value: ir.Value | None) -> Growth | None:
     return Growth(product.outputs[0], queries, beta, original)
 
 
-def _behind_one(value: ir.Value | None) -> ir.Node | None:
-    """The node whose result plus 1 a value is, layout and whole slices aside."""
-    value = laid_out(value)
-    whole = producer(value, "Slice")
-    add = producer(laid_out(value if whole is None else whole.inputs[0]), "Add")
+def _before_add_one(value: ir.Value | None) -> ir.Node | None:
+    """Return the node whose result plus 1 is this value, through layout and full slices."""
+    value = layout_origin(value)
+    full_slice = producer(value, "Slice")
+    add = producer(layout_origin(value if full_slice is None else full_slice.inputs[0]), "Add")
     one = None if add is None else constant_factor(add, "Add")
     return None if add is None or one != 1 or add.inputs[0] is None else add.inputs[0].producer()

@@ -1,4 +1,4 @@
-"""The final norm, the choice of rows and the vocabulary projection become RmsHead."""
+"""Replaces the final norm, the selection of rows and the vocabulary projection by RmsHead."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from specbuild.builder.backends.cuda.fusions.fused_node import (
 from specbuild.builder.backends.cuda.fusions.matching import (
     Norm,
     constant_factor,
-    laid_out,
-    made_by,
+    layout_origin,
     norm_of,
     only_user,
     origin,
+    origin_node,
 )
 from specbuild.builder.graph.passes.rewriting import take_place
 from specbuild.builder.graph.passes.weights import recipe_of
@@ -29,8 +29,8 @@ from specbuild.plugins_cuda.linear.packing import TILE_ROWS, whole_tiles
 
 
 @dataclass(frozen=True)
-class _ChosenRows:
-    """Normed rows of ``x``: the norm works on a row alone, so rows may be chosen on either side."""
+class _SelectedRows:
+    """Normed rows of ``x``. The norm is per row, so rows can be selected before or after it."""
 
     x: ir.Value | None
     rows: ir.Value | None
@@ -38,41 +38,41 @@ class _ChosenRows:
 
 
 def fuse_head(graph: ir.Graph, node: ir.Node) -> bool:
-    """Rewrites the ``Gemm`` of chosen normed rows, with what divides and caps its logits.
+    """Replace the ``Gemm`` of selected normed rows, including the divisor and cap of its logits.
 
-    They come in fp32.
+    The logits are fp32.
     """
     if node.op_type != "Gemm":
         return False
-    chosen = _chosen_rows(node.inputs[0])
-    if chosen is None:
+    selected = _selected_rows(node.inputs[0])
+    if selected is None:
         return False
-    norm, head = chosen.norm, node.inputs[1]
+    norm, head = selected.norm, node.inputs[1]
     inputs = {
-        "x": chosen.x,
-        "logit_rows": laid_out(chosen.rows),
+        "x": selected.x,
+        "logit_rows": layout_origin(selected.rows),
         "norm": as_bf16(norm.weight),
         "weight": packed_rows(graph, f"{stem(head)}.packed", [head], whole_tiles),
     }
-    made, divisor, cap = _final(node.outputs[0])
+    output, divisor, cap = _final(node.outputs[0])
     sizes = [(LOGIT_ROWS, static(head, 0))]
     attributes: dict[str, float | str] = {"eps": norm.eps, "rounding": norm.rounding}
     attributes |= {"divisor": divisor, "cap": cap}
     if static(head, 0) % TILE_ROWS:
         attributes["vocab_size"] = static(head, 0)
     (logits,) = place(node, "RmsHead", inputs, sizes, **attributes)
-    casts = [user for user in made.consumers() if user.op_type == "Cast"]
+    casts = [user for user in output.consumers() if user.op_type == "Cast"]
     for cast in casts:
         take_place(cast.outputs[0], logits, graph)
     if not casts:
-        take_place(made, logits, graph)
+        take_place(output, logits, graph)
     return True
 
 
 def _final(product: ir.Value) -> tuple[ir.Value, float, float]:
-    """What a product becomes: ``cap · tanh(product / divisor / cap)``; 1 and 0 where none does so.
+    """Return the output, divisor and cap of ``cap · tanh(product / divisor / cap)``.
 
-    The last of it is a value before casts, if it is not capped.
+    The divisor is 1 and the cap 0 if absent. An uncapped output is the value before casts.
     """
     value, divisor = product, 1.0
     factor = constant_factor(div := only_user(value, "Div"), "Div")
@@ -88,15 +88,15 @@ def _final(product: ir.Value) -> tuple[ir.Value, float, float]:
     return mul.outputs[0], divisor, cap
 
 
-def _chosen_rows(value: ir.Value | None) -> _ChosenRows | None:
-    gather, norm = made_by(value, "Gather"), norm_of(value)
+def _selected_rows(value: ir.Value | None) -> _SelectedRows | None:
+    gather, norm = origin_node(value, "Gather"), norm_of(value)
     if gather is not None:
         norm = norm_of(gather.inputs[0])
-        return None if norm is None else _ChosenRows(norm.x, gather.inputs[1], norm)
+        return None if norm is None else _SelectedRows(norm.x, gather.inputs[1], norm)
     if norm is None:
         return None
-    gather = made_by(norm.x, "Gather")
-    # A row of a weight is an embedding.
+    gather = origin_node(norm.x, "Gather")
+    # A Gather from a weight is an embedding.
     if gather is None or recipe_of(gather.inputs[0]) is not None:
         return None
-    return _ChosenRows(origin(gather.inputs[0]), gather.inputs[1], norm)
+    return _SelectedRows(origin(gather.inputs[0]), gather.inputs[1], norm)

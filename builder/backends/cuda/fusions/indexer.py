@@ -1,6 +1,6 @@
-"""Norm, an indexer's projections and the writing of its key become RmsIndexer (DSA).
+"""Replaces the norm, an indexer's projections and its key write by RmsIndexer (DSA).
 
-DsaIndexer and DsaCheck then read what it gives; how long lists are is a size of the launch.
+DsaIndexer and DsaCheck then read its outputs. The length of lists is a size of the launch.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from specbuild.builder.backends.cuda.fusions.fused_node import (
     static,
     stem,
 )
-from specbuild.builder.backends.cuda.fusions.matching import laid_out, origin
+from specbuild.builder.backends.cuda.fusions.matching import layout_origin, origin
 from specbuild.builder.backends.cuda.fusions.qkv import input_and_norm
 from specbuild.builder.graph.passes.rewriting import producer, take_place
 from specbuild.plugins_cuda.registry import op_named
@@ -29,13 +29,13 @@ VIOLATIONS = f"{INDEXER_GROUP}.violations"
 
 
 def fuse_indexer(graph: ir.Graph, node: ir.Node) -> bool:
-    """Rewrites one DsaCheck and what stands in front of it."""
+    """Replace one DsaCheck and the nodes before it."""
     indexer = producer(node.inputs[0], "DsaIndexer") if node.op_type == "DsaCheck" else None
     write = None if indexer is None else producer(indexer.inputs[2], "KvWrite")
     if indexer is None or write is None:
         return False
     queries, head_weights, key = (
-        producer(laid_out(value), "MatMul")
+        producer(layout_origin(value), "MatMul")
         for value in (indexer.inputs[0], indexer.inputs[1], _unrounded(write.inputs[1]))
     )
     if queries is None or key is None:
@@ -64,7 +64,7 @@ def fuse_indexer(graph: ir.Graph, node: ir.Node) -> bool:
 def _place_weighted(
     graph: ir.Graph, check: ir.Node, indexer: ir.Node, q: ir.Value, weights: ir.Value
 ) -> None:
-    """Where blocks are chosen by an indexer (SpecPV), its queries times its heads' weights."""
+    """For SpecPV's selection by an indexer, multiply its queries by the weights of heads."""
     queries = indexer.inputs[0]
     assert queries is not None and q.shape is not None
     for product in [user for user in queries.consumers() if user.op_type == "Mul"]:
@@ -75,13 +75,13 @@ def _place_weighted(
 
 
 def _unrounded(keys: ir.Value | None) -> ir.Value | None:
-    """Keys before they are rounded to fp8, which the kernel does that writes them."""
-    found = laid_out(keys)
-    node = None if found is None else found.producer()
+    """Return keys before the rounding to fp8, which the write kernel does."""
+    value = layout_origin(keys)
+    node = None if value is None else value.producer()
     while node is not None and node.op_type == "Cast":
-        found = laid_out(node.inputs[0])
-        node = None if found is None else found.producer()
-    return found
+        value = layout_origin(node.inputs[0])
+        node = None if value is None else value.producer()
+    return value
 
 
 def _place_lists(  # noqa: PLR0917
@@ -92,32 +92,38 @@ def _place_lists(  # noqa: PLR0917
     head_weights: ir.Value | None,
     pool: ir.Value,
 ) -> None:
-    """DsaIndexer and DsaCheck again, over what RmsIndexer gives."""
+    """Insert DsaIndexer and DsaCheck with the outputs of RmsIndexer."""
     views = static(indexer.inputs[3], 1)
-    given = dict(zip((s.name for s in op_named("DsaIndexer").inputs), indexer.inputs, strict=True))
-    given |= {"q": q, "head_weights": head_weights, "key_pool": pool}
-    lists_of = (ROWS, views, LIST_LENGTH)
+    inputs = dict(zip((s.name for s in op_named("DsaIndexer").inputs), indexer.inputs, strict=True))
+    inputs |= {"q": q, "head_weights": head_weights, "key_pool": pool}
+    list_sizes = (ROWS, views, LIST_LENGTH)
     attributes = {name: attribute.value for name, attribute in indexer.attributes.items()}
-    (lists,) = place(check, "DsaIndexer", given, [lists_of], **attributes)
-    checked = dict(zip((s.name for s in op_named("DsaCheck").inputs), check.inputs, strict=True))
+    (lists,) = place(check, "DsaIndexer", inputs, [list_sizes], **attributes)
+    check_inputs = dict(
+        zip((s.name for s in op_named("DsaCheck").inputs), check.inputs, strict=True)
+    )
     attributes = {name: attribute.value for name, attribute in check.attributes.items()}
     outputs = place(
-        check, "DsaCheck", checked | {"selected": lists}, [lists_of, (SEQUENCES,)], **attributes
+        check,
+        "DsaCheck",
+        check_inputs | {"selected": lists},
+        [list_sizes, (SEQUENCES,)],
+        **attributes,
     )
     for old, new in zip(check.outputs, outputs, strict=True):
         take_place(old, new, graph)
 
 
 def unstack_violations(model: ir.Model) -> int:
-    """The stacked counts of broken lists are one output; every DsaCheck's own takes its place."""
+    """Replace the stacked counts of invalid lists by the outputs of each DsaCheck."""
     graph = model.graph
     stacked = next((value for value in graph.outputs if value.name == VIOLATIONS), None)
     if stacked is None:
         return 0
     counts = [node.outputs[1] for node in graph if node.op_type == "DsaCheck"]
-    at = graph.outputs.index(stacked)
+    index = graph.outputs.index(stacked)
     stacked.name = f"{VIOLATIONS}.stacked"
     for i, value in enumerate(counts):
         value.name = f"{VIOLATIONS}.{i}"
-    graph.outputs[at : at + 1] = counts
+    graph.outputs[index : index + 1] = counts
     return len(counts)

@@ -1,4 +1,4 @@
-"""The last of the passes: nothing but fused ops is left."""
+"""The last pass, which checks that only fused ops are left."""
 
 from __future__ import annotations
 
@@ -35,26 +35,28 @@ FUSED_OPS = frozenset(
         "WeighHeads",
     )
 )
-# What a refusal shows of the nodes that are left.
-_SHOWN = 3
+_MAX_LISTED = 3
 
 
 def only_known_ops(model: ir.Model) -> int:
-    """SpecbuildError naming the nodes that no fusion took in, with what they read and give."""
-    left = [node for node in model.graph if node.domain != DOMAIN or node.op_type not in FUSED_OPS]
-    if left:
-        more = f" and {len(left) - _SHOWN} more" if len(left) > _SHOWN else ""
+    """Raise SpecbuildError for the nodes that no fusion replaced."""
+    remaining = [
+        node for node in model.graph if node.domain != DOMAIN or node.op_type not in FUSED_OPS
+    ]
+    if remaining:
+        more = f" and {len(remaining) - _MAX_LISTED} more" if len(remaining) > _MAX_LISTED else ""
+        listed = ", ".join(map(_description, remaining[:_MAX_LISTED]))
         raise SpecbuildError(
-            f"no CUDA kernel computes {', '.join(map(_shown, left[:_SHOWN]))}{more}: the model has "
-            "a form that they do not know; build with --backend cpu"
+            f"no CUDA kernel computes {listed}{more}: this part of the model is not supported; "
+            "build with --backend cpu"
         )
     model.graph.opset_imports.pop("", None)
     return 0
 
 
-def _shown(node: ir.Node) -> str:
-    read, given = (
+def _description(node: ir.Node) -> str:
+    inputs, outputs = (
         ", ".join(str(value.name) for value in values if value is not None)
         for values in (node.inputs, node.outputs)
     )
-    return f"{node.op_type} ({read} → {given})"
+    return f"{node.op_type} ({inputs} → {outputs})"

@@ -1,6 +1,6 @@
-"""Norm, query and latent projections, rotation and cache writing become RmsQueryLatent.
+"""Replaces norm, query and latent projections, rotation and cache write by RmsQueryLatent.
 
-MlaAttention then reads the pool that it gives. Latents are widened with zeros to what kernels take.
+MlaAttention then reads the returned pool. Latents are padded with zeros to the kernels' widths.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from specbuild.builder.backends.cuda.fusions.fused_node import (
     static,
     stem,
 )
-from specbuild.builder.backends.cuda.fusions.matching import bias_of, laid_out, origin
+from specbuild.builder.backends.cuda.fusions.matching import bias_of, layout_origin, origin
 from specbuild.builder.backends.cuda.fusions.qkv import input_and_norm
 from specbuild.builder.graph.passes.attention_layers import Rotated, rotated_projection
 from specbuild.builder.graph.passes.rewriting import producer, take_place
@@ -30,7 +30,7 @@ from specbuild.runtime.cache.layout import padded_width
 
 @dataclass(frozen=True)
 class _Layer:
-    """The nodes around one ``MlaAttention`` that rebuilds keys."""
+    """The nodes around an ``MlaAttention`` that rebuilds keys."""
 
     attention: ir.Node
     write: ir.Node
@@ -39,8 +39,8 @@ class _Layer:
 
 
 def fuse_latent(graph: ir.Graph, node: ir.Node) -> bool:
-    """Rewrites one MlaAttention and what stands in front of it."""
-    layer = _matched(node)
+    """Replace one MlaAttention and the nodes before it."""
+    layer = _match(node)
     if layer is None:
         return False
     latent, head_dim = static(layer.down, 1), static(node.inputs[0], 2)
@@ -52,13 +52,13 @@ def fuse_latent(graph: ir.Graph, node: ir.Node) -> bool:
     return True
 
 
-def _matched(node: ir.Node) -> _Layer | None:
-    """None where it is not a projection, a rotation and a write."""
+def _match(node: ir.Node) -> _Layer | None:
+    """Return the nodes of a layer, or None if they are not a projection, a rotation and a write."""
     if node.op_type != "MlaAttention":
         return None
     write = producer(node.inputs[1], "KvWrite")
-    q = rotated_projection(node.inputs[0], laid_out)
-    matmul = None if write is None else producer(laid_out(write.inputs[1]), "MatMul")
+    q = rotated_projection(node.inputs[0], layout_origin)
+    matmul = None if write is None else producer(layout_origin(write.inputs[1]), "MatMul")
     if write is None or q is None or matmul is None or node.inputs[2] is None:
         return None
     if origin(matmul.inputs[0]) is not origin(q.gemm.inputs[0]):
@@ -76,13 +76,13 @@ def _widen_pool(pool: ir.Value | None, width: int) -> None:
 def _place_projections(
     graph: ir.Graph, layer: _Layer, head_dim: int, width: int
 ) -> tuple[ir.Value, ir.Value]:
-    """RmsQueryLatent: rotated q [T, Hq, D] and the written pool."""
+    """Insert RmsQueryLatent and return rotated q [T, Hq, D] and the written pool."""
     gemm, rotary, pool = layer.q.gemm, layer.q.rotary, layer.write.inputs[0]
     assert pool is not None and pool.shape is not None
     name = f"{stem(gemm.inputs[1]).removesuffix('q_proj')}query_latent"
 
     def pack(q: torch.Tensor, down: torch.Tensor) -> torch.Tensor:
-        return pack_query_latent(q, _wider(down, width, axis=1), head_dim=head_dim)
+        return pack_query_latent(q, _padded(down, width, axis=1), head_dim=head_dim)
 
     bias = bias_of(gemm)
     if bias is not None:
@@ -94,7 +94,7 @@ def _place_projections(
         "bias": bias,
         "cos": as_fp32(rotary.inputs[1]),
         "sin": as_fp32(rotary.inputs[2]),
-        "positions": laid_out(rotary.inputs[3]),
+        "positions": layout_origin(rotary.inputs[3]),
         "write_slot": layer.write.inputs[2],
         "c_pool": pool,
     }
@@ -113,24 +113,24 @@ def _place_projections(
 def _place_attention(
     graph: ir.Graph, layer: _Layer, q: ir.Value, pool: ir.Value, width: int
 ) -> None:
-    """The attention again, with weights as kernels read them.
+    """Insert the attention again, with weights in the layout of kernels.
 
-    Slots are positions, but where full-attention layers see views (SpecPV).
+    Slots equal positions unless full-attention layers read views (SpecPV).
     """
     old = layer.attention
     op = op_named(old.op_type)
-    given = [*old.inputs, *[None] * (len(op.inputs) - len(old.inputs))]
-    inputs = {spec.name: value for spec, value in zip(op.inputs, given, strict=True)}
+    old_inputs = [*old.inputs, *[None] * (len(op.inputs) - len(old.inputs))]
+    inputs = {spec.name: value for spec, value in zip(op.inputs, old_inputs, strict=True)}
     for name in ("w_k", "w_v"):
-        weight = laid_out(inputs[name])
+        weight = layout_origin(inputs[name])
         shape = (-1, static(inputs[name], 1), static(inputs[name], 2))
 
         def widen(w: torch.Tensor, shape: tuple[int, ...] = shape) -> torch.Tensor:
-            return _wider(w, width, axis=0).reshape(shape)
+            return _padded(w, width, axis=0).reshape(shape)
 
         inputs[name] = packed(graph, f"{stem(weight)}.by_head", [weight], widen)
     for name in ("b_k", "b_v"):
-        bias = laid_out(inputs[name])
+        bias = layout_origin(inputs[name])
         if bias is not None:
             biases = (static(inputs[name], 0), static(inputs[name], 1))
             by_head = partial(torch.reshape, shape=biases)
@@ -158,8 +158,8 @@ def _has_views(graph: ir.Graph) -> bool:
     return any((value.name or "").endswith(".logical_pages") for value in graph.inputs)
 
 
-def _wider(tensor: torch.Tensor, width: int, *, axis: int) -> torch.Tensor:
-    """``tensor`` with zeros behind it along an axis, to this size."""
+def _padded(tensor: torch.Tensor, width: int, *, axis: int) -> torch.Tensor:
+    """Append zeros to ``tensor`` along an axis, up to this size."""
     sizes = list(tensor.shape)
     sizes[axis] = width - sizes[axis]
     return torch.cat([tensor, tensor.new_zeros(sizes)], dim=axis)

@@ -1,4 +1,4 @@
-"""What is left of projections becomes Linear, with the residual addition where there is one."""
+"""Replaces the remaining projections by Linear, including a residual addition."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from specbuild.builder.backends.cuda.fusions.fused_node import (
 from specbuild.builder.backends.cuda.fusions.matching import (
     bias_of,
     constant_factor,
-    laid_out,
+    layout_origin,
     only_user,
     origin,
 )
@@ -23,7 +23,7 @@ from specbuild.builder.graph.passes.rewriting import take_place
 
 
 def fuse_linear(graph: ir.Graph, node: ir.Node) -> bool:
-    """Rewrites ``Gemm(x, weight, bias?)`` or ``residual + factor · Gemm(…)``."""
+    """Replace ``Gemm(x, weight, bias?)`` or ``residual + factor · Gemm(…)``."""
     if node.op_type != "Gemm":
         return False
     weight = node.inputs[1]
@@ -36,8 +36,8 @@ def fuse_linear(graph: ir.Graph, node: ir.Node) -> bool:
     if add is not None:
         residual = next(value for value in add.inputs if value is not product)
     inputs = {
-        # A head axis is a part of K: rows are contiguous.
-        "x": laid_out(node.inputs[0]),
+        # Heads are contiguous within a row, so the head axis is part of K.
+        "x": layout_origin(node.inputs[0]),
         "weight": packed_rows(graph, f"{stem(weight)}.packed", [weight], lambda rows: rows),
         "bias": as_bf16(bias_of(node)),
         "residual": origin(residual),

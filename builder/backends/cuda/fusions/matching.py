@@ -1,4 +1,4 @@
-"""What the fusions look through: casts between float types, and reshapes that move nothing."""
+"""Matches nodes of the graph through casts between float types and through reshapes."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _LAYOUT = ("Reshape", "Unsqueeze")
 
 @dataclass(frozen=True)
 class Norm:
-    """An RMS norm of ``x``. ``rounding`` "gpt_oss": the weight is multiplied before the cast.
+    """An RMS norm of ``x``.
 
-    "llama": it is multiplied after the cast to the activations' type. "offset": as "gpt_oss", by
-    1 + a weight that is stored less 1.
+    With ``rounding`` "gpt_oss" the weight is multiplied before the cast to the activations' dtype,
+    with "llama" after it. "offset" is like "gpt_oss" with the factor 1 + weight.
     """
 
     x: ir.Value
@@ -28,19 +28,19 @@ class Norm:
 
     @property
     def casts_first(self) -> bool:
-        """Whether the cast stands in front of the weight."""
+        """Whether the cast precedes the multiplication by the weight."""
         return self.rounding == "llama"
 
 
 def origin(value: ir.Value | None) -> ir.Value | None:
-    """The value before casts."""
+    """Return the value before casts."""
     while (cast := producer(value, "Cast")) is not None:
         value = cast.inputs[0]
     return value
 
 
-def laid_out(value: ir.Value | None) -> ir.Value | None:
-    """The value before casts, reshapes and unsqueezes."""
+def layout_origin(value: ir.Value | None) -> ir.Value | None:
+    """Return the value before casts, reshapes and unsqueezes."""
     while (node := None if value is None else value.producer()) is not None:
         if node.op_type not in (*_LAYOUT, "Cast"):
             break
@@ -48,26 +48,26 @@ def laid_out(value: ir.Value | None) -> ir.Value | None:
     return value
 
 
-def made_by(value: ir.Value | None, op_type: str) -> ir.Node | None:
-    """The node that makes ``value``, casts aside, if it is of this type."""
+def origin_node(value: ir.Value | None, op_type: str) -> ir.Node | None:
+    """Return the node of this type that produces ``value``, through casts."""
     return producer(origin(value), op_type)
 
 
 def linear_of(value: ir.Value | None) -> ir.Node | None:
-    """The ``Gemm(x, weight [N, K], bias [N]?)`` that makes ``value``, layout aside."""
-    return producer(laid_out(value), "Gemm")
+    """Return the ``Gemm(x, weight [N, K], bias [N]?)`` that produces ``value``, through layout."""
+    return producer(layout_origin(value), "Gemm")
 
 
 def norm_of(value: ir.Value | None) -> Norm | None:
-    """The norm that makes ``value``, casts aside."""
-    node = made_by(value, "RMSNormalization")
+    """Return the norm that produces ``value``, through casts."""
+    node = origin_node(value, "RMSNormalization")
     return None if node is None else read_norm(node)
 
 
 def read_norm(node: ir.Node) -> Norm:
-    """An ``RMSNormalization`` with the casts around it.
+    """Return an ``RMSNormalization`` with the casts around it.
 
-    GPT-OSS's norm runs in fp32 with its weight, LLaMA's in the activations' type.
+    GPT-OSS's norm runs in fp32 including its weight, LLaMA's in the activations' dtype.
     """
     x, weight = origin(node.inputs[0]), origin(node.inputs[1])
     assert x is not None and weight is not None
@@ -80,7 +80,7 @@ def read_norm(node: ir.Node) -> Norm:
 
 
 def only_user(value: ir.Value, op_type: str) -> ir.Node | None:
-    """The one node that uses ``value``, if it is of this type and the value no graph output."""
+    """Return the only user of a value if it has this type; None for graph outputs."""
     users = list(value.uses())
     if len(users) != 1 or value.is_graph_output() or users[0].node.op_type != op_type:
         return None
@@ -88,9 +88,9 @@ def only_user(value: ir.Value, op_type: str) -> ir.Node | None:
 
 
 def constant_factor(node: ir.Node | None, op_type: str = "Mul") -> float | None:
-    """What a node multiplies by, divides by (``Div``) or adds, where that is one constant.
+    """Return the constant that a node multiplies by, divides by (``Div``) or adds (``Add``).
 
-    None elsewhere. The constant is that of the model, before casts to the activations' type.
+    Returns None if there is none. The constant is the model's, before casts.
     """
     if node is None or node.op_type != op_type:
         return None
@@ -99,5 +99,5 @@ def constant_factor(node: ir.Node | None, op_type: str = "Mul") -> float | None:
 
 
 def bias_of(gemm: ir.Node) -> ir.Value | None:
-    """The third input of a Gemm."""
+    """Return the third input of a Gemm."""
     return gemm.inputs[2] if len(gemm.inputs) > 2 else None

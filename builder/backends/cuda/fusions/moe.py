@@ -1,4 +1,4 @@
-"""Norm, router, experts and the residual addition of a layer become RmsMoe."""
+"""Replaces norm, router, experts and the residual addition of a layer by RmsMoe."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ from specbuild.builder.backends.cuda.fusions.shared_experts import (
 from specbuild.builder.graph.passes.rewriting import take_place
 from specbuild.plugins_cuda.registry import op_named
 
-# Where an optional input of Moe stands.
+# The index of an optional input of Moe.
 _CHOICE_BIAS = 8
 
 
 def fuse_moe(graph: ir.Graph, node: ir.Node) -> bool:
-    """Rewrites ``x + Moe(norm(x), router(norm(x)))``, or with shared experts beside the routed.
+    """Replace ``x + Moe(norm(x), router(norm(x)))``, with or without shared experts.
 
-    Shared experts become RmsMoe's where they have the routed ones' form. Others are added to what
-    it gives: ``x + (routed + shared)`` becomes ``(x + routed) + shared``.
+    RmsMoe includes shared experts that have the form of routed ones. Others are added to its
+    output: ``x + (routed + shared)`` becomes ``(x + routed) + shared``.
     """
     if node.op_type != "Moe":
         return False
@@ -46,19 +46,19 @@ def fuse_moe(graph: ir.Graph, node: ir.Node) -> bool:
     add = only_user(node.outputs[0], "Add")
     if norm is None or router is None or add is None or norm_of(router.inputs[0]) != norm:
         return False
-    beside = None
+    shared_output = None
     if norm.x not in map(origin, add.inputs):
-        beside = next(value for value in add.inputs if value is not node.outputs[0])
+        shared_output = next(value for value in add.inputs if value is not node.outputs[0])
         add = only_user(add.outputs[0], "Add")
         if add is None or norm.x not in map(origin, add.inputs):
             return False
-    shared = shared_experts_of(beside, node, norm)
+    shared = shared_experts_of(shared_output, node, norm)
     y = _place(graph, node, add, (norm, router, shared))
-    if beside is None or shared is not None:
+    if shared_output is None or shared is not None:
         take_place(add.outputs[0], y, graph)
         return True
     add.replace_input_with(0, y)
-    add.replace_input_with(1, beside)
+    add.replace_input_with(1, shared_output)
     return True
 
 
@@ -66,9 +66,9 @@ def _place(
     graph: ir.Graph,
     moe: ir.Node,
     add: ir.Node,
-    found: tuple[Norm, ir.Node, SharedExperts | None],
+    parts: tuple[Norm, ir.Node, SharedExperts | None],
 ) -> ir.Value:
-    norm, router, shared = found
+    norm, router, shared = parts
     attributes = {name: value.value for name, value in moe.attributes.items()}
     inputs = {
         **_router(graph, norm, router),
@@ -110,5 +110,5 @@ def _router(graph: ir.Graph, norm: Norm, router: ir.Node) -> dict[str, ir.Value 
 
 
 def _row_start(graph: ir.Graph) -> ir.Value:
-    """The launch's row ranges: rows behind the last one are padding and are not routed."""
+    """Return the row ranges of the launch. Rows after the last range are padding."""
     return next(value for value in graph.inputs if value.name == "row_start")

@@ -1,7 +1,7 @@
-"""A table's axis of layers goes: kernels take one layer's table, and most layers share one.
+"""Removes the layer axis of page tables: kernels read the table of one layer.
 
-Where every layer has a table of its own (SpecPV), each becomes an input, and an output, of its own.
-So does what says where the pages of a layer's view stand, which has that axis only there.
+If every layer has its own table (SpecPV), each becomes a separate input and output. Tables of page
+positions, which have the layer axis only then, are treated alike.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ PARTIAL_OUTPUT = ".partial_table.out"
 
 
 def unstack_page_tables(model: ir.Model) -> int:
-    """``Gather(table [layers, …], i)`` becomes a graph input of the other axes.
+    """Replace ``Gather(table [layers, …], i)`` by a graph input without the layer axis.
 
-    It keeps its name where there is one layer's, else it is ``name.i``.
+    It keeps its name if there is one layer, else it is ``name.i``. Returns the number of tables.
     """
     changed = 0
     _unstack_partial_output(model.graph)
@@ -31,10 +31,10 @@ def unstack_page_tables(model: ir.Model) -> int:
         parts = [_part(table, i, layers) for i in range(layers)]
         for gather in list(table.consumers()):
             gather.outputs[0].replace_all_uses_with(parts[_index(gather)])
-        place = model.graph.inputs.index(table)
+        position = model.graph.inputs.index(table)
         table.shape = ir.Shape(list(table.shape)[1:])
         if layers > 1:
-            model.graph.inputs[place : place + 1] = parts
+            model.graph.inputs[position : position + 1] = parts
         changed += 1
     return changed
 
@@ -55,12 +55,12 @@ def _index(gather: ir.Node) -> int:
 
 
 def _unstack_partial_output(graph: ir.Graph) -> None:
-    """The stacked partial tables are one output; every KvBlockSelect's own takes its place."""
+    """Replace the stacked partial tables by the outputs of each KvBlockSelect."""
     stacked = [o for o in graph.outputs if (o.name or "").endswith(PARTIAL_OUTPUT)]
     for output in stacked:
-        chosen = [node.outputs[0] for node in graph if node.op_type == "KvBlockSelect"]
-        place, name = graph.outputs.index(output), str(output.name).removesuffix(".out")
+        tables = [node.outputs[0] for node in graph if node.op_type == "KvBlockSelect"]
+        position, name = graph.outputs.index(output), str(output.name).removesuffix(".out")
         output.name = f"{name}.stacked"
-        for i, value in enumerate(chosen):
-            value.name = f"{name}.{i}.out" if len(chosen) > 1 else f"{name}.out"
-        graph.outputs[place : place + 1] = chosen
+        for i, value in enumerate(tables):
+            value.name = f"{name}.{i}.out" if len(tables) > 1 else f"{name}.out"
+        graph.outputs[position : position + 1] = tables

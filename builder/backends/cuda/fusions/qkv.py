@@ -1,7 +1,7 @@
-"""Norm, Q, K and V projections, rotation and cache writing of a layer become RmsQkvRope.
+"""Replaces norm, Q, K and V projections, rotation and cache writes of a layer by RmsQkvRope.
 
-The attention then reads the pools that it gives. Keys and values that a graph writes without
-attending to them are one without queries.
+The attention then reads the returned pools. Keys and values that are written without an attention
+become an RmsQkvRope without queries.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from specbuild.builder.backends.cuda.fusions.growth import Growth, query_growth
 from specbuild.builder.backends.cuda.fusions.matching import (
     Norm,
     bias_of,
-    laid_out,
+    layout_origin,
     norm_of,
     origin,
     read_norm,
@@ -45,7 +45,7 @@ from specbuild.plugins_cuda.rms_qkv_rope.packing import join_qkv
 
 @dataclass(frozen=True)
 class _Projections:
-    """What a layer makes of one input: queries where it has some, and what goes to its pools."""
+    """The projections of one input: optional queries, keys and values with their cache writes."""
 
     q: Rotated | None
     k: Rotated
@@ -56,7 +56,7 @@ class _Projections:
 
     @property
     def rotated(self) -> dict[str, Rotated]:
-        """What turns, by ``q`` and ``k``."""
+        """The rotated projections, by ``q`` and ``k``."""
         return {"k": self.k} if self.q is None else {"q": self.q, "k": self.k}
 
     @property
@@ -66,23 +66,25 @@ class _Projections:
 
     @property
     def writes(self) -> tuple[ir.Node, ir.Node]:
-        """Those of keys and of values."""
+        """The writes of keys and of values."""
         return self.k_write, self.v_write
 
 
 def fuse_qkv(graph: ir.Graph, node: ir.Node) -> bool:
-    """Rewrites one PagedTreeAttention and what stands in front of it, norms of heads included."""
+    """Replace one PagedTreeAttention and the nodes before it, including norms of heads."""
     if node.op_type != "PagedTreeAttention":
         return False
     growth = query_growth(node.inputs[0])
     if growth is not None:
         growth.product.replace_all_uses_with(growth.queries)
-    layer = attention_layer(node, laid_out, head_norms=True)
+    layer = attention_layer(node, layout_origin, head_norms=True)
     if layer is None:
         return False
-    made = _Projections(layer.q, layer.k, layer.v_gemm, layer.k_write, layer.v_write, layer.v_norm)
-    q = _place_projections(graph, node, made, static(node.inputs[0], 1), growth)
-    # What else reads the rotated queries (SpecPV's choice of blocks) stands behind the attention.
+    projections = _Projections(
+        layer.q, layer.k, layer.v_gemm, layer.k_write, layer.v_write, layer.v_norm
+    )
+    q = _place_projections(graph, node, projections, static(node.inputs[0], 1), growth)
+    # Other readers of the rotated queries, such as SpecPV's block selection, follow the attention.
     for user, index in [*node.inputs[0].uses()] if node.inputs[0] is not None else []:
         if user is not node:
             user.replace_input_with(index, q)
@@ -91,20 +93,20 @@ def fuse_qkv(graph: ir.Graph, node: ir.Node) -> bool:
 
 
 def fuse_context(graph: ir.Graph, node: ir.Node) -> bool:
-    """Rewrites the writes of a layer's keys and values where no attention stands behind them."""
+    """Replace the writes of a layer's keys and values that no attention reads."""
     if node.op_type != "KvWrite":
         return False
-    k = rotated_projection(node.inputs[1], laid_out, head_norms=True)
-    v_write = None if k is None else _values_beside(graph, node)
-    v_gemm = None if v_write is None else producer(laid_out(v_write.inputs[1]), "Gemm")
+    k = rotated_projection(node.inputs[1], layout_origin, head_norms=True)
+    v_write = None if k is None else _matching_value_write(graph, node)
+    v_gemm = None if v_write is None else producer(layout_origin(v_write.inputs[1]), "Gemm")
     if k is None or v_write is None or v_gemm is None:
         return False
     _place_projections(graph, v_write, _Projections(None, k, v_gemm, node, v_write), 0)
     return True
 
 
-def _values_beside(graph: ir.Graph, k_write: ir.Node) -> ir.Node | None:
-    """The write of the values that belong to these keys: its pool is named after theirs."""
+def _matching_value_write(graph: ir.Graph, k_write: ir.Node) -> ir.Node | None:
+    """Return the write of the values for these keys, by the name of its pool."""
     pool = k_write.inputs[0]
     assert pool is not None and pool.name is not None
     name = f"{pool.name.removesuffix('k_pool')}v_pool"
@@ -118,50 +120,53 @@ def _values_beside(graph: ir.Graph, k_write: ir.Node) -> ir.Node | None:
     )
 
 
-def _require_one_input(made: _Projections) -> None:
-    sources = {origin(gemm.inputs[0]) for gemm in made.gemms}
-    rotaries = [part.rotary for part in made.rotated.values()]
+def _require_one_input(projections: _Projections) -> None:
+    sources = {origin(gemm.inputs[0]) for gemm in projections.gemms}
+    rotaries = [part.rotary for part in projections.rotated.values()]
     tables = {tuple(rotary.inputs[1:3]) for rotary in rotaries}
-    positions = {laid_out(rotary.inputs[3]) for rotary in rotaries}
-    slots = {write.inputs[2] for write in made.writes}
+    positions = {layout_origin(rotary.inputs[3]) for rotary in rotaries}
+    slots = {write.inputs[2] for write in projections.writes}
     if not len(sources) == len(tables) == len(positions) == len(slots) == 1:
-        raise AssertionError(f"{stem(made.k.gemm.inputs[1])}: Q, K and V of different inputs")
+        raise AssertionError(
+            f"{stem(projections.k.gemm.inputs[1])}: Q, K and V have different inputs"
+        )
 
 
 def _place_projections(
     graph: ir.Graph,
     before: ir.Node,
-    made: _Projections,
+    projections: _Projections,
     q_heads: int,
     growth: Growth | None = None,
 ) -> ir.Value:
-    """RmsQkvRope in front of a node: rotated q [T, Hq, D]; the written pools take their places."""
-    _require_one_input(made)
-    rotary, width = made.k.rotary, static(made.k_write.inputs[1], 2)
-    turned = _turned(rotary, width)
-    pools = [write.inputs[0] for write in made.writes]
-    weight, bias = _joined_weights(graph, made, width, turned)
-    norms = _head_norms(made)
-    x = made.k.gemm.inputs[0]
-    norm = _taken_norm(x, norms)
+    """Insert RmsQkvRope before a node, replace the pools, and return rotated q [T, Hq, D]."""
+    _require_one_input(projections)
+    rotary, width = projections.k.rotary, static(projections.k_write.inputs[1], 2)
+    rotary_dim = _rotary_dim(rotary, width)
+    pools = [write.inputs[0] for write in projections.writes]
+    weight, bias = _joined_weights(graph, projections, width, rotary_dim)
+    norms = _head_norms(projections)
+    x = projections.k.gemm.inputs[0]
+    norm = _input_norm(x, norms)
     inputs: dict[str, ir.Value | None] = {"x": origin(x)}
     if norm is not None:
         inputs = {"x": norm.x, "norm": as_bf16(norm.weight)}
     inputs |= {
-        f"{name}_norm": _in_order(graph, of.weight, width, turned) for name, of in norms.items()
+        f"{name}_norm": _reordered_norm(graph, head_norm.weight, width, rotary_dim)
+        for name, head_norm in norms.items()
     }
-    of_all = [*norms.values(), *([norm] if norm else [])]
-    cos = _whole_table(graph, rotary.inputs[1], width, 1.0)
+    all_norms = [*norms.values(), *([norm] if norm else [])]
+    cos = _full_table(graph, rotary.inputs[1], width, 1.0)
     positions = static(cos, 0)
     if growth is not None:
-        cos = growth.behind(graph, cos)
+        cos = growth.append_to(graph, cos)
     inputs |= {
         "weight": weight,
         "bias": bias,
         "cos": cos,
-        "sin": _whole_table(graph, rotary.inputs[2], width, 0.0),
-        "positions": laid_out(rotary.inputs[3]),
-        "write_slot": made.k_write.inputs[2],
+        "sin": _full_table(graph, rotary.inputs[2], width, 0.0),
+        "positions": layout_origin(rotary.inputs[3]),
+        "write_slot": projections.k_write.inputs[2],
         "k_pool": pools[0],
         "v_pool": pools[1],
     }
@@ -171,59 +176,62 @@ def _place_projections(
         inputs,
         [(ROWS, q_heads, width), *[pool.shape for pool in pools if pool and pool.shape]],
         q_heads=q_heads,
-        kv_heads=static(made.k_write.inputs[1], 1),
-        eps=of_all[0].eps if of_all else 0.0,
+        kv_heads=static(projections.k_write.inputs[1], 1),
+        eps=all_norms[0].eps if all_norms else 0.0,
         rounding=norm.rounding if norm else "gpt_oss",
         head_rounding=next(iter(norms.values())).rounding if norms else "llama",
-        value_norm=int(_norms_values(made, norms)),
+        value_norm=int(_norms_values(projections, norms)),
         growth=0 if growth is None else positions,
     )
-    for write, pool in zip(made.writes, written, strict=True):
+    for write, pool in zip(projections.writes, written, strict=True):
         take_place(write.outputs[0], pool, graph)
     return q
 
 
-def _head_norms(made: _Projections) -> dict[str, Norm]:
-    """The norms of the heads of queries and keys, by ``q`` and ``k``; empty where there are none.
+def _head_norms(projections: _Projections) -> dict[str, Norm]:
+    """Return the norms of query and key heads, by ``q`` and ``k``; empty if there are none.
 
-    AssertionError where only one has one, or the two differ in kind or eps.
+    AssertionError if only one has a norm, or they differ in rounding or eps.
     """
-    nodes = {name: part.norm for name, part in made.rotated.items()}
+    nodes = {name: part.norm for name, part in projections.rotated.items()}
     norms = {name: read_norm(node) for name, node in nodes.items() if node is not None}
     kinds = {(norm.eps, norm.rounding) for norm in norms.values()}
     if len(kinds) > 1 or len(norms) not in (0, len(nodes)):
-        raise AssertionError(f"{stem(made.k.gemm.inputs[1])}: heads of Q and K normed differently")
+        raise AssertionError(
+            f"{stem(projections.k.gemm.inputs[1])}: the head norms of Q and K differ"
+        )
     return norms
 
 
-def _norms_values(made: _Projections, norms: dict[str, Norm]) -> bool:
-    """Whether values are divided by their root mean square, as keys are that are normed.
+def _norms_values(projections: _Projections, norms: dict[str, Norm]) -> bool:
+    """Return whether values are divided by their root mean square, as normed keys are.
 
-    AssertionError where that has a weight, or another eps.
+    AssertionError if that norm has a weight or another eps.
     """
-    if made.v_norm is None:
+    if projections.v_norm is None:
         return False
-    weight = producer(origin(made.v_norm.inputs[1]), "ConstantOfShape")
-    eps = attribute(made.v_norm, "epsilon", 1e-5)
+    weight = producer(origin(projections.v_norm.inputs[1]), "ConstantOfShape")
+    eps = attribute(projections.v_norm, "epsilon", 1e-5)
     filled = None if weight is None else weight.attributes.get("value")
-    one = filled is not None and float(filled.as_tensor().numpy().item()) == 1
-    if not one or any(eps != norm.eps for norm in norms.values()):
-        raise AssertionError(f"{stem(made.k.gemm.inputs[1])}: values normed by a weight or eps")
+    is_one = filled is not None and float(filled.as_tensor().numpy().item()) == 1
+    if not is_one or any(eps != norm.eps for norm in norms.values()):
+        name = stem(projections.k.gemm.inputs[1])
+        raise AssertionError(f"{name}: the norm of values has a weight or another eps")
     return True
 
 
-def _taken_norm(x: ir.Value | None, head_norms: dict[str, Norm]) -> Norm | None:
-    """The norm of projections that read ``x``; None where there is none, or another eps."""
+def _input_norm(x: ir.Value | None, head_norms: dict[str, Norm]) -> Norm | None:
+    """Return the norm of ``x`` before projections, or None if it is absent or has another eps."""
     norm = norm_of(x)
-    if norm is None or any(norm.eps != of.eps for of in head_norms.values()):
+    if norm is None or any(norm.eps != head_norm.eps for head_norm in head_norms.values()):
         return None
     return norm
 
 
 def input_and_norm(x: ir.Value | None) -> tuple[dict[str, ir.Value | None], float]:
-    """``x`` and ``norm`` of projections that read ``x`` and have no other norm, with its eps.
+    """Return the inputs ``x`` and ``norm`` of projections of ``x``, and the norm's eps.
 
-    The norm is taken in where it is GPT-OSS's; LLaMA's rounds elsewhere and stays a node.
+    A GPT-OSS norm is fused. LLaMA's norm rounds at another point and stays a separate node.
     """
     norm = norm_of(x)
     if norm is None or norm.rounding != "gpt_oss":
@@ -232,77 +240,87 @@ def input_and_norm(x: ir.Value | None) -> tuple[dict[str, ir.Value | None], floa
 
 
 def _joined_weights(
-    graph: ir.Graph, made: _Projections, head_dim: int, turned: int
+    graph: ir.Graph, projections: _Projections, head_dim: int, rotary_dim: int
 ) -> tuple[ir.Value, ir.Value | None]:
-    """Packed weight and bias of the projections; ``turned`` values of a head turn."""
-    weights = [gemm.inputs[1] for gemm in made.gemms]
-    biases = [bias_of(gemm) for gemm in made.gemms]
-    joined = "kv_proj" if made.q is None else "qkv_proj"
-    name = f"{stem(made.k.gemm.inputs[1]).removesuffix('k_proj')}{joined}"
-    join = partial(_join, head_dim=head_dim, turned=turned)
+    """Return packed weight and bias of the projections; ``rotary_dim`` values of a head rotate."""
+    weights = [gemm.inputs[1] for gemm in projections.gemms]
+    biases = [bias_of(gemm) for gemm in projections.gemms]
+    module = "kv_proj" if projections.q is None else "qkv_proj"
+    name = f"{stem(projections.k.gemm.inputs[1]).removesuffix('k_proj')}{module}"
+    join = partial(_join, head_dim=head_dim, rotary_dim=rotary_dim)
     weight = packed_rows(graph, f"{name}.packed", weights, join)
     if all(bias is None for bias in biases):
         return weight, None
     if None in biases:
-        raise AssertionError(f"{name}: biases on some of Q, K and V only")
+        raise AssertionError(f"{name}: only some of Q, K and V have a bias")
     return weight, packed(graph, f"{name}.packed_bias", biases, join)
 
 
-def _turned(rotary: ir.Node, width: int) -> int:
-    """How many values of a head turn."""
+def _rotary_dim(rotary: ir.Node, width: int) -> int:
+    """Return how many values of a head are rotated."""
     return int(attribute(rotary, "rotary_embedding_dim", 0)) or width
 
 
-def _head_order(width: int, turned: int) -> list[int]:
-    """A head's values in an order in which those i and i + width/2 turn together.
+def _head_order(width: int, rotary_dim: int) -> list[int]:
+    """Return an order of a head's values in which values i and i + width/2 are rotated together.
 
-    The others follow in both halves; they turn by no angle. Scores do not depend on the order.
+    The other values fill both halves and are rotated by 0. Scores do not depend on the order.
     """
-    half, rest = turned // 2, (width - turned) // 2
-    first, second = [*range(half)], [*range(half, turned)]
-    return [*first, *range(turned, turned + rest), *second, *range(turned + rest, width)]
+    half, unrotated = rotary_dim // 2, (width - rotary_dim) // 2
+    first, second = [*range(half)], [*range(half, rotary_dim)]
+    return [
+        *first,
+        *range(rotary_dim, rotary_dim + unrotated),
+        *second,
+        *range(rotary_dim + unrotated, width),
+    ]
 
 
-def _join(*parts: torch.Tensor, head_dim: int, turned: int) -> torch.Tensor:
-    """``join_qkv`` of projections, values last, with the rows of heads that turn in their order."""
-    order = _head_order(head_dim, turned)
+def _join(*parts: torch.Tensor, head_dim: int, rotary_dim: int) -> torch.Tensor:
+    """Apply ``join_qkv`` to projections, values last, with rotated heads in :func:`_head_order`."""
+    order = _head_order(head_dim, rotary_dim)
     *rotated, values = parts
-    inner = [part.unflatten(0, (-1, head_dim))[:, order].flatten(0, 1) for part in rotated]
-    return join_qkv(*inner, values, head_dim=head_dim)
+    reordered = [part.unflatten(0, (-1, head_dim))[:, order].flatten(0, 1) for part in rotated]
+    return join_qkv(*reordered, values, head_dim=head_dim)
 
 
-def _in_order(graph: ir.Graph, weight: ir.Value, width: int, turned: int) -> ir.Value | None:
-    """The weight of a norm of heads, or of all together, in the order of their values."""
-    order = _head_order(width, turned)
-    plain = as_bf16(weight)
+def _reordered_norm(
+    graph: ir.Graph, weight: ir.Value, width: int, rotary_dim: int
+) -> ir.Value | None:
+    """Return the weight of a head norm, or a norm of all heads, in :func:`_head_order`."""
+    order = _head_order(width, rotary_dim)
+    norm = as_bf16(weight)
     if order == list(range(width)):
-        return plain
+        return norm
 
     def ordered(w: torch.Tensor) -> torch.Tensor:
         return w.unflatten(0, (-1, width))[:, order].flatten()
 
-    return packed(graph, f"{stem(weight)}.in_order", [plain], ordered)
+    return packed(graph, f"{stem(weight)}.in_order", [norm], ordered)
 
 
-def _whole_table(
+def _full_table(
     graph: ir.Graph, table: ir.Value | None, width: int, value: float
 ) -> ir.Value | None:
-    """Cosines or sines of whole heads: ``value`` where nothing turns."""
-    known = as_fp32(table)
-    missing = width // 2 - static(known, 1)
+    """Return cosines or sines for full heads, padded with ``value`` for unrotated pairs."""
+    stored_table = as_fp32(table)
+    missing = width // 2 - static(stored_table, 1)
     if not missing:
-        return known
-    assert known is not None
+        return stored_table
+    assert stored_table is not None
     return derive(
-        graph, f"{known.name}.whole", [known], lambda t: F.pad(t, (0, missing), value=value)
+        graph,
+        f"{stored_table.name}.whole",
+        [stored_table],
+        lambda t: F.pad(t, (0, missing), value=value),
     )
 
 
 def _place_attention(graph: ir.Graph, old: ir.Node, q: ir.Value) -> None:
-    """The attention again, over rotated ``q``, with fp32 sinks and the types of a CUDA engine."""
+    """Insert the attention again with rotated ``q``, fp32 sinks and the types of a CUDA engine."""
     op = op_named(old.op_type)
-    given = [*old.inputs, *[None] * (len(op.inputs) - len(old.inputs))]
-    inputs = {spec.name: value for spec, value in zip(op.inputs, given, strict=True)}
+    old_inputs = [*old.inputs, *[None] * (len(op.inputs) - len(old.inputs))]
+    inputs = {spec.name: value for spec, value in zip(op.inputs, old_inputs, strict=True)}
     inputs |= {"q": q, "sinks": as_fp32(inputs["sinks"])}
     attributes = {name: attribute.value for name, attribute in old.attributes.items()}
     width = static(old.outputs[0], 2)

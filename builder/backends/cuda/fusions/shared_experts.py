@@ -1,4 +1,4 @@
-"""A dense feed-forward beside routed experts, as experts of their form that every row has."""
+"""Treats a dense feed-forward next to routed experts as shared experts, which every row uses."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from specbuild.builder.backends.cuda.fusions.matching import (
     Norm,
     bias_of,
     linear_of,
-    made_by,
     norm_of,
+    origin_node,
 )
 from specbuild.builder.graph.passes.rewriting import attribute
 from specbuild.plugins_cuda.rms_moe.choice import MAX_SHARED
 
-# Where Moe has the experts' weights and their scales.
+# The indices of weights and scales of experts among the inputs of Moe.
 _DOWN, _GATE_UP_SCALES = 5, 3
 
 
@@ -32,19 +32,21 @@ class SharedExperts:
     count: int
 
 
-def shared_experts_of(beside: ir.Value | None, moe: ir.Node, norm: Norm) -> SharedExperts | None:
-    """What is added to routed experts, where it is experts of their form over the same rows.
+def shared_experts_of(
+    shared_output: ir.Value | None, moe: ir.Node, norm: Norm
+) -> SharedExperts | None:
+    """Return the shared experts of a layer if they have the form of routed ones and the same input.
 
-    None where nothing is, or where it has another activation, biases, or an inner width that is no
-    multiple of theirs; and beside experts whose checkpoint has them in MXFP4.
+    Returns None without shared experts, with another activation or biases, if their inner width is
+    not a multiple of the routed one, or if the checkpoint has routed experts in MXFP4.
     """
-    down = linear_of(beside)
-    mul = None if down is None else made_by(down.inputs[0], "Mul")
+    down = linear_of(shared_output)
+    mul = None if down is None else origin_node(down.inputs[0], "Mul")
     if down is None or mul is None or attribute(moe, "activation", "") != "swiglu":
         return None
-    silu, up = made_by(mul.inputs[0], "Mul"), linear_of(mul.inputs[1])
+    silu, up = origin_node(mul.inputs[0], "Mul"), linear_of(mul.inputs[1])
     gate = None if silu is None else linear_of(silu.inputs[0])
-    sigmoid = None if silu is None else made_by(silu.inputs[1], "Sigmoid")
+    sigmoid = None if silu is None else origin_node(silu.inputs[1], "Sigmoid")
     if gate is None or up is None or sigmoid is None or linear_of(sigmoid.inputs[0]) is not gate:
         return None
     if norm_of(gate.inputs[0]) != norm or norm_of(up.inputs[0]) != norm:
@@ -53,8 +55,8 @@ def shared_experts_of(beside: ir.Value | None, moe: ir.Node, norm: Norm) -> Shar
     if biased or moe.inputs[_GATE_UP_SCALES] is not None:
         return None
     weights = [gemm.inputs[1] for gemm in (gate, up, down)]
-    count, left = divmod(static(weights[0], 0), static(moe.inputs[_DOWN], 1))
-    if left or not 1 <= count <= MAX_SHARED:
+    count, remainder = divmod(static(weights[0], 0), static(moe.inputs[_DOWN], 1))
+    if remainder or not 1 <= count <= MAX_SHARED:
         return None
     first, second, third = weights
     assert first is not None and second is not None and third is not None
@@ -62,11 +64,11 @@ def shared_experts_of(beside: ir.Value | None, moe: ir.Node, norm: Norm) -> Shar
 
 
 def as_gate_up(gate: torch.Tensor, up: torch.Tensor, count: int) -> torch.Tensor:
-    """Both [count·I, H] as Moe has them: [count, H, 2·I], gate and up alternating."""
+    """Convert both [count·I, H] to Moe's layout [count, H, 2·I], gate and up alternating."""
     pairs = torch.stack([gate, up], dim=1).unflatten(0, (count, -1))
     return pairs.flatten(1, 2).transpose(1, 2)
 
 
 def as_down(down: torch.Tensor, count: int) -> torch.Tensor:
-    """``down`` [H, count·I] as Moe has it: [count, I, H]."""
+    """Convert ``down`` [H, count·I] to Moe's layout [count, I, H]."""
     return down.T.unflatten(0, (count, -1))

@@ -1,4 +1,4 @@
-"""Norm, gate and up projections and activation become RmsSwiglu."""
+"""Replaces norm, gate and up projections and activation by RmsSwiglu."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from specbuild.builder.backends.cuda.fusions.fused_node import (
 )
 from specbuild.builder.backends.cuda.fusions.matching import (
     bias_of,
-    laid_out,
+    layout_origin,
     linear_of,
-    made_by,
     norm_of,
+    origin_node,
 )
 from specbuild.builder.graph.passes.rewriting import attribute, take_place
 from specbuild.plugins_cuda.rms_swiglu.packing import join_gate_up
@@ -26,14 +26,14 @@ from specbuild.plugins_cuda.rms_swiglu.prefill import GEGLU, SWIGLU
 
 
 def fuse_swiglu(graph: ir.Graph, node: ir.Node) -> bool:
-    """Rewrites ``silu(norm(x) · gate) · (norm(x) · up)``, or with GELU, or without a norm."""
+    """Replace ``silu(norm(x) · gate) · (norm(x) · up)``, also with GELU or without the norm."""
     if node.op_type != "Mul":
         return False
     (gate, activation), up = _activated(node.inputs[0]), linear_of(node.inputs[1])
     if gate is None or up is None:
         return False
-    norm, x = norm_of(gate.inputs[0]), laid_out(gate.inputs[0])
-    if norm_of(up.inputs[0]) != norm or (norm is None and laid_out(up.inputs[0]) is not x):
+    norm, x = norm_of(gate.inputs[0]), layout_origin(gate.inputs[0])
+    if norm_of(up.inputs[0]) != norm or (norm is None and layout_origin(up.inputs[0]) is not x):
         return False
     biases = [bias_of(gate), bias_of(up)]
     if (biases[0] is None) != (biases[1] is None):
@@ -60,14 +60,14 @@ def fuse_swiglu(graph: ir.Graph, node: ir.Node) -> bool:
 
 
 def _activated(value: ir.Value | None) -> tuple[ir.Node | None, str]:
-    """The projection whose SiLU or GELU by tanh a value is, None where it is none; and which."""
-    gelu = made_by(value, "Gelu")
+    """Return the projection before a SiLU or tanh GELU, or None, and the activation's name."""
+    gelu = origin_node(value, "Gelu")
     if gelu is not None:
-        by_tanh = attribute(gelu, "approximate", "none") == "tanh"
-        return (linear_of(gelu.inputs[0]) if by_tanh else None), GEGLU
-    silu = made_by(value, "Mul")
+        is_tanh = attribute(gelu, "approximate", "none") == "tanh"
+        return (linear_of(gelu.inputs[0]) if is_tanh else None), GEGLU
+    silu = origin_node(value, "Mul")
     gate = None if silu is None else linear_of(silu.inputs[0])
-    sigmoid = None if silu is None else made_by(silu.inputs[1], "Sigmoid")
+    sigmoid = None if silu is None else origin_node(silu.inputs[1], "Sigmoid")
     if sigmoid is None or linear_of(sigmoid.inputs[0]) is not gate:
         return None, SWIGLU
     return gate, SWIGLU

@@ -1,4 +1,4 @@
-"""An embedding that is the head too is read in the head's packed form, and stored once."""
+"""Stores a table that is both embedding and head once, in the head's packed form."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from specbuild.runtime.engine_dir.drafters.record import own_name
 from specbuild.runtime.engine_dir.drafters.registry import DRAFT_GROUPS
 
 _READERS = ("Embed", "DraftInput")
-# What names of a draft's own weights begin with.
+# The prefixes of names of a draft's weights.
 _OF_DRAFT = tuple(own_name(group, DRAFT_PREFIX) for group in DRAFT_GROUPS)
 
 
@@ -22,9 +22,10 @@ def _packed(table: torch.Tensor) -> torch.Tensor:
 
 
 def share_tied_tables(model: ir.Model, *, tied: bool) -> int:
-    """Tables of Embed and DraftInput that a head of this graph has packed, in that form.
+    """Pack the tables of Embed and DraftInput that a head of this graph has packed.
 
-    ``tied``: the target's table is its head, which may be another graph's.
+    ``tied`` states that the target's table is its head, possibly in another graph. Returns the
+    number of tables.
     """
     graph, changed = model.graph, 0
     for node in graph:
@@ -35,8 +36,8 @@ def share_tied_tables(model: ir.Model, *, tied: bool) -> int:
         if table is None or table.producer() is not None or table.is_graph_input():
             continue
         name = f"{stem(table)}.packed"
-        of_target = not name.startswith(_OF_DRAFT)
-        if name in graph.initializers or (tied and of_target):
+        is_target = not name.startswith(_OF_DRAFT)
+        if name in graph.initializers or (tied and is_target):
             node.replace_input_with(index, packed(graph, name, [table], _packed))
             changed += 1
     return changed

@@ -1,7 +1,7 @@
-"""Weights of a graph become codes with scales: of dense layers, and of experts in bf16.
+"""Quantizes weights of dense layers, and of experts in bf16.
 
-A draft then proposes other tokens, and the output stays; a target gives other outputs. Norms,
-biases and the embedding stay as they are.
+A quantized draft proposes other tokens without changing the output. A quantized target changes the
+output. Norms, biases and the embedding are not quantized.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from specbuild.plugins_cuda.rms_moe.packing import (
     unpack_gate_up_values,
 )
 
-# The packed weights of every op that multiplies by some.
+# The packed weights of every op that multiplies by weights.
 _WEIGHTS = {
     "Linear": ("weight",),
     "LinearPartial": ("weight",),
@@ -40,10 +40,10 @@ _WEIGHTS = {
 }
 
 
-def quantise_weights(model: ir.Model, *, storage: Storage) -> int:
-    """The weights of all fused projections in another form; how many there are.
+def quantize_weights(model: ir.Model, *, storage: Storage) -> int:
+    """Quantize the weights of all fused projections and return their number.
 
-    Experts that are codes already stay. Others must become MXFP4.
+    Experts that are already quantized stay. Others must become MXFP4.
     """
     graph, changed = model.graph, 0
     for node in graph:
@@ -54,21 +54,23 @@ def quantise_weights(model: ir.Model, *, storage: Storage) -> int:
             index = declared.index(name)
             weight = node.inputs[index]
             assert weight is not None
-            code: Callable[[torch.Tensor], torch.Tensor] = partial(quantised, storage=storage)
+            quantize: Callable[[torch.Tensor], torch.Tensor] = partial(quantised, storage=storage)
             if node.op_type in ("RmsMoe", "RankMoe"):
                 if weight.dtype == ir.DataType.UINT8:
                     continue
                 if storage is not MXFP4:
-                    raise AssertionError(f"experts become MXFP4, not {storage.name}")
-                code = _coded_gate_up if name == "gate_up" else _coded_down(node, declared)
-            coded = derive(graph, f"{weight.name}.{storage.name}", [weight], code)
-            node.replace_input_with(index, coded)
+                    raise AssertionError(f"experts: got {storage.name}, expected MXFP4")
+                quantize = (
+                    _quantized_gate_up if name == "gate_up" else _quantized_down(node, declared)
+                )
+            quantized_weight = derive(graph, f"{weight.name}.{storage.name}", [weight], quantize)
+            node.replace_input_with(index, quantized_weight)
             changed += 1
     return changed
 
 
-def _coded_gate_up(packed: torch.Tensor) -> torch.Tensor:
-    """Packed experts in bf16 as MXFP4, expert by expert."""
+def _quantized_gate_up(packed: torch.Tensor) -> torch.Tensor:
+    """Quantize packed bf16 experts to MXFP4, one expert at a time."""
     experts, tiles, _ = packed.shape
     if packed.is_meta:
         width = unpack_gate_up_values(packed[:1]).shape[1]
@@ -77,8 +79,8 @@ def _coded_gate_up(packed: torch.Tensor) -> torch.Tensor:
     return pack_gate_up(*_blocks(packed, unpack_gate_up_values))
 
 
-def _coded_down(moe: ir.Node, declared: list[str]) -> Callable[[torch.Tensor], torch.Tensor]:
-    """The same of down, whose inner width the biases of gate/up tell."""
+def _quantized_down(moe: ir.Node, declared: list[str]) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Return the function that quantizes down, whose inner width the biases of gate/up have."""
     inner = static(moe.inputs[declared.index("gate_up_bias")], 1) // 2
 
     def make(packed: torch.Tensor) -> torch.Tensor:

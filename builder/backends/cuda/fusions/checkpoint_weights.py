@@ -1,7 +1,7 @@
-"""Weights that a checkpoint stores quantized keep their codes, where kernels decode them.
+"""Keeps weights quantized as in the checkpoint if kernels can dequantize them.
 
-A kernel decodes a code to the bf16 number that the weight has when it is dequantized. An engine
-with codes thus computes the same bits as one with bf16 weights.
+Kernels dequantize to the bf16 number that the weight would have. An engine with quantized weights
+thus computes the same bits as one with bf16 weights.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from specbuild.runtime.engine_dir.quantized import QuantizedForm as StoredForm
 from specbuild.runtime.engine_dir.quantized import QuantizedProducts
 
 Sources = tuple[str, ...]
-# Ops whose kernels decode them, by the weight.
+# Ops with dequantizing kernels, and their weight inputs.
 _WEIGHTS = {
     "Embed": "table",
     "Linear": "weight",
@@ -48,18 +48,18 @@ _WEIGHTS = {
     "RmsQkvRope": "weight",
     "RmsSwiglu": "gate_up",
 }
-_NO_PRODUCT = "the op that reads it has no kernel for codes"
-_UNKNOWN = "no kernel decodes its codes"
-_NO_UNITS = f"its rows are no multiple of {UNIT_COLUMNS} columns, or no multiple of {TILE_ROWS}"
+_NO_PRODUCT = "the op that reads it has no kernel for quantized weights"
+_UNKNOWN = "no kernel dequantizes its format"
+_NO_UNITS = f"its shape is not a multiple of {TILE_ROWS} rows and {UNIT_COLUMNS} columns"
 _MIXED = "it shares a launch with weights of another type"
 
 
 @dataclass
-class KeptCodes:
-    """The weights of a checkpoint by their type: those in which storage, or why in bf16.
+class QuantizedWeights:
+    """The quantized weights of a checkpoint by type: their storage, or why they are dequantized.
 
-    A weight is named by the tensors that it was read from. ``bf16_head`` is why the head is stored
-    in bf16, and ``bf16_table`` why the embedding is; empty where they may have codes.
+    A weight is identified by its source tensors. ``bf16_head`` and ``bf16_table`` are the reasons
+    to dequantize the head and the embedding; empty if both can stay quantized.
     """
 
     bf16_head: str = ""
@@ -67,21 +67,21 @@ class KeptCodes:
     stored: dict[tuple[str, Storage], set[Sources]] = field(default_factory=dict)
     dequantized: dict[tuple[str, str], set[Sources]] = field(default_factory=dict)
 
-    def add(self, recipes: Iterable[Recipe], found: Storage | str) -> None:
-        """Count weights that are stored so, or in bf16 for this reason."""
+    def add(self, recipes: Iterable[Recipe], result: Storage | str) -> None:
+        """Count weights with this storage, or with this reason for dequantizing them."""
         for recipe in recipes:
             if recipe.quantized is None:
                 continue
             name = recipe.quantized.form.name
-            if isinstance(found, str):
-                self.dequantized.setdefault((name, found), set()).add(recipe.sources)
+            if isinstance(result, str):
+                self.dequantized.setdefault((name, result), set()).add(recipe.sources)
             else:
-                self.stored.setdefault((name, found), set()).add(recipe.sources)
+                self.stored.setdefault((name, result), set()).add(recipe.sources)
 
     def record(self, tensors: Iterable[SourceTensor]) -> QuantizedProducts | None:
-        """What the manifest states of a checkpoint's weights, None where none is quantized.
+        """Return the manifest's record of a checkpoint's weights, or None if none is quantized.
 
-        ``tensors`` are all of them: no op of :func:`keep_codes` reads those that are not counted.
+        ``tensors`` are all weights. Those that were not counted have no op with such kernels.
         """
         counted: set[Sources] = set().union(*self.stored.values(), *self.dequantized.values())
         for tensor in tensors:
@@ -104,8 +104,8 @@ class KeptCodes:
         return QuantizedProducts("bf16", tuple(ordered))
 
 
-def keep_codes(model: ir.Model, *, kept: KeptCodes) -> int:
-    """Packed weights whose codes kernels decode become these codes; how many there are."""
+def keep_quantized(model: ir.Model, *, weights: QuantizedWeights) -> int:
+    """Replace packed weights by their quantized form if kernels support it. Return the number."""
     graph, changed = model.graph, 0
     for node in graph:
         name = _WEIGHTS.get(node.op_type)
@@ -116,59 +116,61 @@ def keep_codes(model: ir.Model, *, kept: KeptCodes) -> int:
         rows = _joined_rows(weight)
         if weight is None or rows is None:
             continue
-        reason = _why_table_is_bf16(node, rows, kept)
-        found = reason or _storage(rows.recipes)
-        kept.add(rows.recipes, found)
-        if isinstance(found, str):
+        reason = _why_table_is_bf16(node, rows, weights)
+        storage = reason or _storage(rows.recipes)
+        weights.add(rows.recipes, storage)
+        if isinstance(storage, str):
             continue
-        coded = f"{weight.name}.{found.name}"
-        if coded not in graph.initializers:
-            made = weight_value(coded, _coded(recipe_of(weight), rows, found))
-            graph.register_initializer(made)
-        node.replace_input_with(index, graph.initializers[coded])
+        quantized_name = f"{weight.name}.{storage.name}"
+        if quantized_name not in graph.initializers:
+            value = weight_value(
+                quantized_name, _quantized_recipe(recipe_of(weight), rows, storage)
+            )
+            graph.register_initializer(value)
+        node.replace_input_with(index, graph.initializers[quantized_name])
         changed += 1
     return changed
 
 
 def _joined_rows(weight: ir.Value | None) -> JoinedRows | None:
-    """What a weight's rows are made of: a table that no head shares is one of the checkpoint's."""
+    """Return the rows of a weight. An embedding without a head is a single tensor."""
     joined, recipe = joined_rows(weight), recipe_of(weight)
     if joined is None and recipe is not None and recipe.quantized is not None:
         return JoinedRows((recipe,), lambda rows: rows)
     return joined
 
 
-def _why_table_is_bf16(node: ir.Node, rows: JoinedRows, kept: KeptCodes) -> str:
-    """Why a head's or an embedding's table has no codes; empty where it may have some."""
+def _why_table_is_bf16(node: ir.Node, rows: JoinedRows, weights: QuantizedWeights) -> str:
+    """Return why a head or an embedding is dequantized; empty if it can stay quantized."""
     if node.op_type not in ("Embed", "RmsHead"):
         return ""
     vocab, width = rows.recipes[0].shape
     if vocab % TILE_ROWS or width % UNIT_COLUMNS:
         return _NO_UNITS
-    return kept.bf16_head if node.op_type == "RmsHead" else kept.bf16_table
+    return weights.bf16_head if node.op_type == "RmsHead" else weights.bf16_table
 
 
 def _storage(recipes: tuple[Recipe, ...]) -> Storage | str:
-    """The storage of weights that are packed together, or why they have none."""
+    """Return the storage of weights that are packed together, or why they are dequantized."""
     forms = [None if recipe.quantized is None else recipe.quantized.form for recipe in recipes]
     reasons = {_why_bf16(form) for form in forms}
     if reasons != {""}:
         [*named] = sorted(reasons - {""})
         return f"{_MIXED}: {named[0]}" if "" in reasons else named[0]
-    made = {code_form(form) for form in forms if form is not None}
-    found = code_storage(made, recipes[0].shape[1])
-    return found or (_UNKNOWN if len(made) == 1 else _MIXED)
+    code_forms = {code_form(form) for form in forms if form is not None}
+    storage = code_storage(code_forms, recipes[0].shape[1])
+    return storage or (_UNKNOWN if len(code_forms) == 1 else _MIXED)
 
 
 def _why_bf16(form: QuantizedForm | None) -> str:
-    """Why such a weight has no codes wherever it stands; empty where it may have some."""
+    """Return why no op can keep a weight with this format; empty if one can."""
     if form is None:
         return "one is not quantized"
-    return "its groups are no runs of columns" if form.has_order else ""
+    return "its groups are not consecutive columns" if form.has_order else ""
 
 
 def code_form(form: QuantizedForm) -> CodeForm:
-    """What decides the storage of a weight."""
+    """Return the properties that determine the storage of a weight."""
     return CodeForm(
         form.code_type, form.bits, form.block, form.scale_dtype,
         has_minima=form.has_minima, has_zero_points=form.has_zero_points,
@@ -176,11 +178,11 @@ def code_form(form: QuantizedForm) -> CodeForm:
     )  # fmt: skip
 
 
-def _coded(packed: Recipe | None, rows: JoinedRows, storage: Storage) -> Recipe:
-    """The recipe of a packed weight's codes."""
+def _quantized_recipe(packed: Recipe | None, rows: JoinedRows, storage: Storage) -> Recipe:
+    """Return the recipe of a packed quantized weight."""
     assert packed is not None
-    in_order = len(packed.shape) == 2
-    tiles, blocks = packed_shape(*packed.shape)[:2] if in_order else packed.shape[:2]
+    is_dense = len(packed.shape) == 2
+    tiles, blocks = packed_shape(*packed.shape)[:2] if is_dense else packed.shape[:2]
     sources = [recipe.quantized for recipe in rows.recipes if recipe.quantized is not None]
 
     def load() -> torch.Tensor:
@@ -198,30 +200,30 @@ def _coded(packed: Recipe | None, rows: JoinedRows, storage: Storage) -> Recipe:
 
 
 def _grouped(weight: QuantizedTensor, storage: Storage) -> GroupedCodes:
-    """The weight; where ``storage`` has zero points, codes are not negative and all have some."""
+    """Return a weight's groups, with zero points and unsigned codes if ``storage`` has them."""
     form, codes, zeros = weight.form, weight.codes, weight.zero_points
-    scales, columns = _of_rows(weight, weight.scales), form.block[1]
+    scales, columns = _per_row(weight, weight.scales), form.block[1]
     parts = {SCALE: GroupPart(scales, columns)}
     if weight.minima is not None:
-        parts[MINIMUM] = GroupPart(_of_rows(weight, weight.minima), columns)
+        parts[MINIMUM] = GroupPart(_per_row(weight, weight.minima), columns)
     if weight.factors is not None:
-        of = weight.factors
+        factors = weight.factors
         parts |= {
-            SCALE: GroupPart(of.group_scales.float(), columns),
-            BLOCK_SCALE: GroupPart(of.block_scales, of.columns),
+            SCALE: GroupPart(factors.group_scales.float(), columns),
+            BLOCK_SCALE: GroupPart(factors.block_scales, factors.columns),
         }
-        if of.group_minima is not None and of.block_minima is not None:
-            parts[MINIMUM] = GroupPart(of.group_minima.float(), columns)
-            parts[BLOCK_MINIMUM] = GroupPart(of.block_minima, of.columns)
+        if factors.group_minima is not None and factors.block_minima is not None:
+            parts[MINIMUM] = GroupPart(factors.group_minima.float(), columns)
+            parts[BLOCK_MINIMUM] = GroupPart(factors.block_minima, factors.columns)
     elif ZERO in codec_of(storage).parts:
         middle = 1 << form.bits - 1 if codes.dtype == torch.int8 else 0
         codes = codes.to(torch.int16) + middle
         zeros = torch.zeros(weight.scales.shape, dtype=torch.int16) if zeros is None else zeros
-        parts[ZERO] = GroupPart(_of_rows(weight, zeros + middle), columns)
+        parts[ZERO] = GroupPart(_per_row(weight, zeros + middle), columns)
     return GroupedCodes(codes, parts)
 
 
-def _of_rows(weight: QuantizedTensor, parts: torch.Tensor) -> torch.Tensor:
-    """Numbers of blocks as those of rows, [N, G]."""
+def _per_row(weight: QuantizedTensor, parts: torch.Tensor) -> torch.Tensor:
+    """Repeat values per block to values per row, [N, G]."""
     rows = weight.form.block[0]
     return parts if rows == 1 else parts.repeat_interleave(rows, dim=0)[: weight.shape[0]]
