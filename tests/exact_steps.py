@@ -16,7 +16,7 @@ from specbuild.builder.backends.cuda.step.programs import (
     deepest,
     fits,
 )
-from specbuild.builder.backends.cuda.step.target import KeptLogits
+from specbuild.builder.backends.cuda.step.target import WrittenLogits
 from specbuild.builder.backends.cuda.step.views import refresh_capacities
 from specbuild.runtime.engine_dir.manifest import DraftShape
 
@@ -35,7 +35,7 @@ def exact_forms(
     selections = [(False, False)]
     selections += [(True, False)] * parts.ports.sizes.sparse
     selections += [(True, True)] * parts.ports.sizes.checks
-    kinds: tuple[KeptLogits, ...] = ("none", "all")
+    kinds: tuple[WrittenLogits, ...] = ("none", "all")
     found = []
     for batch, shape in product(batch_buckets(max_batch_size), (NO_DRAFT, *of_draft)):
         if not fits(batch, shape, deepest(of_draft), draft):

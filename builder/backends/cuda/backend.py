@@ -63,7 +63,9 @@ def fused_model(
     keeps_quantized = options.requested.kernels.weights_dtype in (None, "checkpoint")
     weights = None
     if keeps_quantized and sources.quantized:
-        weights = QuantizedWeights(*_why_tables_are_bf16(sources, options, graphs.plan.ranks))
+        weights = QuantizedWeights(
+            *_why_tables_are_bf16(sources, options, graphs.engine_sizes.ranks)
+        )
     passes_of = partial(
         cuda_passes,
         quantized=weights,

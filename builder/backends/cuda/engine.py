@@ -21,17 +21,17 @@ from specbuild.builder.backends.cuda.plan.plan_writer import (
     program_bytes,
 )
 from specbuild.builder.backends.cuda.report import CudaReport, cuda_report
-from specbuild.builder.backends.cuda.step.adjusted import (
-    adjusted_batches,
-    adjusted_program,
-    first_token_program,
-)
 from specbuild.builder.backends.cuda.step.draft_parts import DraftParts
 from specbuild.builder.backends.cuda.step.engine_parts import EngineParts
 from specbuild.builder.backends.cuda.step.forms import step_forms
 from specbuild.builder.backends.cuda.step.fused_graph import FusedGraph, WeightTensors
+from specbuild.builder.backends.cuda.step.host_proposals import host_proposal_sizes
 from specbuild.builder.backends.cuda.step.ir import ProgramIr
-from specbuild.builder.backends.cuda.step.offered import offered_sizes
+from specbuild.builder.backends.cuda.step.logit_processor_steps import (
+    first_token_program,
+    processor_batches,
+    processor_program,
+)
 from specbuild.builder.backends.cuda.step.programs import (
     NO_DRAFT,
     PREFILL_ROWS,
@@ -45,7 +45,7 @@ from specbuild.builder.backends.cuda.step.programs import (
     step_program,
 )
 from specbuild.builder.backends.cuda.step.state import StatePorts, StateSizes, ViewSizes
-from specbuild.builder.backends.cuda.step.target import KeptLogits
+from specbuild.builder.backends.cuda.step.target import WrittenLogits
 from specbuild.builder.backends.cuda.tactics.call_lowering import CallLowering
 from specbuild.builder.engine.sizes import EngineSizes, with_limits
 from specbuild.builder.engine.writer import json_bytes
@@ -259,9 +259,9 @@ def _parts(
         views=_view_sizes(engine_sizes),
         sparse=engine_sizes.dsa is not None,
         checks=engine_sizes.dsa is not None and engine_sizes.dsa.check_interval > 0,
-        adjusts=engine_sizes.adjusted_steps,
-        offered=max_proposal,
-        replayed=0 if states is None else max(depth, max_proposal) + 1,
+        has_processors=engine_sizes.adjusted_steps,
+        max_proposal=max_proposal,
+        max_replay=0 if states is None else max(depth, max_proposal) + 1,
         ranks=engine_sizes.ranks,
         exchange_width=model.target.hidden,
     )
@@ -322,7 +322,7 @@ def _step(parts: EngineParts, form: StepForm, lower: Lower) -> tuple[ProgramEntr
         reverified=form.capacity,
         sparse=form.sparse,
         checks=form.checks,
-        host_proposal=form.offered,
+        host_proposal=form.host_proposal,
         drafter=form.drafter,
         is_ragged=form.ragged_rows > 0,
     ), lowered
@@ -335,22 +335,20 @@ def _host_proposal_steps(
     if engine_sizes.host_drafter is None:
         return []
     max_length = engine_sizes.host_drafter.max_tokens
-    logit_kinds: tuple[KeptLogits, ...] = ("none", "all")
+    kinds: tuple[WrittenLogits, ...] = ("none", "all")
     # Recurrent states, views and lists need equal numbers of rows per sequence.
     is_ragged_supported = parts.states is None and parts.views is None and parts.dsa is None
     forms = [
         StepForm(
             batch,
             DraftShape(1, length, length),
-            offered=True,
+            host_proposal=True,
             ragged_rows=rows if is_ragged_supported and batch > 1 else 0,
         )
         for batch in batch_buckets(engine_sizes.limits.max_batch_size)
-        for length, rows in offered_sizes(batch, max_length, ragged=is_ragged_supported)
+        for length, rows in host_proposal_sizes(batch, max_length, ragged=is_ragged_supported)
     ]
-    return [
-        _step(parts, replace(form, logits=kept), lower) for form in forms for kept in logit_kinds
-    ]
+    return [_step(parts, replace(form, logits=kind), lower) for form in forms for kind in kinds]
 
 
 def _logit_processor_steps(
@@ -358,11 +356,9 @@ def _logit_processor_steps(
 ) -> list[tuple[ProgramEntry, LoweredProgram]]:
     """Return the logit-processor steps, and the program that runs them after prompts."""
     programs = []
-    extend_kinds = (False, True) if parts.ports.sizes.aux_width else (False,)
-    for batch, extends in product(
-        adjusted_batches(engine_sizes.limits.max_batch_size), extend_kinds
-    ):
-        lowered = _lowered(adjusted_program(parts, batch, extends=extends), lower)
+    kinds = (False, True) if parts.ports.sizes.aux_width else (False,)
+    for batch, extends in product(processor_batches(engine_sizes.limits.max_batch_size), kinds):
+        lowered = _lowered(processor_program(parts, batch, extends=extends), lower)
         entry = _described(lowered, "step", batch, batch, NO_DRAFT, full_logits=True)
         programs.append((replace(entry, changes_logits=True, extends=extends), lowered))
     lowered, batch = _lowered(first_token_program(parts), lower), parts.ports.sizes.batch

@@ -25,10 +25,10 @@ class BlockStep:
 
     def tree(self, drafting: Drafting) -> dict[str, Tensor]:
         """See :class:`DraftStep`."""
-        drafting.take_up()
+        drafting.ingest()
         return tree_of_levels(drafting.parts, drafting.program, drafting.shape, _block(drafting))
 
-    def keep_rows(
+    def write_rows(
         self,
         parts: EngineParts,
         draft: DraftParts,
@@ -38,9 +38,9 @@ class BlockStep:
     ) -> None:
         """See :class:`DraftStep`. ``inputs``: positions [T] and the cache's write_slot [T]."""
         placement = parts.placement(
-            draft.own("draft_fuse"),
+            draft.full_name("draft_fuse"),
             program,
-            {**inputs, "captured": parts.own_states(draft, program, states)},
+            {**inputs, "captured": parts.draft_states(draft, program, states)},
             rows=states.shape[0],
             logit_rows=1,
         )
@@ -63,7 +63,7 @@ def _block(drafting: Drafting) -> dict[str, Tensor]:
     every_row = parts.fixed(f"block.{count}.logit_rows.{depth}", wanted.flatten().int())
     inputs = draft.inputs({**rows, "logit_rows": every_row.rows(0, batch * depth)}, table)
     placement = parts.placement(
-        draft.own("draft"), program, inputs, rows=batch * count, logit_rows=batch * depth
+        draft.full_name("draft"), program, inputs, rows=batch * count, logit_rows=batch * depth
     )
     graph = placement.graph
     assert graph.head is not None and graph.head.inputs[0] is not None

@@ -19,8 +19,8 @@ class MaskRowStep(LevelStep):
         assert isinstance(geometry, PEagleGeometry)
         masks = geometry.mask_rows(shape.draft_depth)
         token = geometry.mask_token if masks else 0
-        rows = drafting.waiting(0, drafting.batch, masks=masks, mask_token=token)
-        _, expanded = drafting.run(rows, drafting.fused(rows), level=None)
+        rows = drafting.pending_rows(0, drafting.batch, masks=masks, mask_token=token)
+        _, expanded = drafting.run(rows, drafting.fused_states(rows), level=None)
         return tree_of_levels(drafting.parts, drafting.program, shape, expanded)
 
 

@@ -11,7 +11,7 @@ import pytest
 from exact_steps import exact_forms
 
 from specbuild.builder.backends.cuda.step.forms import step_forms
-from specbuild.builder.backends.cuda.step.offered import offered_sizes
+from specbuild.builder.backends.cuda.step.host_proposals import host_proposal_sizes
 from specbuild.builder.backends.cuda.step.programs import (
     NO_DRAFT,
     StepForm,
@@ -217,7 +217,7 @@ def test_ragged_steps(shape: DraftShape, batch: int, rows: dict[int, list[int]])
 @pytest.mark.parametrize("batch", [1, 2, 4, 8, 16, 32, 64, 128])
 def test_steps_with_host_chains(batch: int, longest: int) -> None:
     """Ragged ones are fewer, hold longer chains, and as many tokens together as equal ones."""
-    equal, ragged = (offered_sizes(batch, longest, ragged=kind) for kind in (False, True))
+    equal, ragged = (host_proposal_sizes(batch, longest, ragged=kind) for kind in (False, True))
     assert all(rows == batch * (most + 1) <= MAX_DECODE_ROWS for most, rows in equal)
     assert [rows for _, rows in ragged] == sorted({rows for _, rows in ragged})
     assert len(ragged) <= len(equal)
@@ -236,7 +236,11 @@ def test_ragged_steps_do_not_add_programs(shape: DraftShape, batch: int) -> None
         form.ragged_rows > 0 for form in step_forms(parts(), by_draft(draft_shapes(shape)), batch)
     )
     saved = sum(
-        2 * (len(offered_sizes(b, 64, ragged=False)) - len(offered_sizes(b, 64, ragged=True)))
+        2
+        * (
+            len(host_proposal_sizes(b, 64, ragged=False))
+            - len(host_proposal_sizes(b, 64, ragged=True))
+        )
         for b in batch_buckets(batch)
     )
     assert added <= saved

@@ -19,7 +19,7 @@ from toy_model import toy_manifest
 from specbuild.builder.backends.cuda.engine import LoweredEngine
 from specbuild.builder.backends.cuda.step import draft as draft_passes
 from specbuild.builder.backends.cuda.step import programs
-from specbuild.builder.backends.cuda.step.adjusted import adjusted_batches
+from specbuild.builder.backends.cuda.step.logit_processor_steps import processor_batches
 from specbuild.plugins_cuda.choose.op import gumbel_noise
 from specbuild.runtime.decode.device.decoder import DeviceDecoder
 from specbuild.runtime.decode.logit_rows import adjust, log_probability
@@ -173,12 +173,12 @@ def test_the_draft_keeps_up_without_drafting(lowered: LoweredEngine) -> None:
         host.port("ignore_eos").fill_(1)
         host.admit(0, ids, TOKENS)
     paused, steady = hosts
-    capacity, waiting, emitted = paused.port("pending_tokens").shape[1], 1, []
+    capacity, pending_rows, emitted = paused.port("pending_tokens").shape[1], 1, []
     for _ in range(TOKENS - 3):
-        full = waiting == capacity
+        full = pending_rows == capacity
         emitted += paused.step(f"{plain}.extends" if full else plain)[0].tokens
-        waiting = 1 if full else waiting + 1
-        assert int(paused.port("pending_count")[0]) == waiting
+        pending_rows = 1 if full else pending_rows + 1
+        assert int(paused.port("pending_count")[0]) == pending_rows
     drafted = steady.generate(0, step_name(1, CHAIN), len(emitted))
     assert_alike(lowered, ids, [drafted[: len(emitted)], emitted])
     held = min(int(h.port("length")[0]) - int(h.port("pending_count")[0]) for h in hosts)
@@ -314,6 +314,6 @@ def test_steps_that_change_logits_are_few(lowered: LoweredEngine) -> None:
         "step@1.adjusted", "step@1.adjusted.extends",
         "step@2.adjusted", "step@2.adjusted.extends", "adjust",
     ]  # fmt: skip
-    assert [adjusted_batches(n) for n in (1, 2, 8, 64, 100)] == [
+    assert [processor_batches(n) for n in (1, 2, 8, 64, 100)] == [
         (1,), (1, 2), (1, 4, 8), (1, 4, 16, 64), (1, 4, 16, 64, 128),
     ]  # fmt: skip

@@ -14,7 +14,7 @@ from p_eagle_drafts import write_p_eagle
 from plan_host import PlanHost, lowered_engine, step_name
 
 from specbuild.builder.backends.cuda.engine import LoweredEngine
-from specbuild.builder.backends.cuda.step.offered import offered_sizes
+from specbuild.builder.backends.cuda.step.host_proposals import host_proposal_sizes
 from specbuild.runtime.engine_dir.manifest import DraftShape
 from specbuild.runtime.engine_dir.plan import FORCED_ROWS, MASKED_ROW
 
@@ -104,7 +104,7 @@ def test_chains_are_accepted_as_far_as_they_are_right(alone: LoweredEngine, coun
     host, outputs = admitted(alone, count)
     random = np.random.default_rng(3)
     while min(len(o) for o in outputs) < TOKENS:
-        sizes = offered_sizes(count, LONGEST, ragged=True)
+        sizes = host_proposal_sizes(count, LONGEST, ragged=True)
         most, rows = sizes[int(random.integers(len(sizes)))]
         chains, right, left = [], [], rows - count
         for row in range(count):

@@ -1,1 +1,1 @@
-"""The programs of one speculative step."""
+"""Builds the programs of an engine: prompt chunks, decode steps and scoring."""

@@ -1,6 +1,6 @@
 """A draft model in a step's program: it ingests the committed tokens, then drafts a tree.
 
-How it does both is its family's :class:`DraftStep`: level by level (``draft_levels.py``), or in one
+The family's :class:`DraftStep` defines both, either level by level (``draft_levels.py``) or in one
 pass.
 """
 
@@ -22,13 +22,13 @@ from specbuild.runtime.engine_dir.plan import level_section
 
 
 class DraftStep(Protocol):
-    """What a kind of draft model adds to a step's program."""
+    """The calls that a kind of draft model adds to a step's program."""
 
     def tree(self, drafting: Drafting) -> dict[str, Tensor]:
-        """As :meth:`Drafting.tree`."""
+        """See :meth:`Drafting.tree`."""
         ...
 
-    def keep_rows(
+    def write_rows(
         self,
         parts: EngineParts,
         draft: DraftParts,
@@ -36,10 +36,10 @@ class DraftStep(Protocol):
         states: Tensor,
         inputs: Mapping[str, Tensor],
     ) -> None:
-        """Write a draft's keys and values of rows to its cache; nothing else is computed.
+        """Write a draft's keys and values of rows to its cache, and compute nothing else.
 
-        ``states`` [T, C] are the target's. ``inputs`` place the rows (:meth:`DraftParts.inputs`),
-        without ``logit_rows``.
+        ``states`` [T, C] are the target's. ``inputs`` has the positions and slots of the rows
+        (:meth:`DraftParts.inputs`), without ``logit_rows``.
         """
         ...
 
@@ -48,7 +48,7 @@ class DraftStep(Protocol):
 class CudaDraft:
     """A family of draft models in CUDA engines.
 
-    ``require(target, draft)`` raises SpecbuildError naming what no kernel computes of its shape.
+    ``require(target, draft)`` raises SpecbuildError for a geometry without kernels.
     """
 
     step: DraftStep
@@ -57,9 +57,9 @@ class CudaDraft:
 
 @dataclass(frozen=True)
 class Drafting:
-    """A tree of one draft's and shape for every sequence of a batch, as calls of a program.
+    """One draft's tree of one shape for every sequence of a batch, as calls of a program.
 
-    ``state`` takes the place of ports.
+    ``state`` replaces ports of the same names.
     """
 
     parts: EngineParts
@@ -70,39 +70,39 @@ class Drafting:
     state: Mapping[str, Tensor] = field(default_factory=dict)
 
     def tree(self) -> dict[str, Tensor]:
-        """TreeSelect's outputs: tree_tokens, tree_parents, depths, ancestor_bits, count."""
+        """Return TreeSelect's outputs: tree_tokens, tree_parents, depths, ancestor_bits, count."""
         return self.draft.step.tree(self)
 
-    def take_up(self) -> None:
-        """The rows that were committed since the draft last ran: their keys and values only.
+    def ingest(self) -> None:
+        """Write keys and values of the rows that were committed since the draft's last run.
 
-        Sequences take turns where all of them have more rows than a launch that decodes may have.
+        Several launches are used if the rows of all sequences exceed those of a decode launch.
         """
         capacity = self.parts.ports.sizes.depth + 1
-        together = 1 << ((MAX_DECODE_ROWS // capacity).bit_length() - 1)
-        for first in range(0, self.batch, together):
-            count = min(together, self.batch)
-            rows = self.waiting(first, count)
+        max_sequences = 1 << ((MAX_DECODE_ROWS // capacity).bit_length() - 1)
+        for first in range(0, self.batch, max_sequences):
+            count = min(max_sequences, self.batch)
+            rows = self.pending_rows(first, count)
             inputs = self.draft.inputs(rows, self.table.rows(first, count))
             states = rows["captured_rows"]
-            self.draft.step.keep_rows(self.parts, self.draft, self.program, states, inputs)
+            self.draft.step.write_rows(self.parts, self.draft, self.program, states, inputs)
 
     @property
     def table(self) -> Tensor:
         """The page table of the draft's cache group, [batch, P]."""
         return self.parts.page_table(self.draft.group, self.batch)
 
-    def fused(self, rows: Mapping[str, Tensor]) -> Tensor:
-        """The hidden states [T, H] of waiting rows."""
+    def fused_states(self, rows: Mapping[str, Tensor]) -> Tensor:
+        """Return the hidden states [T, H] of pending rows."""
         return fuse(self.parts, self.draft, self.program, rows["captured_rows"])
 
-    def waiting(
+    def pending_rows(
         self, first: int, count: int, *, masks: int = 0, mask_token: int = 0
     ) -> dict[str, Tensor]:
-        """The rows that wait for the draft: ExtendInputs' outputs.
+        """Return ExtendInputs' outputs: the pending rows of the draft.
 
-        Those of ``count`` sequences from ``first`` on, with ``masks`` rows of ``mask_token`` after
-        each sequence's.
+        They belong to ``count`` sequences from ``first`` on, with ``masks`` rows of ``mask_token``
+        after those of each sequence.
         """
         capacity = self.parts.ports.sizes.depth + 1
         state = {**self.parts.state("ExtendInputs", self.batch), **self.state}
@@ -130,12 +130,12 @@ class Drafting:
     def run(
         self, rows: Mapping[str, Tensor], hidden: Tensor, *, level: int | None
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """The draft over these rows: hidden_out [T, H], and the TreeExpand of its logits.
+        """Run the draft on these rows; return hidden_out [T, H] and the TreeExpand of its logits.
 
-        ``level``: that of the children, as :func:`expand` has it.
+        ``level`` is the level of the children, as in :func:`expand`.
         """
         placement = self.parts.placement(
-            self.draft.own("draft"),
+            self.draft.full_name("draft"),
             self.program,
             {**self.draft.inputs(rows, self.table), "hidden": hidden},
             rows=hidden.shape[0],
@@ -160,11 +160,11 @@ class Drafting:
 
 
 def fuse(parts: EngineParts, draft: DraftParts, program: ProgramIr, aux_hidden: Tensor) -> Tensor:
-    """The role ``draft_fuse``: aux_hidden [T, C] to the draft's hidden [T, H]."""
+    """Call the role ``draft_fuse``: aux_hidden [T, C] to the draft's hidden [T, H]."""
     placement = parts.placement(
-        draft.own("draft_fuse"),
+        draft.full_name("draft_fuse"),
         program,
-        {"captured": parts.own_states(draft, program, aux_hidden)},
+        {"captured": parts.draft_states(draft, program, aux_hidden)},
         rows=aux_hidden.shape[0],
         logit_rows=1,
     )

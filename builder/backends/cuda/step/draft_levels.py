@@ -1,4 +1,4 @@
-"""A draft model that drafts a tree level by level: EAGLE3's form, and that of MTP layers."""
+"""Drafts a tree level by level, as EAGLE3 and MTP layers do."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from specbuild.runtime.engine_dir.plan import SELECT, level_section
 
 
 class LevelStep:
-    """See :class:`DraftStep`: one pass a level, whose hidden states are the next one's input."""
+    """See :class:`DraftStep`: one pass per level, whose hidden states are the next pass's input."""
 
     def tree(self, drafting: Drafting) -> dict[str, Tensor]:
         """See :class:`DraftStep`."""
         depth = drafting.shape.draft_depth
         pool = _candidates(drafting)
-        rows = drafting.waiting(0, drafting.batch)
-        hidden, expanded = drafting.run(rows, drafting.fused(rows), level=1)
+        rows = drafting.pending_rows(0, drafting.batch)
+        hidden, expanded = drafting.run(rows, drafting.fused_states(rows), level=1)
         parents = {"parent_rows": rows["logit_rows"]}
         for level in range(1, depth):
             rows = _level(drafting, level, hidden, expanded, {**parents, **pool})
@@ -30,7 +30,7 @@ class LevelStep:
         _level(drafting, depth, hidden, expanded, {**parents, **pool})
         return select(drafting.parts, drafting.program, drafting.shape, pool)
 
-    def keep_rows(
+    def write_rows(
         self,
         parts: EngineParts,
         draft: DraftParts,
@@ -40,7 +40,7 @@ class LevelStep:
     ) -> None:
         """See :class:`DraftStep`."""
         placement = parts.placement(
-            draft.own("draft"),
+            draft.full_name("draft"),
             program,
             {**inputs, "hidden": fuse(parts, draft, program, states)},
             rows=states.shape[0],
@@ -59,7 +59,7 @@ def _level(
     expanded: Mapping[str, Tensor],
     others: Mapping[str, Tensor],
 ) -> dict[str, Tensor]:
-    """LevelInputs: candidates into the pool and, but for the deepest level, the next rows."""
+    """Call LevelInputs: add candidates to the pool and, above the deepest level, lay out rows."""
     k, depth = drafting.shape.draft_top_k, drafting.shape.draft_depth
     last = level == depth
     drafting.program.section = SELECT if last else level_section(level + 1)
@@ -88,7 +88,7 @@ def _level(
 
 
 def _candidates(drafting: Drafting) -> dict[str, Tensor]:
-    """The candidate pool and the frontier's places in it, as LevelInputs fills them."""
+    """Allocate the candidate pool, and the indices of the frontier in it, for LevelInputs."""
     pool, k = drafting.shape.candidates, drafting.shape.draft_top_k
     shapes = {
         "pool_tokens": (pool, "int32"),

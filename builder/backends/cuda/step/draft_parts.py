@@ -1,4 +1,4 @@
-"""What belongs to one draft model of an engine: its roles, caches, weights, and what it reads."""
+"""The parts of one draft model in an engine: its roles, caches, weights and inputs."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _VIEW = ("row_slot", "tree_start", "write_slot")
 
 @dataclass(frozen=True)
 class DraftParts:
-    """One draft model; ``group`` is its cache group, ``d2t`` its vocabulary's offsets.
+    """One draft model; ``group`` is its cache group, ``d2t`` the offsets of its vocabulary.
 
-    ``drafter`` is its kind where an engine has several, else empty. ``step`` is its family's part
-    of a step. ``columns`` says which of the states of ``layers`` that the target captures for all
-    drafts are its own; None: all of them. ``mask_states`` bf16 [C] are those of mask rows, None
-    for a draft without such rows.
+    ``drafter`` is its kind if an engine has several drafts, else empty. ``step`` is its family's
+    part of a step. The target captures ``layers`` hidden states for all drafts. ``columns`` are the
+    indices of this draft's states among them, or None for all. ``mask_states`` bf16 [C] are those
+    of mask rows, or None without mask rows.
     """
 
     drafter: str
@@ -37,20 +37,20 @@ class DraftParts:
     columns: tuple[int, ...] | None = None
     mask_states: Recipe | None = None
 
-    def own(self, name: str) -> str:
-        """The engine's name of a role, or of a weight, of this draft."""
+    def full_name(self, name: str) -> str:
+        """Return the engine's name of this draft's role or weight."""
         return own_name(self.group, name)
 
     def inputs(self, rows: Mapping[str, Tensor], table: Tensor) -> dict[str, Tensor]:
-        """What places ``rows`` in a launch and in its caches, by the inputs of its graphs.
+        """Return the inputs of the draft's graphs that place ``rows`` in a launch and its caches.
 
-        ``table`` [B, P] is the page table of the sequences that have rows.
+        ``table`` [B, P] is the page table of the sequences with rows.
         """
-        found = {name: rows[name] for name in _LAUNCH if name in rows}
-        found |= {f"{self.group}.{name}": rows[name] for name in _VIEW}
-        return found | {f"{self.group}.page_table": table.view(table.shape[0], 1, table.shape[1])}
+        inputs = {name: rows[name] for name in _LAUNCH if name in rows}
+        inputs |= {f"{self.group}.{name}": rows[name] for name in _VIEW}
+        return inputs | {f"{self.group}.page_table": table.view(table.shape[0], 1, table.shape[1])}
 
 
 def mask_weight(draft: DraftParts) -> str:
-    """The engine's name of the states of mask rows."""
-    return draft.own(f"{DRAFT_PREFIX}mask_hidden")
+    """Return the engine's name of the hidden states of mask rows."""
+    return draft.full_name(f"{DRAFT_PREFIX}mask_hidden")

@@ -1,4 +1,4 @@
-"""Logits of a draft become candidates, and these a tree, as calls of a program."""
+"""Calls that convert a draft's logits to candidates, and candidates to a tree."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ def expand(
     children: int,
     level: int | None,
 ) -> dict[str, Tensor]:
-    """TreeExpand of a frontier: ``logits`` [B·F, Vd] and ``score`` [B, F] to ``children`` of each.
+    """Call TreeExpand: ``logits`` [B·F, Vd] and ``score`` [B, F] to ``children`` per node.
 
-    The children are on ``level`` 1, 2, …; None: those of node f are on level f + 1. Sampled
-    sequences draft with the noise of the position where the target verifies the children.
+    The children are on ``level`` 1, 2, …; with None those of node f are on level f + 1. Sampled
+    sequences draft with the noise of the position at which the target verifies the children.
     """
     batch, nodes = frontier["score"].shape
     return program.call(
@@ -45,9 +45,9 @@ def expand(
 def tree_of_levels(
     parts: EngineParts, program: ProgramIr, shape: DraftShape, expanded: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
-    """TreeSelect's outputs where one pass gave all levels, which ``expanded`` has for nodes.
+    """Return TreeSelect's outputs for a one-pass draft, whose ``expanded`` has a node per level.
 
-    A chain is the likeliest token of each, and kept as a whole.
+    A chain has the most probable token of each level and is kept in full.
     """
     tokens, scores, depth = expanded["tokens"], expanded["scores"], shape.draft_depth
     program.section = SELECT
@@ -67,7 +67,7 @@ def tree_of_levels(
 def select(
     parts: EngineParts, program: ProgramIr, shape: DraftShape, pool: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
-    """TreeSelect over a pool: pool_tokens, pool_scores and pool_parents [B, M]."""
+    """Call TreeSelect on a pool: pool_tokens, pool_scores and pool_parents [B, M]."""
     nodes = shape.draft_tokens + 1
     return program.call(
         "TreeSelect",

@@ -1,16 +1,17 @@
-"""Which step programs an engine has.
+"""Selects the step programs of an engine.
 
-Without a lossy mode there is one for whatever a step may do. What lossy modes add would multiply
-them: so an engine with one has exact programs for what most of its steps do, and for the rest
-*general* ones, of few batches, in which values on the device say what each sequence does. These
-take up what waits for the draft, re-verify one buffer, check, or check and re-verify many:
+Without a lossy mode there is an exact program for every kind of step. Lossy modes would multiply
+their number. An engine with a lossy mode therefore has exact programs for frequent steps only. The
+others run in *general* programs for a few batch sizes, in which values on the device control each
+sequence. General programs ingest pending rows, re-verify one buffer, check, or check and re-verify
+several buffers:
 
-- a row's logits are kept where top-k, top-p or min-p cut it, so one program takes both kinds;
-- rows of a sparse program whose budget is −1 attend to everything;
-- what has capacity for re-verified rows runs without any, as padding rows;
-- the draft may take up what waits for it in front of any step.
+- Logits of rows with top-k, top-p or min-p are written, so one program supports both kinds of rows.
+- Rows of a sparse program with budget −1 attend to everything.
+- A program with capacity for re-verified rows also runs without any, as padding.
+- The draft can ingest pending rows before any step.
 
-A row has the same bits in all of them.
+A row has the same bits in all of these programs.
 """
 
 from __future__ import annotations
@@ -28,14 +29,14 @@ from specbuild.builder.backends.cuda.step.programs import (
     deepest,
     fits,
 )
-from specbuild.builder.backends.cuda.step.target import KeptLogits
+from specbuild.builder.backends.cuda.step.target import WrittenLogits
 from specbuild.builder.backends.cuda.step.views import general_capacity, refresh_capacities
 from specbuild.runtime.engine_dir.manifest import DraftShape
 
-# Sequences from which on steps may be ragged, and rows from which on the target's time rises so
-# steeply with them that it pays for chains of any length, not the longest alone.
+# The minimum number of sequences of a ragged step. From _MANY_ROWS rows on, the target's time grows
+# so steeply that ragged steps pay for chains of any length, not only for the longest.
 _FEWEST_RAGGED, _MANY_ROWS = 4, 64
-# How many times as many sequences a general program has as the next smaller one.
+# The ratio between the batch sizes of consecutive general programs.
 _GENERAL_STEP = 16
 
 
@@ -44,66 +45,68 @@ def step_forms(
     shapes: Mapping[str, Sequence[DraftShape]],
     max_batch_size: int,
 ) -> list[StepForm]:
-    """The steps for every batch bucket and draft shape that stays batch-invariant.
+    """Return the steps for every batch bucket and draft shape that stays batch-invariant.
 
-    ``shapes`` are those of each draft model, by what ``parts.drafts`` calls it.
+    ``shapes`` are those of each draft model, by its name in ``parts.drafts``.
     """
-    found = []
-    kinds = [(drafter, shape) for drafter, of_draft in shapes.items() for shape in of_draft]
-    every = tuple(shape for _, shape in kinds)
-    widest = max((NO_DRAFT, *every), key=lambda shape: shape.draft_tokens)
-    for drafter, shape in (("", NO_DRAFT), *kinds):
+    all_forms = []
+    drafts = [
+        (drafter, shape) for drafter, shapes_of_draft in shapes.items() for shape in shapes_of_draft
+    ]
+    all_shapes = tuple(shape for _, shape in drafts)
+    widest = max((NO_DRAFT, *all_shapes), key=lambda shape: shape.draft_tokens)
+    for drafter, shape in (("", NO_DRAFT), *drafts):
         draft = parts.drafts[drafter].geometry if shape.draft_depth else None
         batches = [
             batch
             for batch in batch_buckets(max_batch_size)
-            if fits(batch, shape, deepest(every), draft)
-            # With SpecPV a step must be able to set one sequence's buffer right.
+            if fits(batch, shape, deepest(all_shapes), draft)
+            # With SpecPV a step must have space to re-verify one sequence's buffer.
             and (parts.views is None or refresh_capacities(parts.views, batch, shape))
         ]
-        # Also where no step with a draft fits: fewer sequences may be left, which draft again.
-        drafted = bool(every) and shape == NO_DRAFT
+        # This also applies if no drafting step fits: with fewer sequences drafting resumes.
+        can_extend = bool(all_shapes) and shape == NO_DRAFT
         if not batches:
             continue
         if parts.views is None and parts.dsa is None:
-            forms = _exact(batches, shape, ("none", "all"), drafted=drafted)
-            longest = max((s.draft_tokens for s in shapes.get(drafter, ())), default=0)
-            forms += _ragged(parts, batches, shape, longest)
+            forms = _exact(batches, shape, ("none", "all"), can_extend=can_extend)
+            max_length = max((s.draft_tokens for s in shapes.get(drafter, ())), default=0)
+            forms += _ragged(parts, batches, shape, max_length)
         else:
-            forms = _of_lossy_modes(parts, batches, shape, widest, drafted=drafted)
-        found += [replace(form, drafter=drafter) for form in forms]
-    return sorted(found, key=lambda form: form.batch)
+            forms = _of_lossy_modes(parts, batches, shape, widest, can_extend=can_extend)
+        all_forms += [replace(form, drafter=drafter) for form in forms]
+    return sorted(all_forms, key=lambda form: form.batch)
 
 
 def _exact(
-    batches: Sequence[int], shape: DraftShape, logits: Sequence[KeptLogits], *, drafted: bool
+    batches: Sequence[int], shape: DraftShape, logits: Sequence[WrittenLogits], *, can_extend: bool
 ) -> list[StepForm]:
-    """Steps that attend to everything and re-verify nothing."""
-    extending = (False, True) if drafted else (False,)
+    """Return steps that attend to everything and re-verify nothing."""
+    extending = (False, True) if can_extend else (False,)
     return [
-        StepForm(batch, shape, kept, extends)
-        for batch, extends, kept in product(batches, extending, logits)
+        StepForm(batch, shape, written, extends)
+        for batch, extends, written in product(batches, extending, logits)
     ]
 
 
 def _ragged(
-    parts: EngineParts, batches: Sequence[int], shape: DraftShape, longest: int
+    parts: EngineParts, batches: Sequence[int], shape: DraftShape, max_length: int
 ) -> list[StepForm]:
-    """Steps whose sequences verify different parts of their chains.
+    """Return steps whose sequences verify prefixes of different lengths of their chains.
 
-    A chain of D has D rows a sequence, or three quarters of all where it is long: some sequences
-    verify the whole chain because others verify less. ``longest`` is that of the draft's trees.
-    Recurrent states have capacity for equal numbers of rows alone.
+    A step for chains of D has D rows per sequence, or for long chains three quarters of D + 1.
+    Some sequences verify the full chain because others verify less. ``max_length`` is the length of
+    the draft's longest chain. Recurrent states need equal numbers of rows.
     """
     depth = shape.draft_depth
     if shape.draft_top_k != 1 or depth < 2 or parts.states is not None:
         return []
-    of_each = min(depth, -(-3 * (depth + 1) // 4)) if depth > MAX_CHAIN else depth
+    rows_per_sequence = min(depth, -(-3 * (depth + 1) // 4)) if depth > MAX_CHAIN else depth
     return [
-        StepForm(batch, shape, ragged_rows=of_each * batch)
+        StepForm(batch, shape, ragged_rows=rows_per_sequence * batch)
         for batch in batches
         if batch >= _FEWEST_RAGGED
-        if depth == longest or batch * (depth + 1) > _MANY_ROWS
+        if depth == max_length or batch * (depth + 1) > _MANY_ROWS
     ]
 
 
@@ -113,40 +116,42 @@ def _of_lossy_modes(
     shape: DraftShape,
     widest: DraftShape,
     *,
-    drafted: bool,
+    can_extend: bool,
 ) -> list[StepForm]:
-    """Exact steps, with what indexers choose too where there are any, and the general ones."""
-    # A screened head has no logits to keep: rows that want some take general steps.
-    kept: KeptLogits = "none" if parts.prefilter_head else "cut"
-    general_kept: KeptLogits = "all" if parts.prefilter_head else "cut"
+    """Return exact steps, also with selection by indexers if there are any, and general steps."""
+    # A prefiltered head writes no logits, so rows that need logits use general steps.
+    written: WrittenLogits = "none" if parts.prefilter_head else "cut"
+    general_written: WrittenLogits = "all" if parts.prefilter_head else "cut"
     sparse, checks = parts.ports.sizes.sparse, parts.ports.sizes.checks
-    # Where most steps are sparse, whole ones are of every other batch.
-    found = _exact(batches[::-1][::2] if sparse else batches, shape, (kept,), drafted=drafted)
+    # If most steps are sparse, full-attention steps exist for every second batch size only.
+    forms = _exact(
+        batches[::-1][::2] if sparse else batches, shape, (written,), can_extend=can_extend
+    )
     if sparse:
-        found += [StepForm(batch, shape, kept, sparse=True) for batch in batches]
+        forms += [StepForm(batch, shape, written, sparse=True) for batch in batches]
     for batch in _general_batches(batches):
-        plain = StepForm(batch, shape, general_kept, drafted, 0, sparse)
-        if sparse and drafted:
-            found.append(replace(plain, logits=kept))
+        general = StepForm(batch, shape, general_written, can_extend, 0, sparse)
+        if sparse and can_extend:
+            forms.append(replace(general, logits=written))
         if checks:
-            found.append(replace(plain, checks=True))
+            forms.append(replace(general, checks=True))
         if parts.views is not None:
-            of_one, of_all = (
+            one_buffer, all_buffers = (
                 general_capacity(parts.views, batch, shape, widest, buffers)
                 for buffers in (1, batch)
             )
-            found.append(replace(plain, capacity=of_one))
-            # The passes of a check do for several buffers at once too, which is seldom.
-            if checks or of_all > of_one:
-                found.append(replace(plain, capacity=of_all, checks=checks))
+            forms.append(replace(general, capacity=one_buffer))
+            # A step that checks also serves several buffers at once, which is rare.
+            if checks or all_buffers > one_buffer:
+                forms.append(replace(general, capacity=all_buffers, checks=checks))
         elif parts.prefilter_head:
-            found.append(plain)
-    return found
+            forms.append(general)
+    return forms
 
 
 def _general_batches(batches: Sequence[int]) -> list[int]:
-    """The largest batch and each ``_GENERAL_STEP``-th part of it, but none of one sequence."""
-    found = [batches[-1]]
-    while found[-1] > _GENERAL_STEP:
-        found.append(found[-1] // _GENERAL_STEP)
-    return found
+    """Return the largest batch, divided repeatedly by ``_GENERAL_STEP``, without batch 1."""
+    general = [batches[-1]]
+    while general[-1] > _GENERAL_STEP:
+        general.append(general[-1] // _GENERAL_STEP)
+    return general

@@ -1,4 +1,4 @@
-"""Puts a fused graph into a program: its nodes become op calls at the sizes of a bucket."""
+"""Converts a fused graph to op calls of a program at the sizes of a bucket."""
 
 from __future__ import annotations
 
@@ -24,28 +24,28 @@ from specbuild.runtime.engine_dir.manifest import INDEXER_GROUP
 
 HEAD = "RmsHead"
 _POOL_OUTPUTS = ("k_pool.out", "v_pool.out", "c_pool.out", "state_pool.out")
-# The attribute of ops whose rows a program either commits or leaves to the next launch.
+# The attribute of ops that either commit their rows to states, or leave them to the next launch.
 _STORES = "stores"
 _CHOSEN = ("full.partial_table", f"{INDEXER_GROUP}.partial_table")
 _VIOLATIONS = f"{INDEXER_GROUP}.violations"
-# What only sparse attention reads: elsewhere it and what makes it are left out.
+# The input that only sparse attention reads. Other passes omit it and the nodes that compute it.
 _LISTS = "selected"
-# What only programs with views give; elsewhere slots are positions.
+# The input that only programs with views have. In others, slots are positions.
 _POSITIONS = "page_position"
 _TORCH_NAMES = {dtype: str(torch).removeprefix("torch.") for torch, dtype in ONNX_DTYPES.items()}
 
 
 class WeightTensors:
-    """The weights of all programs of an engine: a tensor is stored once, under its name."""
+    """The weights of all programs of an engine. Each tensor is stored once under its name."""
 
     def __init__(self) -> None:
         self.recipes: dict[str, Recipe] = {}
         self._tensors: dict[str, Tensor] = {}
 
     def tensor(self, name: str, recipe: Recipe) -> Tensor:
-        """The tensor of this name; AssertionError where two graphs mean different ones by it."""
+        """Return the tensor of this name. AssertionError for a different tensor of that name."""
         if not self.recipes.setdefault(name, recipe).describes(recipe):
-            raise AssertionError(f"two graphs mean different tensors by {name}")
+            raise AssertionError(f"two graphs use the name {name} for different tensors")
         if name not in self._tensors:
             info = TensorInfo(recipe.shape, str(recipe.dtype).removeprefix("torch."))
             self._tensors[name] = Tensor(
@@ -55,15 +55,15 @@ class WeightTensors:
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """Every tensor, in the order of first use."""
+        """Every tensor in the order of first use."""
         return tuple(self._tensors.values())
 
 
 @dataclass(frozen=True)
 class FusedGraph:
-    """A role's graph after the CUDA passes: nothing but ``specbuild::`` nodes.
+    """A role's graph after the CUDA passes, which has only ``specbuild::`` nodes.
 
-    The head (``RmsHead``) is apart: what follows the last layer is the program's choice.
+    The head (``RmsHead``) is separate: each program decides what follows the last layer.
     """
 
     role: str
@@ -74,54 +74,54 @@ class FusedGraph:
         nodes = tuple(self.model.graph)
         foreign = sorted({node.op_type for node in nodes if node.domain != DOMAIN})
         if foreign:
-            raise AssertionError(f"{self.role}: the CUDA passes left {foreign}")
+            raise AssertionError(f"{self.role}: the CUDA passes did not replace {foreign}")
         return nodes
 
     @property
     def head(self) -> ir.Node | None:
-        """The node that makes the logits."""
+        """The node that computes the logits."""
         return next((node for node in self._nodes if node.op_type == HEAD), None)
 
-    def body(self, wanted: Sequence[ir.Value], *, sparse: bool) -> list[ir.Node]:
-        """The nodes that ``wanted`` values need, in order; ``sparse``: by lists of slots."""
-        needed = {id(value) for value in wanted}
-        kept = []
+    def body(self, values: Sequence[ir.Value], *, sparse: bool) -> list[ir.Node]:
+        """Return the nodes that compute ``values``, in order; ``sparse`` includes DSA's lists."""
+        needed = {id(value) for value in values}
+        nodes = []
         for node in reversed(self._nodes):
             if any(id(output) in needed for output in node.outputs):
-                read = _read(node, sparse=sparse).values()
-                needed |= {id(value) for value in read if value is not None}
-                kept.append(node)
-        return kept[::-1]
+                inputs = _inputs_of(node, sparse=sparse).values()
+                needed |= {id(value) for value in inputs if value is not None}
+                nodes.append(node)
+        return nodes[::-1]
 
     def output(self, name: str) -> ir.Value | None:
-        """A graph output by name."""
+        """Return a graph output by name."""
         return next((value for value in self.model.graph.outputs if value.name == name), None)
 
     @property
     def pools(self) -> list[ir.Value]:
-        """The graph outputs that are written pools of keys and values, latents or states."""
+        """The graph outputs that are pools of keys and values, latents or states."""
         return [v for v in self.model.graph.outputs if v.name and v.name.endswith(_POOL_OUTPUTS)]
 
     @property
-    def chosen(self) -> list[ir.Value]:
+    def selection_outputs(self) -> list[ir.Value]:
         """The graph outputs that are block summaries and partial tables (SpecPV)."""
         outputs = self.model.graph.outputs
         return [v for v in outputs if v.name and v.name.startswith(_CHOSEN)]
 
     @property
     def violations(self) -> list[ir.Value]:
-        """The graph outputs that count broken lists, one a layer (DSA)."""
+        """The graph outputs that count invalid lists, one per layer (DSA)."""
         outputs = self.model.graph.outputs
         return [v for v in outputs if v.name and v.name.startswith(_VIOLATIONS)]
 
 
 @dataclass
 class Placement:
-    """A fused graph on its way into a program: values so far, by identity.
+    """A fused graph that is being converted to calls of a program.
 
-    ``sparse``: attention reads lists of slots where the graph has them (DSA). ``screens``: the head
-    has a screened form. ``stores``: recurrent states take the rows in; else the next launch does
-    so.
+    With ``sparse`` attention reads lists of slots if the graph has them (DSA). With
+    ``prefilter_head`` the head is also stored in int8. With ``stores`` recurrent states include the
+    rows of this launch, else the next launch adds them.
     """
 
     graph: FusedGraph
@@ -135,20 +135,20 @@ class Placement:
 
     def __post_init__(self) -> None:
         self._values: dict[int, Tensor] = {}
-        self._places: dict[int, Tensor] = {}
+        self._output_tensors: dict[int, Tensor] = {}
 
-    def put(self, value: ir.Value, place: Tensor) -> None:
-        """Where an output of a call will lie."""
-        self._places[id(value)] = place
+    def set_output(self, value: ir.Value, tensor: Tensor) -> None:
+        """Set the tensor for a value before its call is added."""
+        self._output_tensors[id(value)] = tensor
 
-    def place(self, wanted: Sequence[ir.Value]) -> None:
-        """Calls what ``wanted`` needs, beside what is there already."""
-        for node in self.graph.body(wanted, sparse=self.sparse):
+    def place(self, values: Sequence[ir.Value]) -> None:
+        """Add the calls that compute ``values``, unless they exist."""
+        for node in self.graph.body(values, sparse=self.sparse):
             if not all(id(output) in self._values for output in node.outputs):
                 self._call(node)
 
     def value(self, value: ir.Value | None) -> Tensor | None:
-        """Where a value of the graph is: a weight, a port, or the output of a call."""
+        """Return the tensor of a graph value: a weight, a port, or the output of a call."""
         if value is None:
             return None
         if id(value) in self._values:
@@ -158,23 +158,23 @@ class Placement:
         if recipe is not None:
             return self.weights.tensor(value.name, recipe)
         if value.name not in self.ports:
-            raise AssertionError(f"{self.graph.role}: nothing gives {value.name}")
+            raise AssertionError(f"{self.graph.role}: the program has no port {value.name}")
         return self.ports[value.name]
 
     def arguments(self, node: ir.Node) -> dict[str, Tensor | None]:
-        """The inputs of a node, by declared name."""
+        """Return the inputs of a node by declared name."""
         specs = {spec.name: spec for spec in op_named(node.op_type).inputs}
-        read = _read(node, sparse=self.sparse)
-        positions = read.get(_POSITIONS)
+        inputs = _inputs_of(node, sparse=self.sparse)
+        positions = inputs.get(_POSITIONS)
         if positions is not None and positions.name not in self.ports:
-            read[_POSITIONS] = None
-        return {name: _joined(self.value(value), specs[name]) for name, value in read.items()}
+            inputs[_POSITIONS] = None
+        return {name: _flattened(self.value(value), specs[name]) for name, value in inputs.items()}
 
     def _call(self, node: ir.Node) -> None:
         op = op_named(node.op_type)
         aliased = {output for output, _ in op.aliases}
         outputs = {
-            spec.name: self._places.get(id(value))
+            spec.name: self._output_tensors.get(id(value))
             or self.program.scratch(spec.name, self.info(value))
             for spec, value in zip(op.outputs, node.outputs, strict=True)
             if spec.name not in aliased
@@ -182,12 +182,12 @@ class Placement:
         attributes = attributes_of(node)
         if _STORES in attributes:
             attributes[_STORES] = int(self.stores)
-        made = self.program.call(node.op_type, self.arguments(node), attributes, outputs=outputs)
+        results = self.program.call(node.op_type, self.arguments(node), attributes, outputs=outputs)
         for spec, value in zip(op.outputs, node.outputs, strict=True):
-            self._values[id(value)] = made[spec.name]
+            self._values[id(value)] = results[spec.name]
 
     def info(self, value: ir.Value) -> TensorInfo:
-        """Shape and type of a value at the program's sizes."""
+        """Return shape and dtype of a value at the program's sizes."""
         assert value.shape is not None and value.dtype is not None, value.name
         shape = tuple(
             size if isinstance(size, int) else self.sizes[str(size.value)] for size in value.shape
@@ -195,22 +195,22 @@ class Placement:
         return TensorInfo(shape, _TORCH_NAMES[value.dtype])
 
 
-def _read(node: ir.Node, *, sparse: bool) -> dict[str, ir.Value | None]:
-    """What a call of a node reads, by declared name."""
+def _inputs_of(node: ir.Node, *, sparse: bool) -> dict[str, ir.Value | None]:
+    """Return the inputs that a call of a node reads, by declared name."""
     names = (spec.name for spec in op_named(node.op_type).inputs)
-    named = dict(zip(names, node.inputs, strict=False))
+    inputs = dict(zip(names, node.inputs, strict=False))
     checks = node.op_type == "DsaCheck"
-    return {n: value for n, value in named.items() if sparse or checks or n != _LISTS}
+    return {n: value for n, value in inputs.items() if sparse or checks or n != _LISTS}
 
 
-def _joined(tensor: Tensor | None, spec: TensorSpec) -> Tensor | None:
-    """Rows are contiguous: an op that names fewer axes sees the trailing ones as one."""
+def _flattened(tensor: Tensor | None, spec: TensorSpec) -> Tensor | None:
+    """Flatten the trailing axes of a tensor to the number of axes that the op declares."""
     if tensor is None or spec.rank_free or len(tensor.shape) <= len(spec.axes):
         return tensor
-    kept = len(spec.axes) - 1
-    return tensor.view(*tensor.shape[:kept], math.prod(tensor.shape[kept:]))
+    leading = len(spec.axes) - 1
+    return tensor.view(*tensor.shape[:leading], math.prod(tensor.shape[leading:]))
 
 
 def attributes_of(node: ir.Node) -> dict[str, Any]:
-    """A node's attributes as plain values."""
+    """Return a node's attributes as Python values."""
     return {name: attribute.value for name, attribute in node.attributes.items()}

@@ -1,4 +1,4 @@
-"""A program while it is being built: op calls over tensors whose places are not yet settled."""
+"""The intermediate representation of a program: op calls on tensors without final offsets."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _FIXED_DTYPES = {"float32": "float32", "int32": "int32"}
 
 @dataclass(frozen=True, eq=False)
 class Storage:
-    """A buffer of the plan, or a piece of the arena that the memory plan will place."""
+    """A buffer of the plan, or a piece of the arena with an offset assigned later."""
 
     name: str
     space: Space
@@ -28,7 +28,7 @@ class Storage:
 
 @dataclass(frozen=True)
 class Tensor:
-    """A packed tensor somewhere in a storage."""
+    """A contiguous tensor within a storage."""
 
     storage: Storage
     offset: int
@@ -36,37 +36,39 @@ class Tensor:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Its shape."""
+        """The shape of the tensor."""
         return self.info.shape
 
     def view(self, *shape: int) -> Tensor:
-        """The same bytes under another shape; the first of them where it is smaller."""
+        """Return the same bytes with another shape; a smaller shape uses the first bytes."""
         info = TensorInfo(shape, self.info.dtype)
         if info.nbytes > self.info.nbytes:
-            raise ValueError(f"{self.storage.name}: {self.shape} viewed as {shape}")
+            raise ValueError(f"{self.storage.name}: cannot view {self.shape} as {shape}")
         return Tensor(self.storage, self.offset, info)
 
     def rows(self, first: int, count: int) -> Tensor:
-        """Entries ``first`` to ``first + count`` of the first axis."""
+        """Return entries ``first`` to ``first + count`` of the first axis."""
         info = TensorInfo((count, *self.shape[1:]), self.info.dtype)
         if not 0 <= first <= first + count <= self.shape[0]:
-            raise ValueError(f"{self.storage.name}: entries {first} + {count} of {self.shape}")
+            raise ValueError(
+                f"{self.storage.name}: entries {first} to {first + count} exceed {self.shape}"
+            )
         offset = first * (info.nbytes // count)
         return Tensor(self.storage, self.offset + offset, info)
 
     def part(self, index: int) -> Tensor:
-        """Entry ``index`` of the first axis."""
+        """Return entry ``index`` of the first axis."""
         info = TensorInfo(self.shape[1:], self.info.dtype)
         if not 0 <= index < self.shape[0]:
-            raise ValueError(f"{self.storage.name}: entry {index} of {self.shape}")
+            raise ValueError(f"{self.storage.name}: entry {index} exceeds {self.shape}")
         return Tensor(self.storage, self.offset + index * info.nbytes, info)
 
 
 @dataclass(frozen=True)
 class Call:
-    """An op on tensors, by declared name; an output that aliases an input is the same tensor.
+    """An op on tensors by declared name; an output that aliases an input is the same tensor.
 
-    ``section``: the part of a decoding step that it belongs to.
+    ``section`` is the part of a decode step to which the call belongs.
     """
 
     op: OpSpec
@@ -83,9 +85,9 @@ class Call:
 
 @dataclass
 class ProgramIr:
-    """Op calls in order. :meth:`call` appends one, to ``section``, and gives its outputs.
+    """Op calls in order. :meth:`call` appends one to ``section`` and returns its outputs.
 
-    ``rounds``: how many rounds of exchange between ranks the calls so far have.
+    ``rounds`` counts the rounds of exchange between ranks in the calls so far.
     """
 
     name: str
@@ -104,37 +106,37 @@ class ProgramIr:
         optional_outputs: bool = True,
         sizes: Mapping[str, int] | None = None,
     ) -> dict[str, Tensor]:
-        """Appends a call and returns its outputs by declared name.
+        """Append a call and return its outputs by declared name.
 
-        An output lies where ``outputs`` says, else where the input lies that it aliases, else in
-        the arena. ``sizes`` are axes that no input names. Raises ValueError where an axis has
-        two sizes or none, or an input that is not optional is missing.
+        An output is the tensor in ``outputs``, else the input that it aliases, else new scratch.
+        ``sizes`` are axes that no input has. Raises ValueError if an axis has two sizes or none, or
+        a required input is missing.
         """
         op = op_named(op_name)
         present = {name: tensor for name, tensor in inputs.items() if tensor is not None}
-        filled = op.complete(attributes or {})
-        axes = _axes(op, present, {**filled, **(sizes or {})}, outputs or {})
+        all_attributes = op.complete(attributes or {})
+        axes = _axes(op, present, {**all_attributes, **(sizes or {})}, outputs or {})
         aliases = dict(op.aliases)
-        made = {}
+        results = {}
         for spec in op.outputs:
             if outputs is not None and spec.name in outputs:
-                made[spec.name] = outputs[spec.name]
+                results[spec.name] = outputs[spec.name]
             elif spec.name in aliases:
                 if aliases[spec.name] in present:
-                    made[spec.name] = present[aliases[spec.name]]
+                    results[spec.name] = present[aliases[spec.name]]
             elif optional_outputs or not spec.optional:
-                made[spec.name] = self.scratch(spec.name, _info(op, spec, axes))
+                results[spec.name] = self.scratch(spec.name, _info(op, spec, axes))
         if op.contribution is not None:
-            filled["exchange"] = self.rounds
-            rows = next(iter(made.values())).shape[0]
+            all_attributes["exchange"] = self.rounds
+            rows = next(iter(results.values())).shape[0]
             self.rounds += exchange_rounds(rows)
-        # Of what has no elements a plan has no place.
-        placed = {name: tensor for name, tensor in made.items() if tensor.info.nbytes}
-        self.calls.append(Call(op, filled, present, placed, self.section))
-        return made
+        # Empty tensors have no location in a plan.
+        stored = {name: tensor for name, tensor in results.items() if tensor.info.nbytes}
+        self.calls.append(Call(op, all_attributes, present, stored, self.section))
+        return results
 
     def end_exchanges(self) -> None:
-        """Appends what counts the program's rounds, if it has some: the next one's come after."""
+        """Append the call that counts the program's exchange rounds for the next program."""
         exchanges = [call for call in self.calls if call.op.contribution is not None]
         if exchanges:
             self.call(
@@ -142,7 +144,7 @@ class ProgramIr:
             )
 
     def scratch(self, name: str, info: TensorInfo) -> Tensor:
-        """A new tensor in the arena."""
+        """Return a new tensor in the arena."""
         return Tensor(
             Storage(f"{self.name}/{len(self.calls)}.{name}", "arena", info.nbytes), 0, info
         )
@@ -154,35 +156,39 @@ def _axes(
     sizes: Mapping[str, Any],
     outputs: Mapping[str, Tensor],
 ) -> dict[str, int]:
-    """The size of every axis that a tensor, an attribute or ``sizes`` names."""
+    """Return the size of every axis of the tensors, attributes and ``sizes``."""
     declared = {spec.name for spec in op.inputs}
     unknown = sorted(set(inputs) - declared)
     missing = [s.name for s in op.inputs if not s.optional and s.name not in inputs]
     if unknown or missing:
-        raise ValueError(f"{op.name}: inputs unknown {unknown}, missing {missing}")
+        raise ValueError(f"{op.name}: unknown inputs {unknown}, missing inputs {missing}")
     axes = {name: value for name, value in sizes.items() if type(value) is int}
-    given = {**inputs, **outputs}
+    tensors = {**inputs, **outputs}
     for spec in (*op.inputs, *op.outputs):
-        tensor = given.get(spec.name)
+        tensor = tensors.get(spec.name)
         if tensor is None or spec.rank_free:
             continue
         if len(spec.axes) != len(tensor.shape):
-            raise ValueError(f"{op.name}.{spec.name}: shape {tensor.shape}, axes {spec.axes}")
+            raise ValueError(
+                f"{op.name}.{spec.name}: got shape {tensor.shape} for the axes {spec.axes}"
+            )
         for axis, size in zip(spec.axes, tensor.shape, strict=True):
-            wanted = int(axis) if axis.isdigit() else axes.setdefault(axis, size)
-            if wanted != size:
-                raise ValueError(f"{op.name}.{spec.name}: axis {axis} is {size}, was {wanted}")
+            expected = int(axis) if axis.isdigit() else axes.setdefault(axis, size)
+            if expected != size:
+                raise ValueError(
+                    f"{op.name}.{spec.name}: axis {axis} is {size}, expected {expected}"
+                )
     return axes
 
 
 def _info(op: OpSpec, spec: TensorSpec, axes: Mapping[str, int]) -> TensorInfo:
-    unsettled = [axis for axis in spec.axes if not axis.isdigit() and axis not in axes]
-    if unsettled:
-        raise ValueError(f"{op.name}.{spec.name}: nothing says the size of {unsettled}")
+    unknown = [axis for axis in spec.axes if not axis.isdigit() and axis not in axes]
+    if unknown:
+        raise ValueError(f"{op.name}.{spec.name}: the size of {unknown} is not defined")
     shape = tuple(int(axis) if axis.isdigit() else axes[axis] for axis in spec.axes)
     return TensorInfo(shape, _FIXED_DTYPES.get(spec.dtype, ACTIVATIONS))
 
 
 def tensor_bytes(shape: tuple[int, ...], dtype: str) -> int:
-    """Bytes of a packed tensor."""
+    """Return the bytes of a contiguous tensor."""
     return math.prod(shape) * ITEM_BYTES[dtype]

@@ -1,8 +1,8 @@
-"""The choice of tokens in programs that apply logit processors and list the likeliest tokens.
+"""Chooses tokens in programs that apply logit processors and return the top log-probabilities.
 
-These are the logit-processor steps, the program behind a launch of prompts, and every step that
-writes all logits. Of a tree each row has processors of its own, since they depend on the tokens
-before it. Rows whose requests change nothing keep their bits.
+These are the logit-processor steps, the program after prompts, and every step that writes all
+logits. Each row of a tree has its own processors, because they depend on the tokens before it. Rows
+of requests without processors keep their bits.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from specbuild.builder.backends.cuda.step.target import SAMPLING, TargetRows
 from specbuild.runtime.generate_params import MAX_TOP_LOGPROBS
 
 _MARKS = ("changes", "marks")
-# Tokens that wait for the draft. Sequences that stay in logit-processor steps have none.
+# Pending tokens of the draft. Sequences that stay in logit-processor steps have none.
 _PENDING = ("pending_count", "pending_tokens", "pending_captured")
 
 
@@ -28,11 +28,10 @@ def choose_processed(
     rows: TargetRows | None = None,
     outputs: Mapping[str, Tensor] | None = None,
 ) -> dict[str, Tensor]:
-    """``choice`` and ``logprob`` [R], from raw ``logits`` [R, V].
+    """Return ``choice`` and ``logprob`` [R] from raw ``logits`` [R, V], which change in place.
 
-    The logits change in place. Log-probabilities, and those of the likeliest tokens, are those of
-    the raw ones. ``rows`` give the tokens on the path of each row. Without them there is one row a
-    sequence, whose marks have all of the output.
+    All log-probabilities are those of the raw logits. ``rows`` has the tokens on the path of each
+    row. Without ``rows`` there is one row per sequence, and the marks contain the whole output.
     """
     outputs, path, batch = outputs or {}, {}, logits.shape[0]
     row_start = None
@@ -55,7 +54,7 @@ def choose_processed(
         {"logits": processed["adjusted"], **{name: sampling[name] for name in SAMPLING}},
         outputs={name: outputs[name] for name in outputs if name == "choice"},
     )
-    listed = program.call(
+    top = program.call(
         "TopLogprobs",
         {
             **parts.state("TopLogprobs", batch),
@@ -74,16 +73,16 @@ def choose_processed(
             **{name: outputs[name] for name in outputs if name == "logprob"},
         },
     )
-    return {"choice": chosen["choice"], "logprob": listed["logprob"]}
+    return {"choice": chosen["choice"], "logprob": top["logprob"]}
 
 
 def advanced_state(
     parts: EngineParts, batch: int, *, marks: bool, pending: bool = True
 ) -> dict[str, Tensor | None]:
-    """The ports that Advance takes.
+    """Return the ports that Advance reads.
 
-    ``marks``: it counts tokens, since the step applies logit processors. ``pending``: the draft
-    ingests what the step commits.
+    With ``marks`` it counts tokens, as a step with logit processors needs it. With ``pending`` the
+    draft ingests the tokens that the step commits.
     """
-    left_out = (*(() if marks else _MARKS), *(() if pending else _PENDING))
-    return {**parts.state("Advance", batch), **dict.fromkeys(left_out)}
+    unused = (*(() if marks else _MARKS), *(() if pending else _PENDING))
+    return {**parts.state("Advance", batch), **dict.fromkeys(unused)}

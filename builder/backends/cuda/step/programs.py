@@ -1,4 +1,4 @@
-"""The programs of an engine: prompt chunks, decoding steps with and without a draft, scoring."""
+"""Builds the programs of an engine: prompt chunks, decode steps with and without draft, scoring."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from dataclasses import dataclass, replace
 
 from specbuild.builder.backends.cuda.step.draft import Drafting
 from specbuild.builder.backends.cuda.step.engine_parts import EngineParts
+from specbuild.builder.backends.cuda.step.host_proposals import host_chains, write_accepted
 from specbuild.builder.backends.cuda.step.ir import ProgramIr, Tensor
 from specbuild.builder.backends.cuda.step.logit_processors import advanced_state, choose_processed
-from specbuild.builder.backends.cuda.step.offered import keep_accepted, offered_chains
+from specbuild.builder.backends.cuda.step.recurrent_states import save_path
 from specbuild.builder.backends.cuda.step.state import SCORE_LOGIT_ROWS
-from specbuild.builder.backends.cuda.step.states import keep_path
 from specbuild.builder.backends.cuda.step.target import (
     SAMPLING,
-    KeptLogits,
     TargetRows,
+    WrittenLogits,
     choose,
     logits,
     run_target,
@@ -52,29 +52,30 @@ _ROW_PORTS = ("token_ids", "positions", "row_start", "row_slot", "tree_start", "
 
 
 def batch_buckets(max_batch_size: int) -> tuple[int, ...]:
-    """Powers of two; the last holds ``max_batch_size`` sequences."""
+    """Return powers of two up to the first that is at least ``max_batch_size``."""
     return tuple(1 << i for i in range((max_batch_size - 1).bit_length() + 1))
 
 
 def draft_shapes(largest: Limits | DraftShape) -> tuple[DraftShape, ...]:
-    """What steps are built for: short chains, and the tree or chain that was asked for."""
-    chains = min(largest.draft_depth, largest.draft_tokens, MAX_CHAIN)
-    shapes = [DraftShape(1, depth, depth) for depth in range(1, chains + 1)]
-    built = DraftShape(largest.draft_top_k, largest.draft_depth, largest.draft_tokens)
-    if built not in (NO_DRAFT, *shapes):
-        shapes.append(built)
+    """Return the shapes with steps: short chains, and the requested tree or chain."""
+    max_chain = min(largest.draft_depth, largest.draft_tokens, MAX_CHAIN)
+    shapes = [DraftShape(1, depth, depth) for depth in range(1, max_chain + 1)]
+    requested = DraftShape(largest.draft_top_k, largest.draft_depth, largest.draft_tokens)
+    if requested not in (NO_DRAFT, *shapes):
+        shapes.append(requested)
     return tuple(shapes)
 
 
 def deepest(shapes: tuple[DraftShape, ...]) -> int:
-    """Most drafts that a step can accept; 0 without a draft."""
+    """Return the maximum number of draft tokens that a step can accept; 0 without a draft."""
     return max((shape.draft_depth for shape in shapes), default=0)
 
 
 def fits(batch: int, shape: DraftShape, depth: int, draft: DraftGeometry | None = None) -> bool:
-    """Whether every launch of a step stays batch-invariant; ``depth`` is the deepest draft's.
+    """Return whether every launch of a step stays batch-invariant.
 
-    The draft's mask rows follow those that it ingests; a block has a launch of its own.
+    ``depth`` is that of the deepest draft. Mask rows follow the rows that the draft ingests; a
+    block has a separate launch.
     """
     rows = [shape.draft_tokens + 1]
     if shape.draft_depth:
@@ -86,41 +87,43 @@ def fits(batch: int, shape: DraftShape, depth: int, draft: DraftGeometry | None 
 
 @dataclass(frozen=True)
 class StepForm:
-    """What a decoding step of ``batch`` sequences does; ``ProgramEntry`` says more of each field.
+    """A kind of decode step for ``batch`` sequences; see also ``ProgramEntry``.
 
-    ``capacity`` is for re-verified rows (SpecPV). Rows of a ``sparse`` step attend to what
-    indexers choose (DSA); one that ``checks`` is sparse too and holds it against attention to
-    everything. An ``offered`` step verifies chains of the host's. ``drafter`` is what
-    ``EngineParts.drafts`` calls the draft model that drafts, if one does. With ``ragged_rows`` the
-    target has so many rows, of which each sequence has as many as the host says.
+    ``capacity`` is the number of re-verified rows (SpecPV). Rows of a ``sparse`` step attend to
+    the tokens that indexers select (DSA). A step that ``checks`` also compares this with full
+    attention. A ``host_proposal`` step verifies chains from the host. ``drafter`` is the name in
+    ``EngineParts.drafts`` of the draft model that drafts, if any. ``ragged_rows`` is the target's
+    number of rows in a step in which the host sets the number of rows per sequence.
     """
 
     batch: int
     shape: DraftShape
-    logits: KeptLogits = "none"
+    logits: WrittenLogits = "none"
     extends: bool = False
     capacity: int = 0
     sparse: bool = False
     checks: bool = False
-    offered: bool = False
+    host_proposal: bool = False
     drafter: str = ""
     ragged_rows: int = 0
 
     @property
     def rows(self) -> int:
-        """Of the target."""
+        """The number of rows of the target."""
         if self.ragged_rows:
             return self.ragged_rows
         return self.batch * (self.shape.draft_tokens + 1) + self.capacity
 
     @property
     def name(self) -> str:
-        """``step@4``, ``step@4.extends``, ``step@1.draft-1-3-3`` (K, D, N), then ``.refresh-64``
-        with capacity, ``.sparse`` or ``.checked``, and ``.logits`` if all are written. One of
-        several drafts has its name: ``step@1.eagle3-1-3-3``. ``step@4.offered-7``, and that. Ragged
-        ones end with their rows: ``step@4.draft-1-4-4.rows-16``."""
+        """The name: ``step@4``, ``step@4.extends`` or ``step@1.draft-1-3-3`` (K, D, N).
+
+        Then follow ``.refresh-64`` with capacity, ``.sparse`` or ``.checked``, ``.rows-16`` if
+        ragged, and ``.logits`` if all are written. One of several drafts has its kind instead of
+        ``draft``. A step for host proposals is ``step@4.offered-7``.
+        """
         shape = self.shape
-        if self.offered:
+        if self.host_proposal:
             return f"step@{self.batch}.offered-{shape.draft_tokens}{self._suffix}"
         sizes = f"{shape.draft_top_k}-{shape.draft_depth}-{shape.draft_tokens}"
         draft = f".{self.drafter or 'draft'}-{sizes}" if shape.draft_depth else ""
@@ -138,55 +141,56 @@ class StepForm:
 
 
 def step_program(parts: EngineParts, form: StepForm) -> ProgramIr:
-    """One decoding step."""
+    """Return the program of one decode step."""
     batch, shape, capacity = form.batch, form.shape, form.capacity
     program = ProgramIr(form.name, "refresh" if capacity else "decode")
     tree = _tree(parts, program, form)
     is_ragged = form.ragged_rows > 0
-    counts = row_counts(parts, batch, offered=form.offered) if is_ragged else None
+    counts = row_counts(parts, batch, host_proposal=form.host_proposal) if is_ragged else None
     trees = rows = verify_rows(
         parts, program, batch, tree, state=counts, ragged_rows=form.ragged_rows
     )
-    placed: dict[str, Tensor] = {}
+    view_inputs: dict[str, Tensor] = {}
     sampling = row_sampling(trees.inputs)
     if parts.views is not None:
-        rows, placed = view_rows(parts, program, trees.inputs, batch, capacity)
+        rows, view_inputs = view_rows(parts, program, trees.inputs, batch, capacity)
     sparse_pass: dict[str, Tensor] = {}
     if form.checks:
-        # Its keys and values give way to those of the pass behind it, which counts.
+        # The full pass that follows overwrites this pass's keys and values. The step uses the
+        # result of the full pass.
         sparse = replace(rows, budget=parts.ports.first(CHECK_BUDGET, batch))
-        found = run_target(parts, program, sparse, bare=True)
-        assert found.violations is not None
+        sparse_target = run_target(parts, program, sparse, bare=True)
+        assert sparse_target.violations is not None
         sparse_pass = {
-            **choose(found.placement, sampling, form.logits),
-            "violations": found.violations,
+            **choose(sparse_target.placement, sampling, form.logits),
+            "violations": sparse_target.violations,
         }
         if tree is not None:
             sparse_pass = {**sparse_pass, **accept(program, trees, tree, sparse_pass, shape)}
     if capacity:
-        rows, sampling = sample_rows(program, rows, trees.inputs, placed, capacity)
+        rows, sampling = sample_rows(program, rows, trees.inputs, view_inputs, capacity)
     if form.sparse:
         rows = replace(rows, budget=parts.ports.first(LIST_BUDGET, batch))
     target = run_target(parts, program, rows)
     aux_hidden = target.aux_hidden
     if aux_hidden is not None and capacity:
-        aux_hidden = tree_features(program, aux_hidden, placed)
-    processes = form.logits == "all" and parts.ports.sizes.adjusts
+        aux_hidden = tree_features(program, aux_hidden, view_inputs)
+    applies_processors = form.logits == "all" and parts.ports.sizes.has_processors
     chosen = (
         choose_processed(parts, program, logits(target.placement), sampling, rows=trees)
-        if processes
+        if applies_processors
         else choose(target.placement, sampling, form.logits)
     )
     program.section = ACCEPT
     if capacity:
-        count_agreement(parts, program, chosen["choice"], sampling, placed["fed_again"])
-        # The trees' rows come first.
+        count_agreement(parts, program, chosen["choice"], sampling, view_inputs["fed_again"])
+        # The rows of trees come first.
         chosen = {name: chosen[name].view(trees.rows) for name in ("choice", "logprob")}
-    top_path = parts.ports[TOP_PATH] if processes else None
+    top_path = parts.ports[TOP_PATH] if applies_processors else None
     path = {} if tree is None else accept(program, trees, tree, chosen, shape, path=top_path)
-    keep_path(parts, program, batch, trees.inputs, path)
-    if form.offered and tree is not None and aux_hidden is not None:
-        keep_accepted(parts, program, trees, tree, {**chosen, **path}, aux_hidden=aux_hidden)
+    save_path(parts, program, batch, trees.inputs, path)
+    if form.host_proposal and tree is not None and aux_hidden is not None:
+        write_accepted(parts, program, trees, tree, {**chosen, **path}, aux_hidden=aux_hidden)
     if shape.draft_top_k > 1:
         _commit(parts, program, batch, path["path"])
     if target.violations is not None:
@@ -202,30 +206,30 @@ def step_program(parts: EngineParts, form: StepForm) -> ProgramIr:
             "path": path.get("path"),
             "accepted": path.get("accepted"),
             "captured": aux_hidden,
-            **advanced_state(parts, batch, marks=processes),
+            **advanced_state(parts, batch, marks=applies_processors),
             "row_start": trees.inputs["row_start"] if is_ragged else None,
         },
         {"extended": int(tree is not None or form.extends)},
     )
     if parts.views is not None:
-        advance_views(parts, program, trees.inputs, placed, path.get("path"), batch)
+        advance_views(parts, program, trees.inputs, view_inputs, path.get("path"), batch)
     return program
 
 
 def _tree(parts: EngineParts, program: ProgramIr, form: StepForm) -> dict[str, Tensor] | None:
-    """What the step verifies below the roots; the draft takes up what waits where it should."""
-    drafts = form.shape.draft_depth > 0 and not form.offered
+    """Add the drafting and return the tree that the step verifies; drafts ingest pending rows."""
+    drafts = form.shape.draft_depth > 0 and not form.host_proposal
     drafting = {
         name: Drafting(parts, draft, program, form.batch, form.shape)
         for name, draft in parts.drafts.items()
     }
-    if drafts or form.extends or form.offered:
-        for name, beside in drafting.items():
-            # So no draft's cache lacks anything, whichever drafts next.
+    if drafts or form.extends or form.host_proposal:
+        for name, other in drafting.items():
+            # All drafts ingest the rows, so that any of them can draft in the next step.
             if not (drafts and name == form.drafter):
-                beside.take_up()
-    if form.offered:
-        return offered_chains(parts, form.batch, form.shape.draft_tokens)
+                other.ingest()
+    if form.host_proposal:
+        return host_chains(parts, form.batch, form.shape.draft_tokens)
     return drafting[form.drafter].tree() if drafts else None
 
 
@@ -234,16 +238,16 @@ def _compare(
     program: ProgramIr,
     batch: int,
     sparse_pass: Mapping[str, Tensor],
-    counted: Mapping[str, Tensor],
+    full_pass: Mapping[str, Tensor],
 ) -> None:
-    """What the pass that does not count chose, beside the one that does, goes to the host."""
+    """Report the choices of the sparse pass and the full pass to the host."""
     program.call(
         "DsaCompare",
         {
             "sampled": sparse_pass["choice"],
-            "choice": counted["choice"],
-            "path": counted.get("path"),
-            "accepted": counted.get("accepted"),
+            "choice": full_pass["choice"],
+            "path": full_pass.get("path"),
+            "accepted": full_pass.get("accepted"),
             "sampled_accepted": sparse_pass.get("accepted"),
             "violations": sparse_pass["violations"],
             **parts.state("DsaCompare", batch),
@@ -252,7 +256,7 @@ def _compare(
 
 
 def _commit(parts: EngineParts, program: ProgramIr, batch: int, path: Tensor) -> None:
-    """The accepted nodes' keys and values move to the committed slots; a chain's lie there."""
+    """Move the accepted nodes' keys and values to the committed slots. Chains are in place."""
     for group in parts.target_groups:
         for pools in parts.stacks(group):
             program.call(
@@ -267,18 +271,18 @@ def _commit(parts: EngineParts, program: ProgramIr, batch: int, path: Tensor) ->
 
 
 def prefill_program(parts: EngineParts, rows: int) -> ProgramIr:
-    """A chunk of prompts; drafts take up the same rows, keys and values only."""
+    """Return the program of a prompt chunk; drafts write only keys and values of the same rows."""
     program = ProgramIr(f"prefill@{rows}", "prefill")
     batch = parts.ports.sizes.batch
-    prompts = _given_rows(parts, rows, "prefill.logit_rows")
+    prompts = _host_rows(parts, rows, "prefill.logit_rows")
     target = run_target(parts, program, prompts)
-    keep_path(parts, program, batch, prompts.inputs, None)
-    kept = ("choice", "logprob", *(("logits",) if parts.ports.sizes.adjusts else ()))
+    save_path(parts, program, batch, prompts.inputs, None)
+    stored = ("choice", "logprob", *(("logits",) if parts.ports.sizes.has_processors else ()))
     choose(
         target.placement,
         {name: parts.ports[f"prefill.{name}"] for name in SAMPLING},
         "all",
-        outputs={name: parts.ports[f"prefill.{name}"] for name in kept},
+        outputs={name: parts.ports[f"prefill.{name}"] for name in stored},
     )
     if target.aux_hidden is None:
         return program
@@ -287,34 +291,34 @@ def prefill_program(parts: EngineParts, rows: int) -> ProgramIr:
         {"token_ids": parts.ports["prefill.logit_rows"], "table": target.aux_hidden},
         outputs={"x": parts.ports["prefill.last_captured"]},
     )
-    given = _given_rows(parts, rows, "prefill.logit_rows").inputs
+    host_rows = _host_rows(parts, rows, "prefill.logit_rows").inputs
     tokens = parts.ports.first("prefill.draft_token_ids", rows)
     for draft in parts.drafts.values():
         slots = parts.ports.first(f"prefill.{draft_write_slot(draft.group)}", rows)
-        placed = {**given, "token_ids": tokens, "write_slot": slots}
-        inputs = draft.inputs(placed, parts.page_table(draft.group, batch))
-        draft.step.keep_rows(parts, draft, program, target.aux_hidden, inputs)
+        draft_rows = {**host_rows, "token_ids": tokens, "write_slot": slots}
+        inputs = draft.inputs(draft_rows, parts.page_table(draft.group, batch))
+        draft.step.write_rows(parts, draft, program, target.aux_hidden, inputs)
     return program
 
 
 def score_program(parts: EngineParts, rows: int) -> ProgramIr:
-    """Rows that the host gives, through the kernels that decode; all logits, no choice."""
+    """Return the program that scores rows with the decode kernels: all logits, no choice."""
     program = ProgramIr(f"score@{rows}", "decode")
-    given = _given_rows(parts, rows, "score.logit_rows", min(rows, SCORE_LOGIT_ROWS))
+    host_rows = _host_rows(parts, rows, "score.logit_rows", min(rows, SCORE_LOGIT_ROWS))
     aux_hidden = None
     if parts.ports.sizes.aux_width:
         aux_hidden = parts.ports.first("score.captured", rows)
-    target = run_target(parts, program, given, aux_hidden)
-    wanted = parts.ports.first("score.logits", given.logit_rows)
-    logits(target.placement, {"logits": wanted})
-    keep_path(parts, program, given.batch, given.inputs, None)
+    target = run_target(parts, program, host_rows, aux_hidden)
+    output = parts.ports.first("score.logits", host_rows.logit_rows)
+    logits(target.placement, {"logits": output})
+    save_path(parts, program, host_rows.batch, host_rows.inputs, None)
     return program
 
 
-def _given_rows(
+def _host_rows(
     parts: EngineParts, rows: int, logit_port: str, logit_rows: int | None = None
 ) -> TargetRows:
-    """The rows of the prefill ports, of every sequence that the engine has capacity for."""
+    """Return the rows of the prefill ports, for the maximum number of sequences."""
     batch, ports = parts.ports.sizes.batch, parts.ports
     per_row = ("token_ids", "positions", "row_slot", "ancestor_bits")
     inputs = {

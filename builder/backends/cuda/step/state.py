@@ -1,4 +1,4 @@
-"""The ports of an engine: what lives on the device between programs, and what hosts read."""
+"""The ports of an engine: device memory that persists between programs or that hosts read."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ from specbuild.runtime.sampling import CHOOSE_INPUTS
 
 RING_ENTRIES = 64
 EOS_IDS = 8
-# What DsaCompare says of a sequence.
+# The number of values that DsaCompare writes per sequence.
 CHECK_FIELDS = 5
-# Rows whose logits a score program writes at once.
+# The number of rows whose logits a score program writes at once.
 SCORE_LOGIT_ROWS = 64
-# The longest host chain of a ragged step with fewer tokens a sequence: its ancestors are one word.
+# The longest host chain in ragged steps with a smaller mean. Its ancestor bits fit one word.
 LONG_CHAIN = 31
 
 _INT, _FLOAT, _BF16 = "int32", "float32", "bfloat16"
-# The inputs of ops that exchange data between ranks, as inputs of graphs.
+# The graph inputs of ops that exchange data between ranks.
 EXCHANGE = {name: f"exchange.{name}" for name in ("inbox", "state", "fault")}
 PARTIAL_TABLES, PARTIAL_TABLE = "partial_tables", "partial_table"
 Shape = tuple[int, ...]
@@ -47,7 +47,7 @@ Ports = dict[str, tuple[Shape, str]]
 
 @dataclass(frozen=True)
 class ViewSizes:
-    """SpecPV's: layers and KV heads with views, entries of a partial table, tokens of a buffer."""
+    """SpecPV: layers and KV heads with views, entries of a partial table, tokens of a buffer."""
 
     layers: int
     kv_heads: int
@@ -59,14 +59,16 @@ class ViewSizes:
 class StateSizes:
     """The sizes of the ports.
 
-    ``batch`` sequences; ``depth`` of the deepest draft of any program; ``aux_width`` features of a
-    row, 0 without a draft; ``words`` of ancestor bits; entries of a page table by cache group;
-    rows of the largest program that the host feeds, and of the largest that scores. ``sparse``:
-    there are steps that attend to what indexers choose (DSA); ``checks``: and some that compare
-    them with attention to everything. ``adjusts``: there are steps that change logits as requests
-    ask, and list the likeliest tokens. The host proposes chains of up to ``offered`` tokens.
-    ``ranks`` GPUs exchange rows of ``exchange_width`` values.
-    Recurrent states take in up to ``replayed`` rows of a step, 0 where there are none.
+    ``batch`` is the number of sequences and ``depth`` that of the deepest draft of any program.
+    ``aux_width`` is the number of captured features per row, 0 without a draft. ``words`` counts
+    words of ancestor bits, and ``logical_pages`` entries of a page table by cache group.
+    ``prefill_rows`` and ``score_rows`` are those of the largest prefill and score program.
+
+    There are ``sparse`` steps that attend to selected tokens (DSA), and steps that compare them
+    with full attention (``checks``). With ``has_processors`` there are steps that apply logit
+    processors and return top log-probabilities. The host proposes chains of up to ``max_proposal``
+    tokens. ``ranks`` GPUs exchange rows of ``exchange_width`` values. Recurrent states include up
+    to ``max_replay`` rows of a step, 0 without such states.
     """
 
     batch: int
@@ -80,15 +82,15 @@ class StateSizes:
     views: ViewSizes | None = None
     sparse: bool = False
     checks: bool = False
-    adjusts: bool = False
-    offered: int = 0
+    has_processors: bool = False
+    max_proposal: int = 0
     ranks: int = 1
     exchange_width: int = 0
-    replayed: int = 0
+    max_replay: int = 0
 
 
 class StatePorts:
-    """Every port as a tensor, by name; each lies in a buffer of its own name."""
+    """Every port as a tensor by name; each is in a buffer of the same name."""
 
     def __init__(self, sizes: StateSizes) -> None:
         self.sizes = sizes
@@ -99,10 +101,10 @@ class StatePorts:
         for name, (shape, dtype) in _ring(sizes).items():
             self._add(name, "ring", shape, dtype)
         if sizes.views is not None:
-            stacked = self.tensors[PARTIAL_TABLES]
+            tables_of_layers = self.tensors[PARTIAL_TABLES]
             for layer in range(sizes.views.layers):
-                self.tensors[f"{PARTIAL_TABLE}.{layer}"] = stacked.part(layer)
-        # What ops of several ranks exchange by, under the names of graph inputs; the host sees
+                self.tensors[f"{PARTIAL_TABLE}.{layer}"] = tables_of_layers.part(layer)
+        # Memory for exchanges between ranks, under the names of graph inputs. The host accesses
         # single words of it.
         self.exchange = _exchange(sizes)
         if self.exchange:
@@ -115,24 +117,24 @@ class StatePorts:
         return self.tensors[name]
 
     def first(self, name: str, count: int) -> Tensor:
-        """The port with its first axis cut to ``count`` entries."""
+        """Return the first ``count`` entries of the port's first axis."""
         return self.tensors[name].rows(0, count)
 
     def _add(self, name: str, space: Space, shape: Shape, dtype: str) -> None:
-        self.tensors[name] = _whole_buffer(name, space, shape, dtype)
+        self.tensors[name] = _buffer(name, space, shape, dtype)
 
 
-def _whole_buffer(name: str, space: Space, shape: Shape, dtype: str) -> Tensor:
-    """A tensor in a buffer of its own name."""
+def _buffer(name: str, space: Space, shape: Shape, dtype: str) -> Tensor:
+    """Return a tensor in a separate buffer of the same name."""
     info = TensorInfo(shape, dtype)
     return Tensor(Storage(name, space, info.nbytes), 0, info)
 
 
 def _exchange(s: StateSizes) -> dict[str, Tensor]:
-    """Inbox, state and fault of exchanges between ranks (``rank_sum/op.py``); none on one GPU.
+    """Return inbox, state and fault of exchanges between ranks (``rank_sum/op.py``).
 
-    The inbox has two slots for each of the other ranks, and a word of value and round number for
-    every value of the rows of a round: its strides are those of the largest round in all programs.
+    The inbox has two slots per other rank. A slot has a word for the value and one for the round
+    number of every value of the largest round in all programs. One GPU needs none of these.
     """
     if s.ranks == 1:
         return {}
@@ -142,11 +144,11 @@ def _exchange(s: StateSizes) -> dict[str, Tensor]:
         (EXCHANGE["state"], "state", (2,)),
         (EXCHANGE["fault"], "ring", (8,)),
     )
-    return {name: _whole_buffer(name, space, shape, _INT) for name, space, shape in buffers}
+    return {name: _buffer(name, space, shape, _INT) for name, space, shape in buffers}
 
 
 def _sequences(s: StateSizes) -> Ports:
-    """What the device knows of every sequence; a row that none uses is ``done``."""
+    """Return the state of every sequence on the device; an unused row is ``done``."""
     b = (s.batch,)
     ports: Ports = {
         "length": (b, _INT),
@@ -161,16 +163,16 @@ def _sequences(s: StateSizes) -> Ports:
     ports |= {f"page_table.{g}": ((*b, pages), _INT) for g, pages in s.logical_pages.items()}
     if s.views is not None:
         ports |= _views(s, s.views)
-    if s.adjusts:
-        ports |= _adjusted(s)
-    if s.replayed:
+    if s.has_processors:
+        ports |= _processors(s)
+    if s.max_replay:
         ports |= {
             "state_slot": (b, _INT),
-            "replay_path": ((*b, s.replayed), _INT),
+            "replay_path": ((*b, s.max_replay), _INT),
             "replay_count": (b, _INT),
         }
-    if s.offered:
-        ports[OFFERED] = ((s.batch * (s.offered + 2),), _INT)
+    if s.max_proposal:
+        ports[OFFERED] = ((s.batch * (s.max_proposal + 2),), _INT)
         ports[FIRST_ROWS] = ((s.batch + 1,), _INT)
     if s.sparse:
         ports[LIST_BUDGET] = (b, _INT)
@@ -186,15 +188,15 @@ def _sequences(s: StateSizes) -> Ports:
     return ports
 
 
-def _adjusted(s: StateSizes) -> Ports:
-    """What AdjustLogits and TopLogprobs read of every sequence, and what the latter says of rows.
+def _processors(s: StateSizes) -> Ports:
+    """Return the inputs of AdjustLogits and TopLogprobs, and the outputs of the latter.
 
     ``top_path`` has the slots of the accepted paths, [B, D1] of a program.
     """
     b, row = (s.batch,), (s.batch, s.vocab)
     rows = max(s.batch, MAX_DECODE_ROWS)
-    # Slots of paths: of a ragged step more than rows, since any sequence may have most of them.
-    slots = max(rows, s.batch * (min(s.offered, LONG_CHAIN) + 1))
+    # In a ragged step any sequence can have most of the rows, so paths need more slots than rows.
+    slots = max(rows, s.batch * (min(s.max_proposal, LONG_CHAIN) + 1))
     return {
         **{
             name: (b, _INT)
@@ -211,10 +213,10 @@ def _adjusted(s: StateSizes) -> Ports:
 
 
 def _views(s: StateSizes, v: ViewSizes) -> Ports:
-    """SpecPV: what is exact, summarised and chosen of every sequence, and what was emitted since.
+    """Return SpecPV's state: exact, summarized and selected tokens, and those emitted since.
 
-    ``full_step`` is the host's word for the next step. ``partial_table.<i>`` [B, kv_heads, V] are
-    the layers' parts of ``partial_tables``.
+    The host sets ``full_step`` for the next step. ``partial_table.<i>`` [B, kv_heads, V] are the
+    layers' parts of ``partial_tables``.
     """
     b = (s.batch,)
     tables = (v.layers, s.batch, v.kv_heads, v.entries)
@@ -227,7 +229,7 @@ def _views(s: StateSizes, v: ViewSizes) -> Ports:
 
 
 def _prefill(s: StateSizes) -> Ports:
-    """Rows that the host gives; sequence b of ``row_start`` is row b of the state."""
+    """Return the rows that the host writes; sequence b of ``row_start`` is row b of the state."""
     t, b, groups = (s.prefill_rows,), (s.batch,), tuple(s.logical_pages)
     ports: Ports = {
         "token_ids": (t, _INT),
@@ -242,7 +244,7 @@ def _prefill(s: StateSizes) -> Ports:
         "choice": (b, _INT),
         "logprob": (b, _FLOAT),
     }
-    if s.adjusts:
+    if s.has_processors:
         ports["logits"] = ((s.batch, s.vocab), _FLOAT)
     ports |= {f"write_slot.{group}": (t, _INT) for group in groups if group not in DRAFT_GROUPS}
     if s.aux_width:
@@ -266,8 +268,8 @@ def _score(s: StateSizes) -> Ports:
 
 
 def _ring(s: StateSizes) -> Ports:
-    """The results of the last steps: step i is in entry i mod ``RING_ENTRIES``."""
-    tokens = (RING_ENTRIES, s.batch, max(s.depth, s.offered) + 1)
+    """Return the results of recent steps: step i is in entry i mod ``RING_ENTRIES``."""
+    tokens = (RING_ENTRIES, s.batch, max(s.depth, s.max_proposal) + 1)
     counts = ["broken"] if s.sparse else []
     counts += ["rechecked", "agreed"] if s.views is not None else []
     checks: Ports = (

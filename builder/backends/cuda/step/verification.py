@@ -1,4 +1,4 @@
-"""The verification in a step: trees become rows of the target, and the accepted paths."""
+"""Verification in a step: converts trees to rows of the target and computes accepted paths."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from specbuild.runtime.engine_dir.manifest import DraftShape
 from specbuild.runtime.engine_dir.plan import FIRST_ROWS, OFFERED, ROW_COUNTS, TARGET
 
 
-def row_counts(parts: EngineParts, batch: int, *, offered: bool) -> dict[str, Tensor]:
-    """The state of a ragged step: how many rows each sequence has, by the host."""
-    return {"row_count": parts.ports[OFFERED if offered else ROW_COUNTS].rows(0, batch)}
+def row_counts(parts: EngineParts, batch: int, *, host_proposal: bool) -> dict[str, Tensor]:
+    """Return the state of a ragged step: the number of rows per sequence, set by the host."""
+    return {"row_count": parts.ports[OFFERED if host_proposal else ROW_COUNTS].rows(0, batch)}
 
 
 def row_sampling(rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """What the rows of VerifyInputs are sampled by."""
+    """Return the sampling parameters of the rows of VerifyInputs."""
     names = (*(f"row_{name}" for name in SAMPLING[:-1]), "positions")
     return {name: rows[n] for name, n in zip(SAMPLING, names, strict=True)}
 
@@ -31,10 +31,10 @@ def verify_rows(
     state: Mapping[str, Tensor] | None = None,
     ragged_rows: int = 0,
 ) -> TargetRows:
-    """The trees as rows of the target; without a tree the roots alone.
+    """Return the trees as rows of the target, or the roots only without a tree.
 
-    ``state`` takes the place of ports. In a ragged step it has ``row_count`` [B]: only so many
-    slots of each sequence have rows, of ``ragged_rows`` in all.
+    ``state`` replaces ports. In a ragged step it has ``row_count`` [B]: the number of slots of each
+    sequence with rows, of ``ragged_rows`` in all.
     """
     state = state or {}
     nodes = 1 if tree is None else tree["tree_tokens"].shape[1]
@@ -46,10 +46,10 @@ def verify_rows(
         f"page_table_{group}": parts.page_table(group, batch) for group in parts.target_groups
     }
     program.section = TARGET
-    placed = {}
+    outputs = {}
     if ragged_rows and FIRST_ROWS in parts.ports.tensors:
-        placed["row_start"] = parts.ports.first(FIRST_ROWS, batch + 1)
-    made = program.call(
+        outputs["row_start"] = parts.ports.first(FIRST_ROWS, batch + 1)
+    inputs = program.call(
         "VerifyInputs",
         {
             **trees,
@@ -58,12 +58,12 @@ def verify_rows(
             **tables,
         },
         {"page_size": parts.page_size, "rows": ragged_rows},
-        outputs=placed,
+        outputs=outputs,
         sizes={"T": ragged_rows or batch * nodes, "B1": batch + 1, "words": -(-nodes // 32)},
     )
-    slots = {group: made[f"write_slot_{group}"] for group in parts.target_groups}
+    slots = {group: inputs[f"write_slot_{group}"] for group in parts.target_groups}
     return TargetRows(
-        batch, ragged_rows or batch * nodes, made, slots, row_count=state.get("row_count")
+        batch, ragged_rows or batch * nodes, inputs, slots, row_count=state.get("row_count")
     )
 
 
@@ -76,7 +76,7 @@ def accept(
     *,
     path: Tensor | None = None,
 ) -> dict[str, Tensor]:
-    """The accepted paths; they are written to the first entries of ``path`` if there is one."""
+    """Return the accepted paths, which are also written to the start of ``path`` if given."""
     nodes = (rows.batch, shape.draft_depth + 1)
     is_ragged = rows.row_count is not None
     choices = (1, rows.rows) if is_ragged else (rows.batch, shape.draft_tokens + 1)

@@ -1,4 +1,4 @@
-"""Recurrent states in a program: their inputs, and what the next launch applies."""
+"""Inputs of recurrent states in a program, and the path that the next launch applies to them."""
 
 from __future__ import annotations
 
@@ -11,32 +11,33 @@ STATE_PORTS = ("state_slot", "replay_path", "replay_count")
 
 
 def state_inputs(parts: EngineParts, batch: int) -> dict[str, Tensor]:
-    """The graph's inputs for ``batch`` sequences; none without recurrent states."""
+    """Return the graph's inputs for ``batch`` sequences; none without recurrent states."""
     if parts.states is None:
         return {}
     name = parts.states.group.name
     return {f"{name}.{port}": parts.ports.first(port, batch) for port in STATE_PORTS}
 
 
-def keep_path(
+def save_path(
     parts: EngineParts,
     program: ProgramIr,
     batch: int,
     rows: Mapping[str, Tensor],
     path: Mapping[str, Tensor] | None,
 ) -> None:
-    """The accepted rows of this launch are what the next one applies to the states.
+    """Save the accepted rows of this launch, which the next launch applies to the states.
 
-    ``path`` has TreeAccept's outputs, none without a tree; None where the launch stores its states.
+    ``path`` has TreeAccept's outputs and is empty without a tree. None means that this launch
+    stores its states.
     """
     if parts.states is None:
         return
-    taken = path or {}
+    tree_path = path or {}
     program.call(
         "ReplayPath",
         {
-            "path": taken.get("path"),
-            "accepted": taken.get("accepted"),
+            "path": tree_path.get("path"),
+            "accepted": tree_path.get("accepted"),
             "positions": rows["positions"],
             "row_start": rows["row_start"],
             **parts.state("ReplayPath", batch),

@@ -1,4 +1,4 @@
-"""Steps that verify chains which the host proposes (suffix decoding)."""
+"""Steps that verify host proposals: chains from suffix decoding."""
 
 from __future__ import annotations
 
@@ -11,34 +11,36 @@ from specbuild.builder.backends.cuda.step.target import TargetRows
 from specbuild.builder.engine.backend_sizes import MAX_DECODE_ROWS
 from specbuild.runtime.engine_dir.plan import OFFERED
 
-# Chains that steps are made for beside the longest: a root and its chain fill a tile of rows.
+# Lengths of chains with a step, besides the longest. A root and its chain fill a tile of rows.
 _LENGTHS = (3, 7, 15, 31, 63, 127)
 # Mean lengths of chains in ragged steps.
 _MEAN_LENGTHS = (1, 7, 31, 127)
 
 
-def offered_sizes(batch: int, longest: int, *, ragged: bool) -> tuple[tuple[int, int], ...]:
-    """The longest chain and the rows of each step for ``batch`` sequences, by rows.
+def host_proposal_sizes(
+    batch: int, max_length: int, *, ragged: bool
+) -> tuple[tuple[int, int], ...]:
+    """Return the longest chain and the number of rows of each step for ``batch`` sequences.
 
-    The host proposes up to ``longest`` tokens. Without ``ragged``, and for one sequence, there are
-    rows for whole chains of all sequences. Each sequence of a ragged step has a chain of its own
-    length, and there are rows for the mean of these lengths.
+    The host proposes up to ``longest`` tokens. A step without ``ragged`` or with one sequence has
+    rows for the longest chain of all sequences. In a ragged step the chains have different lengths,
+    and there are rows for their mean length.
     """
     is_ragged = ragged and batch > 1
-    lengths = [n for n in _LENGTHS if n < longest] + [longest]
+    lengths = [n for n in _LENGTHS if n < max_length] + [max_length]
     lengths = [n for n in lengths if batch * (n + 1) <= MAX_DECODE_ROWS]
     if is_ragged and lengths:
         means = [n for n in _MEAN_LENGTHS if 3 < n < lengths[-1] or (n == 1 and lengths[-1] > 3)]
         lengths = [*means, lengths[-1]]
     sizes = []
     for n in lengths:
-        most = min(longest, max(n, LONG_CHAIN), batch * n) if is_ragged else n
-        sizes.append((most, batch * (n + 1)))
+        max_chain = min(max_length, max(n, LONG_CHAIN), batch * n) if is_ragged else n
+        sizes.append((max_chain, batch * (n + 1)))
     return tuple(sizes)
 
 
-def offered_chains(parts: EngineParts, batch: int, length: int) -> dict[str, Tensor]:
-    """The host's chains as TreeSelect would give them: tree_tokens and so on."""
+def host_chains(parts: EngineParts, batch: int, length: int) -> dict[str, Tensor]:
+    """Return the host's chains in the form of TreeSelect's outputs."""
     port, nodes = parts.ports[OFFERED], length + 1
     chain = parts.chain(nodes)
     return {
@@ -48,7 +50,7 @@ def offered_chains(parts: EngineParts, batch: int, length: int) -> dict[str, Ten
     }
 
 
-def keep_accepted(
+def write_accepted(
     parts: EngineParts,
     program: ProgramIr,
     verified: TargetRows,
@@ -57,18 +59,18 @@ def keep_accepted(
     *,
     aux_hidden: Tensor,
 ) -> None:
-    """Every draft's keys and values of the accepted tokens go into its cache.
+    """Write the keys and values of accepted tokens to the caches of all drafts.
 
-    More of them may be accepted than can wait for a draft, which has taken up what waited before.
-    Row t of the draft is the target's state at t with the token behind it: the row of slot i has
-    the target's choice there, for the slots in front of the path's last. The last one waits.
-    ``verified`` are the target's rows; the draft's stand in the same places.
+    More tokens can be accepted than fit into a draft's pending buffer, which it has just ingested.
+    Row t of the draft combines the target's hidden state at t with the next token. The row of slot
+    i therefore has the target's choice at i, for all slots before the last of the path. The last
+    one stays pending. ``verified`` has the rows of the target, in the same order.
     """
     batch, nodes = verified.batch, tree["tree_tokens"].shape[1]
-    rows_given = 0 if verified.row_count is None else verified.rows
+    num_rows = 0 if verified.row_count is None else verified.rows
     for draft in parts.drafts.values():
         table = parts.page_table(draft.group, batch)
-        # As many slots are in use as drafts were accepted; the rows of others go to page 0.
+        # The slots of accepted tokens are in use; other rows write to page 0.
         rows = program.call(
             "VerifyInputs",
             {
@@ -79,9 +81,9 @@ def keep_accepted(
                 "page_table_full": table,
                 "row_count": verified.row_count,
             },
-            {"page_size": parts.page_size, "rows": rows_given},
+            {"page_size": parts.page_size, "rows": num_rows},
             sizes={"T": verified.rows, "B1": batch + 1, "words": -(-nodes // 32)},
         )
         placed = {"token_ids": chosen["choice"], "write_slot": rows["write_slot_full"]}
         inputs = draft.inputs({**rows, **placed}, table)
-        draft.step.keep_rows(parts, draft, program, aux_hidden, inputs)
+        draft.step.write_rows(parts, draft, program, aux_hidden, inputs)

@@ -1,9 +1,10 @@
-"""Logit-processor steps: one row a sequence, no draft. Sequences with a guide need them.
+"""Logit-processor steps: one row per sequence, no draft. Sequences with a guide need them.
 
-The next mask of a guide is known once the token before it is. Sequences that need a mask decode in
-these programs, apart from the others: each side is ``done`` for the other's. One that only a guide
-refused a token of goes back to the others behind such a step: so there is one in which the draft
-takes up what waits for it. Steps that write all logits apply the processors of other requests.
+A guide's next mask depends on the token before it. Sequences that need a mask therefore decode in
+these programs, separately from the others: each group is ``done`` in the programs of the other. A
+sequence whose guide only rejects single tokens returns to the ordinary steps afterwards. For it
+there is a step in which the draft ingests pending tokens. Steps that write all logits apply the
+processors of other requests.
 """
 
 from __future__ import annotations
@@ -13,45 +14,45 @@ from specbuild.builder.backends.cuda.step.engine_parts import EngineParts
 from specbuild.builder.backends.cuda.step.ir import ProgramIr
 from specbuild.builder.backends.cuda.step.logit_processors import advanced_state, choose_processed
 from specbuild.builder.backends.cuda.step.programs import NO_DRAFT, batch_buckets
-from specbuild.builder.backends.cuda.step.states import keep_path
+from specbuild.builder.backends.cuda.step.recurrent_states import save_path
 from specbuild.builder.backends.cuda.step.target import SAMPLING, logits, run_target
 from specbuild.builder.backends.cuda.step.verification import row_sampling, verify_rows
 from specbuild.runtime.engine_dir.plan import ACCEPT, ADJUSTED_DONE
 
 
-def adjusted_batches(max_batch_size: int) -> tuple[int, ...]:
-    """Powers of four, and the largest bucket: few of a server's sequences ask for this."""
+def processor_batches(max_batch_size: int) -> tuple[int, ...]:
+    """Return powers of four and the largest bucket, because few sequences need these steps."""
     buckets = batch_buckets(max_batch_size)
     return tuple(sorted({*buckets[::2], buckets[-1]}))
 
 
-def adjusted_program(parts: EngineParts, batch: int, *, extends: bool = False) -> ProgramIr:
-    """A step of ``batch`` sequences, ``step@4.adjusted``.
+def processor_program(parts: EngineParts, batch: int, *, extends: bool = False) -> ProgramIr:
+    """Return the step of ``batch`` sequences, ``step@4.adjusted``.
 
-    ``extends``: drafts take up what waits for them, and the step's own row waits for it next;
+    With ``extends`` drafts ingest pending tokens, and the step's own row becomes pending:
     ``step@4.adjusted.extends``.
     """
     program = ProgramIr(f"step@{batch}.adjusted{'.extends' if extends else ''}", "decode")
     state = {"done": parts.ports.first(ADJUSTED_DONE, batch)}
     if extends:
         for draft in parts.drafts.values():
-            Drafting(parts, draft, program, batch, NO_DRAFT, state).take_up()
+            Drafting(parts, draft, program, batch, NO_DRAFT, state).ingest()
     rows = verify_rows(parts, program, batch, state=state)
     target = run_target(parts, program, rows, bare=not extends)
     sampling = row_sampling(rows.inputs)
     chosen = choose_processed(parts, program, logits(target.placement), sampling, rows=rows)
     program.section = ACCEPT
-    keep_path(parts, program, batch, rows.inputs, {})
-    advanced = advanced_state(parts, batch, marks=True, pending=extends)
-    advanced["captured"] = target.aux_hidden if extends else None
-    program.call("Advance", {**chosen, **advanced, **state}, {"extended": int(extends)})
+    save_path(parts, program, batch, rows.inputs, {})
+    advance_inputs = advanced_state(parts, batch, marks=True, pending=extends)
+    advance_inputs["captured"] = target.aux_hidden if extends else None
+    program.call("Advance", {**chosen, **advance_inputs, **state}, {"extended": int(extends)})
     return program
 
 
 def first_token_program(parts: EngineParts) -> ProgramIr:
-    """Behind a launch of prompts: chooses again where one has ended, from the logits that it kept.
+    """Return the program that chooses tokens again after prompts, from their saved logits.
 
-    All of an output is in its sequence's marks there: there is none.
+    There is no path: the marks of a sequence already contain its whole output.
     """
     ports = parts.ports
     program = ProgramIr("adjust", "decode")
