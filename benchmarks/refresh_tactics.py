@@ -20,7 +20,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from specbuild.builder.backends.cuda.compile.nvrtc import Compiler, target_of
-from specbuild.builder.backends.cuda.tactics.measured_code import MeasuredCode, of_other_compilers
+from specbuild.builder.backends.cuda.tactics.measured_code import MeasuredCode, compiler_mismatches
 from specbuild.builder.backends.cuda.tactics.tactic_book import SHIPPED_FILES, SHIPPED_FOLDER
 from specbuild.builder.backends.cuda.tactics.tactic_file import (
     TacticEntry,
@@ -90,8 +90,8 @@ def main() -> int:
         file, compiler = read_tactics(SHIPPED_FOLDER / name), Compiler(gpu)
         code = MeasuredCode(target_of(gpu), compiler)
         code.compile(file.entries)
-        valid, refused = code.held(file, compare_all=True)
-        for reason in (*of_other_compilers(file.entries, compiler.version), *refused):
+        valid, refused = code.valid_entries(file, compare_all=True)
+        for reason in (*compiler_mismatches(file.entries, compiler.version), *refused):
             print(reason.reason)
         print(f"{name}: {len(valid.entries)} of {len(file.entries)} entries are valid", flush=True)
         if args.measure is not None:

@@ -39,7 +39,7 @@ from specbuild.builder.backends.cuda.shard.require import (
 )
 from specbuild.builder.backends.cuda.sizes import SIZES
 from specbuild.builder.backends.cuda.tactics.call_lowering import CallLowering, without_spills
-from specbuild.builder.backends.cuda.tactics.measured_code import of_other_compilers
+from specbuild.builder.backends.cuda.tactics.measured_code import compiler_mismatches
 from specbuild.builder.backends.cuda.tactics.tactic_book import require_tuned, tactics_report
 from specbuild.builder.engine.sizes import EngineSizes
 from specbuild.builder.graph.passes.pipeline import PassResult
@@ -141,7 +141,7 @@ class CudaBackend:
         lowering, (lowered, engine) = without_spills(target, options.tactics, compile_with)
         choices = lowering.choices(program for _, program in lowered.programs)
         tactics = tactics_report(lowering.tactics, choices)
-        foreign_tactics = of_other_compilers(
+        foreign_tactics = compiler_mismatches(
             [c.entry for c in choices if c.entry], compiler.version
         )
         left_out = (*lowering.left_out, *foreign_tactics)

@@ -26,7 +26,7 @@ from specbuild.builder.backends.cuda.plan.interpret import PlanInterpreter
 from specbuild.builder.backends.cuda.plan.plan_reader import read_programs
 from specbuild.builder.backends.cuda.plan.plan_writer import program_bytes
 from specbuild.builder.backends.cuda.tactics.call_lowering import CallLowering
-from specbuild.builder.backends.cuda.tuning.relower import lowered_again
+from specbuild.builder.backends.cuda.tuning.relower import lower_again
 from specbuild.builder.engine.writer import json_bytes
 from specbuild.builder.options import BuildOptions
 from specbuild.plugins_cuda.launches import Lowering
@@ -316,7 +316,7 @@ def test_programs_of_ranks_are_read_and_lowered_again(tmp_path: Path) -> None:
         assert numbers == [0, of_one, 2 * of_one][: len(numbers)]
         assert exchanged[-1].attributes["rounds"] == entry.rounds == 2 * of_one + len(head)
     found = read_programs(host.plan, files.__getitem__)
-    writer, programs = lowered_again(found, CallLowering(target_of("sm_90a")))
+    writer, programs = lower_again(found, CallLowering(target_of("sm_90a")))
     assert {e.file: program_bytes(writer.program(low)) for e, low in programs} == files
     assert writer.buffers == list(host.plan.buffers)
 

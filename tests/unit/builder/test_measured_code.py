@@ -19,7 +19,7 @@ from specbuild.builder.backends.cuda.compile.nvrtc import Compiler, target_of
 from specbuild.builder.backends.cuda.tactics import measured_code, tactic_file
 from specbuild.builder.backends.cuda.tactics.call_lowering import CallLowering
 from specbuild.builder.backends.cuda.tactics.entry_request import entry_request
-from specbuild.builder.backends.cuda.tactics.measured_code import MeasuredCode, of_other_compilers
+from specbuild.builder.backends.cuda.tactics.measured_code import MeasuredCode, compiler_mismatches
 from specbuild.builder.backends.cuda.tactics.tactic_book import (
     SHIPPED_FILES,
     SHIPPED_FOLDER,
@@ -32,7 +32,7 @@ from specbuild.builder.backends.cuda.tactics.tactic_file import (
     read_tactics,
 )
 from specbuild.builder.backends.cuda.tuning.choice import Shape, shape_of
-from specbuild.builder.backends.cuda.tuning.timer import Candidate, Measured
+from specbuild.builder.backends.cuda.tuning.timer import Candidate, Measurement
 from specbuild.plugins_cuda.launches import Kernel, LoweringRequest, Unsupported
 from specbuild.plugins_cuda.opspec import OpSpec
 from specbuild.plugins_cuda.registry import op_named
@@ -80,9 +80,9 @@ class LikesTheLast:
 
     def measure(
         self, op: OpSpec, request: LoweringRequest, candidates: Sequence[Candidate]
-    ) -> list[Measured]:
+    ) -> list[Measurement]:
         del op, request
-        return [Measured((10.0 - i,)) for i in range(len(candidates))]
+        return [Measurement((10.0 - i,)) for i in range(len(candidates))]
 
     def close(self) -> None:
         """Nothing is held."""
@@ -109,20 +109,24 @@ def test_unchanged_sources_are_not_compiled(
     file = tactic_file.tactic_file(GPU, "GPU", [entry])
     again = codes(monkeypatch, "other code")
     assert file.stale_sources() == ()
-    assert again.held(file) == (file, ())
+    assert again.valid_entries(file) == (file, ())
     assert again._compiler.asked == []
     # Constants of a launch change with Python alone, so a full comparison compiles these too.
-    held, [refused] = again.held(file, compare_all=True)
-    assert held.entries == () and "have other machine code" in refused.reason
-    assert codes(monkeypatch).held(file, compare_all=True) == (file, ())
+    held, [refused] = again.valid_entries(file, compare_all=True)
+    assert held.entries == () and "the machine code of" in refused.reason
+    assert codes(monkeypatch).valid_entries(file, compare_all=True) == (file, ())
 
 
 @pytest.mark.parametrize(
     ("change", "version", "reason"),
     [
         ("", "13.5", None),
-        ("other code", "13.5", r"^Linear \(prefill; x .*, weight .*\): .* have other machine code"),
-        ("spills", "13.5", "not measured with these kernels: it spills"),
+        (
+            "other code",
+            "13.5",
+            r"^Linear \(prefill; x .*, weight .*\): .*the machine code of .* changed",
+        ),
+        ("spills", "13.5", "cannot be compiled: it spills"),
         ("other code", "13.6", None),
     ],
 )
@@ -142,11 +146,11 @@ def test_changed_sources_are_held_against_their_machine_code(
     file.kernels["linear/kernel.cu"] = "0" * 32
     code = codes(monkeypatch, change)
     monkeypatch.setattr(Recompiled, "version", version)
-    held, refused = code.held(file)
+    held, refused = code.valid_entries(file)
     book = TacticBook(file, "t.json", code, frozenset(file.stale_sources()))
     lowering = CallLowering(target_of(GPU), book)
-    found = lowering._chosen(tunable.op, replace(tunable.request, tactic={}))
-    told = of_other_compilers([entry, entry], version)
+    found = lowering._choose(tunable.op, replace(tunable.request, tactic={}))
+    told = compiler_mismatches([entry, entry], version)
     assert len(told) == (version != "13.5")
     if reason is None:
         assert (found.entry, lowering.left_out) == (entry, ())
@@ -160,7 +164,7 @@ def test_changed_sources_are_held_against_their_machine_code(
     assert [re.search(reason, each.reason) is not None for each in refused] == [True]
     assert lowering.left_out == refused
     with pytest.raises(SpecbuildError, match=r"t\.json: Linear .*measure with specbuild tune"):
-        replace(book, must_hold=True).refusal(entry)
+        replace(book, is_strict=True).refusal(entry)
 
 
 def test_a_changed_header_makes_sources_stale(
@@ -191,7 +195,7 @@ def test_each_shipped_entry_is_used_at_its_sizes() -> None:
         request = entry_request(entry, target_of(gpu))
         assert isinstance(request, LoweringRequest), entry.key
         lowering = lowerings[gpu]
-        found = lowering._chosen(op_named(entry.op), replace(request, tactic={}))
+        found = lowering._choose(op_named(entry.op), replace(request, tactic={}))
         assert (found.entry, dict(found.request.tactic)) == (entry, entry.tactic)
         assert entry.code and entry.compiler
 

@@ -95,12 +95,15 @@ def test_rows_share_an_entry_up_to_a_power_of_two_and_pools_of_any_size_do() -> 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda d: d | {"version": 1}, "of version 1, this specbuild reads 2"),
+        (lambda d: d | {"version": 1}, "got tactic file version 1, expected 2"),
         (lambda d: d | {"more": 1}, "unknown keys more"),
-        (lambda d: d | {"entries": d["entries"] * 2}, "names a shape twice"),
+        (lambda d: d | {"entries": d["entries"] * 2}, "has two entries for one shape"),
         (lambda d: d | {"kernels": {}}, "digests of 0 kernel files"),
-        (lambda d: [d], "of version None"),
-        (lambda d: d | {"entries": [d["entries"][0] | {"tactic": {"a": 1.5}}]}, "no tactic file"),
+        (lambda d: [d], "version None"),
+        (
+            lambda d: d | {"entries": [d["entries"][0] | {"tactic": {"a": 1.5}}]},
+            "is not a tactic file",
+        ),
         (
             lambda d: (
                 d
@@ -109,7 +112,7 @@ def test_rows_share_an_entry_up_to_a_power_of_two_and_pools_of_any_size_do() -> 
                     "entries": [d["entries"][0] | {"sources": ["../../x"]}],
                 }
             ),
-            "is no kernel file",
+            "is not the name of a kernel file",
         ),
         *(
             (
@@ -123,7 +126,7 @@ def test_rows_share_an_entry_up_to_a_power_of_two_and_pools_of_any_size_do() -> 
                 said,
             )
             for name, said in (
-                ("a\0b.cu", "is no kernel file"),
+                ("a\0b.cu", "is not the name of a kernel file"),
                 ("\ud800.cu", "half a surrogate pair"),
             )
         ),
@@ -147,7 +150,9 @@ def test_a_file_that_is_none_is_refused_in_a_sentence(
 @pytest.mark.parametrize("data", [b"", b"{", b"\xff", b"NaN", b"[" * 100_000])
 def test_bytes_that_are_no_json_are_refused(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "t.json").write_bytes(data)
-    with pytest.raises(SpecbuildError, match=r"t\.json is (no tactic file|a tactic file of ver)"):
+    with pytest.raises(
+        SpecbuildError, match=r"t\.json(: got tactic file version| is not a tactic file)"
+    ):
         read_tactics(tmp_path / "t.json")
     with pytest.raises(SpecbuildError, match="cannot be read"):
         read_tactics(tmp_path / "none.json")
@@ -155,7 +160,7 @@ def test_bytes_that_are_no_json_are_refused(tmp_path: Path, data: bytes) -> None
 
 def test_a_file_of_another_gpu_is_refused(tmp_path: Path) -> None:
     write_tactics(tmp_path / "t.json", tactic_file.tactic_file("sm_100a", "B200", []))
-    with pytest.raises(SpecbuildError, match=r"measured for sm_100a \(B200\), .* for sm_90a"):
+    with pytest.raises(SpecbuildError, match=r"measured for sm_100a \(B200\), but .* for sm_90a"):
         tactics_from_file(tmp_path / "t.json", GPU)
 
 
@@ -174,7 +179,7 @@ def test_an_entry_is_taken_where_its_tactic_is_a_candidate(choices: list[Choice]
             file = tactic_file.tactic_file(GPU, "GPU", [entry_of(choice, tactic)])
             lowering = CallLowering(target_of(GPU), TacticBook(file, "t.json"))
             untuned = replace(choice.request, tactic={})
-            found = lowering._chosen(choice.op, untuned)
+            found = lowering._choose(choice.op, untuned)
             assert dict(found.request.tactic) == expected
             # What is not used is not counted either: --tuned-only refuses it.
             assert (found.entry is None) == (tactic != expected)
@@ -196,8 +201,8 @@ def test_a_tactic_that_spills_gives_way(choices: list[Choice]) -> None:
     made = []
 
     def make(lowering: CallLowering) -> list[Choice] | Spills:
-        found = [lowering._chosen(c.op, replace(c.request, tactic={})) for c in (some, other)]
-        lowering._known = {repr(choice): choice for choice in found}
+        found = [lowering._choose(c.op, replace(c.request, tactic={})) for c in (some, other)]
+        lowering._choices = {repr(choice): choice for choice in found}
         made.append(found)
         used = {launch.kernel for choice in found for launch in choice.lowering.launches}
         if used & spilling:
@@ -236,7 +241,7 @@ def test_tuned_only_lists_what_has_no_entry(choices: list[Choice]) -> None:
     book = TacticBook(tactic_file.tactic_file(GPU, "GPU", unique.values()), "t.json")
     lowering = CallLowering(target_of(GPU), book)
     tuned = [
-        lowering._chosen(c.op, replace(c.request, tactic={})) if c.tunable else c for c in choices
+        lowering._choose(c.op, replace(c.request, tactic={})) if c.tunable else c for c in choices
     ]
     require_tuned(book, tuned)
     full = tactics_report(book, tuned)

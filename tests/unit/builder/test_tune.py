@@ -36,8 +36,8 @@ from specbuild.builder.backends.cuda.tuning import tune
 from specbuild.builder.backends.cuda.tuning.choice import fastest, measure_all, shapes_of
 from specbuild.builder.backends.cuda.tuning.inputs import LaunchData, contexts_for
 from specbuild.builder.backends.cuda.tuning.prompt_cuts import cuts_of
-from specbuild.builder.backends.cuda.tuning.relower import lowered_again
-from specbuild.builder.backends.cuda.tuning.timer import Candidate, Measured
+from specbuild.builder.backends.cuda.tuning.relower import lower_again
+from specbuild.builder.backends.cuda.tuning.timer import Candidate, Measurement
 from specbuild.builder.backends.cuda.tuning.tune import TuneOptions, TuneReport, tune_engine
 from specbuild.builder.build import build
 from specbuild.builder.options import BuildOptions
@@ -82,11 +82,11 @@ class LikesTheLast:
 
     def measure(
         self, op: OpSpec, request: LoweringRequest, candidates: Sequence[Candidate]
-    ) -> list[Measured]:
+    ) -> list[Measurement]:
         self.asked.append(op.name)
         cuts = [len(cut) for cut in cuts_of(op, request)]
         assert all([len(cut) for cut in one.cuts] == cuts for one in candidates)
-        return [Measured((10.0 - i,)) for i in range(len(candidates))]
+        return [Measurement((10.0 - i,)) for i in range(len(candidates))]
 
 
 @pytest.fixture(scope="module")
@@ -136,7 +136,7 @@ def measured(found: ReadPlan) -> tuple[list[Any], list[Any]]:
 def test_programs_that_are_read_back_are_written_as_they_were(
     lowered: LoweredEngine, found: ReadPlan
 ) -> None:
-    writer, programs = lowered_again(found, CallLowering(target_of(GPU)))
+    writer, programs = lower_again(found, CallLowering(target_of(GPU)))
     assert writer.buffers == lowered.writer.buffers
     assert writer.kernels == lowered.writer.kernels
     assert [entry for entry, _ in programs] == [entry for entry, _ in lowered.programs]
@@ -149,7 +149,7 @@ def test_programs_that_are_read_back_are_written_as_they_were(
 def test_other_tactics_compute_the_same_by_other_launches(
     lowered: LoweredEngine, found: ReadPlan, likes_last: TacticBook
 ) -> None:
-    writer, programs = lowered_again(found, CallLowering(target_of(GPU), likes_last))
+    writer, programs = lower_again(found, CallLowering(target_of(GPU), likes_last))
     assert set(writer.kernels) != set(lowered.writer.kernels)
     said = []
     for engine in (lowered, replace(lowered, writer=writer, programs=programs)):
@@ -216,9 +216,9 @@ def test_attention_is_timed_at_contexts_that_its_tables_hold() -> None:
     windowed = replace(request, attributes=op.complete({"scale": 0.125, "window": 128}))
     assert contexts_for(windowed, 1024) == (1024,)
     data = LaunchData(request, 16384, np.random.default_rng(0))
-    assert data.held.max() == 16384 - 4 and len(set(data.held.tolist())) == 3
+    assert data.context_lengths.max() == 16384 - 4 and len(set(data.context_lengths.tolist())) == 3
     arrays = data.arrays(["page_table", "row_slot", "tree_start", "ancestor_bits"])
-    np.testing.assert_array_equal(arrays["row_slot"][:4], data.held[0] + np.arange(4))
+    np.testing.assert_array_equal(arrays["row_slot"][:4], data.context_lengths[0] + np.arange(4))
     np.testing.assert_array_equal(arrays["ancestor_bits"][4:8, 0], [1, 3, 7, 15])
     used = arrays["page_table"][arrays["page_table"] > 0]
     assert len(set(used.tolist())) == len(used) == data.pages - 1
@@ -239,7 +239,7 @@ def test_attention_is_timed_at_contexts_that_its_tables_hold() -> None:
 def test_the_default_stays_unless_another_is_surely_faster(
     candidates: list[tuple[tuple[float, ...], int | None]], expected: list[int]
 ) -> None:
-    assert fastest([Measured(*candidate) for candidate in candidates]) == expected
+    assert fastest([Measurement(*candidate) for candidate in candidates]) == expected
 
 
 def fake_cubin(_: Any, source: Any, options: tuple[str, ...]) -> tuple[bytes, str]:
@@ -350,11 +350,11 @@ def test_what_cannot_be_tuned_is_refused(
     foreign = tmp_path / "foreign.json"
     write_tactics(foreign, tactic_file(GPU, "NVIDIA H100", []))
     for changes, message in (
-        ({"ops": ("Lineal",)}, "--ops Lineal: no such op has tactics; those are .*Linear"),
+        ({"ops": ("Lineal",)}, "--ops Lineal: expected ops with tactics: .*Linear"),
         ({"output": foreign}, "was measured on NVIDIA H100"),
-        ({"output": engine / "t.json"}, "lies in the engine"),
-        ({"output": Path(engine.name) / "t.json"}, "lies in the engine"),
-        ({"output": tmp_path / "none" / "t.json"}, "there is no such folder"),
+        ({"output": engine / "t.json"}, "is inside the engine"),
+        ({"output": Path(engine.name) / "t.json"}, "is inside the engine"),
+        ({"output": tmp_path / "none" / "t.json"}, "the folder does not exist"),
     ):
         with pytest.raises(SpecbuildError, match=message):
             tuned(engine, **changes)

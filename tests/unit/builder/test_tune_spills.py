@@ -9,7 +9,7 @@ import pytest
 from specbuild.builder.backends.cuda.compile.nvrtc import Compiler, Spills
 from specbuild.builder.backends.cuda.tactics.tactic_file import TacticEntry
 from specbuild.builder.backends.cuda.tuning.choice import Shape, measure_all
-from specbuild.builder.backends.cuda.tuning.timer import Candidate, Measured
+from specbuild.builder.backends.cuda.tuning.timer import Candidate, Measurement
 from specbuild.builder.progress import SilentProgress
 from specbuild.plugins_cuda.launches import Kernel, LoweringRequest, Target, TensorInfo
 from specbuild.plugins_cuda.opspec import OpSpec
@@ -35,8 +35,8 @@ class AllAlike:
 
     def measure(
         self, _op: OpSpec, _request: LoweringRequest, candidates: Sequence[Candidate]
-    ) -> list[Measured]:
-        return [Measured((7.0,)) for _ in candidates]
+    ) -> list[Measurement]:
+        return [Measurement((7.0,)) for _ in candidates]
 
 
 def entry_where(monkeypatch: pytest.MonkeyPatch, spilling: Collection[Kernel]) -> TacticEntry:

@@ -1,1 +1,1 @@
-"""Which kernel a launch takes: tactics, their files and their choice."""
+"""The choice of kernels for launches: tactics and tactic files."""

@@ -1,4 +1,4 @@
-"""Lowers calls by a book of tactics, and leaves out what an engine's kernels cannot take."""
+"""Lowers calls by tactics, and avoids kernels that an engine must not launch."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from specbuild.plugins_cuda.launches import (
 from specbuild.plugins_cuda.opspec import OpSpec
 from specbuild.runtime.errors import SpecbuildError
 
-Made = TypeVar("Made")
+Result = TypeVar("Result")
 
 
 class CallLowering:
-    """Lowers calls for one GPU by a book of tactics; equal calls are lowered once.
+    """Lowers calls for one GPU by a book of tactics. Equal calls are lowered once.
 
-    ``refused``: kernels that must not be launched. A call whose default tactic does takes its
-    first candidate that does not. ``left_out`` gives the reason kernels are, and that of entries
-    which were measured with other kernels.
+    ``refused`` are kernels that must not be launched. If the default tactic of a call launches one,
+    the first candidate without such kernels is used. ``left_out`` has the reasons for unused
+    kernels, and for entries that were measured with other kernels.
     """
 
     def __init__(
@@ -45,47 +45,47 @@ class CallLowering:
         left_out: tuple[Unsupported, ...] = (),
     ) -> None:
         self._left_out = left_out
-        self._of_other_kernels: dict[str, Unsupported] = {}
+        self._outdated_entries: dict[str, Unsupported] = {}
         self._target = target
         self._refused = refused
         self.tactics = tactics or no_tactics(target.arch)
-        self._known: dict[str, Choice | Unsupported] = {}
+        self._choices: dict[str, Choice | Unsupported] = {}
 
     def __call__(self, call: Call, phase: ProgramPhase) -> Lowering | Unsupported:
-        """The launches, or why the op has none for these sizes."""
-        found = self._found(call, phase)
-        return found if isinstance(found, Unsupported) else found.lowering
+        """Return the lowering, or why the op has none for these sizes."""
+        choice = self._choice_or_reason(call, phase)
+        return choice if isinstance(choice, Unsupported) else choice.lowering
 
     def choice(self, call: Call, phase: ProgramPhase) -> Choice:
-        """The launches and why these. Raises SpecbuildError where there are none."""
-        found = self._found(call, phase)
-        if isinstance(found, Unsupported):
-            raise SpecbuildError(found.reason)
-        return found
+        """Return the lowering with its tactic. SpecbuildError if there is none."""
+        choice = self._choice_or_reason(call, phase)
+        if isinstance(choice, Unsupported):
+            raise SpecbuildError(choice.reason)
+        return choice
 
-    def _found(self, call: Call, phase: ProgramPhase) -> Choice | Unsupported:
-        """An op without kernels for a prompt chunk takes those that decode, within their rows."""
-        found = self._choice(call, phase)
-        if phase != "prefill" or not isinstance(found, Unsupported):
-            return found
-        named = _infos(call)
-        most = max((named[name].shape[0] for name in ("x", "q") if name in named), default=0)
-        return found if most > MAX_DECODE_ROWS else self._choice(call, "decode")
+    def _choice_or_reason(self, call: Call, phase: ProgramPhase) -> Choice | Unsupported:
+        """Return the choice. A short prompt chunk without prefill kernels uses decode kernels."""
+        choice = self._choice(call, phase)
+        if phase != "prefill" or not isinstance(choice, Unsupported):
+            return choice
+        infos = _infos(call)
+        rows = max((infos[name].shape[0] for name in ("x", "q") if name in infos), default=0)
+        return choice if rows > MAX_DECODE_ROWS else self._choice(call, "decode")
 
     @property
     def left_out(self) -> tuple[Unsupported, ...]:
-        """Why kernels and entries of the book are not used."""
-        return (*self._left_out, *self._of_other_kernels.values())
+        """The reasons for unused kernels and entries of the book."""
+        return (*self._left_out, *self._outdated_entries.values())
 
     def choices(self, programs: Iterable[LoweredProgram]) -> list[Choice]:
-        """What was chosen for every call of some programs."""
+        """Return the choice for every call of the programs."""
         return [self.choice(call, p.ir.phase) for p in programs for call in p.ir.calls]
 
     def entries_of(self, kernels: Collection[Kernel]) -> list[TacticEntry]:
-        """The entries by which calls launch some of these kernels."""
+        """Return the entries with which calls launch any of these kernels."""
         return [
             choice.entry
-            for choice in self._known.values()
+            for choice in self._choices.values()
             if not isinstance(choice, Unsupported)
             and choice.entry is not None
             and choice.request.tactic
@@ -98,32 +98,33 @@ class CallLowering:
             _infos(call), call.attributes, kernels, self._target, uneven=phase == "refresh"
         )
         key = repr((call.op.name, request))
-        if key not in self._known:
-            self._known[key] = self._chosen(call.op, request)
-        return self._known[key]
+        if key not in self._choices:
+            self._choices[key] = self._choose(call.op, request)
+        return self._choices[key]
 
-    def _chosen(self, op: OpSpec, request: LoweringRequest) -> Choice | Unsupported:
+    def _choose(self, op: OpSpec, request: LoweringRequest) -> Choice | Unsupported:
         default = op.lowered(request)
         if isinstance(default, Unsupported):
             return default
         assert op.lower is not None
         candidates = op.tactics(request) if op.tactics is not None else ({},)
         entry = self.tactics.entry(op, request) if len(candidates) > 1 else None
-        # An entry stands for several counts of rows; a few may not know its tactic.
+        # An entry covers several numbers of rows. Small ones may not support its tactic.
+
         if entry is not None and entry.tactic and entry.tactic not in candidates:
             entry = None
         if entry is not None:
             refused = self.tactics.refusal(entry)
             if refused is not None:
-                self._of_other_kernels[entry.key] = refused
+                self._outdated_entries[entry.key] = refused
                 entry = None
         if entry is None or not entry.tactic:
-            return self._unrefused(Choice(op, request, candidates, entry, default))
+            return self._without_refused(Choice(op, request, candidates, entry, default))
         tuned = replace(request, tactic=entry.tactic)
         return Choice(op, tuned, candidates, entry, op.lower(tuned))
 
-    def _unrefused(self, default: Choice) -> Choice:
-        """By the first candidate without a refused kernel; the default where every one has some."""
+    def _without_refused(self, default: Choice) -> Choice:
+        """Return the first candidate without a refused kernel, or the default if all have one."""
         if not default.launches_any(self._refused):
             return default
         lower = default.op.lower
@@ -137,31 +138,30 @@ class CallLowering:
 
 
 def without_spills(
-    target: Target, tactics: TacticBook, make: Callable[[CallLowering], Made | Unsupported]
-) -> tuple[CallLowering, Made]:
-    """What ``make`` gives by these tactics, and the lowering that it was made with.
+    target: Target, tactics: TacticBook, build: Callable[[CallLowering], Result | Unsupported]
+) -> tuple[CallLowering, Result]:
+    """Return the result of ``build`` without spilling kernels, and the lowering used for it.
 
-    The lowering's ``left_out`` says which kernels gave way.
-
-    An entry stands for several counts of rows, and a tactic may spill registers at some that were
-    not measured: entries by which hot kernels do so are left out. A default that does gives way to
-    another candidate. Raises SpecbuildError where every one spills, and as ``make`` does.
+    An entry covers several numbers of rows, and its tactic can spill registers at some that were
+    not measured. Entries with which hot kernels spill are removed. A spilling default is replaced
+    by another candidate. ``left_out`` of the lowering lists both. Raises SpecbuildError if all
+    candidates spill, and like ``build``.
     """
     refused: frozenset[Kernel] = frozenset()
     left_out: list[Unsupported] = []
     while True:
         lowering = CallLowering(target, tactics, refused, left_out=tuple(left_out))
-        made = make(lowering)
-        if not isinstance(made, Unsupported):
-            return lowering, made
-        if not isinstance(made, Spills):
-            raise SpecbuildError(made.reason)
-        spilling = lowering.entries_of(made.kernels)
-        if not spilling and made.kernels <= refused:
-            raise SpecbuildError(made.reason)
-        left_out.append(Unsupported(made.reason))
+        result = build(lowering)
+        if not isinstance(result, Unsupported):
+            return lowering, result
+        if not isinstance(result, Spills):
+            raise SpecbuildError(result.reason)
+        spilling = lowering.entries_of(result.kernels)
+        if not spilling and result.kernels <= refused:
+            raise SpecbuildError(result.reason)
+        left_out.append(Unsupported(result.reason))
         tactics = tactics.without(spilling)
-        refused |= made.kernels
+        refused |= result.kernels
 
 
 def _infos(call: Call) -> dict[str, TensorInfo]:

@@ -1,8 +1,8 @@
-"""Whether a tactic's kernels are those that it was measured with, by their machine code.
+"""Checks by machine code whether a tactic's kernels are those that were measured.
 
-An entry holds the digest of what its tactic launches at the entry's own sizes (``entry_request``),
-and the compiler that made it. Sources that are what they were need no second look: a compiler gives
-the same code for them. Where they changed, the kernels are compiled and compared.
+An entry has a digest of the kernels that its tactic launches at the entry's sizes
+(``entry_request``), and the compiler's version. Entries of unchanged sources are valid, because a
+compiler produces the same code for them. For changed sources the kernels are compiled and compared.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from specbuild.runtime.errors import SpecbuildError
 
 
 def code_digest(kernels: Iterable[Kernel], compiler: Compiler) -> str | Unsupported:
-    """One digest of the machine code of kernels, in their order; or why there is none."""
+    """Return a digest of the kernels' machine code, in order; or why they do not compile."""
     digest = xxhash.xxh3_128()
     for kernel in dict.fromkeys(kernels):
         compiled = compiler.compile([kernel], lambda: None)
@@ -33,8 +33,8 @@ def code_digest(kernels: Iterable[Kernel], compiler: Compiler) -> str | Unsuppor
     return digest.hexdigest()
 
 
-def named(entry: TacticEntry) -> str:
-    """An entry as messages call it: its op, its weight or pool, its rows, its tactic."""
+def entry_title(entry: TacticEntry) -> str:
+    """Return an entry's title for messages: op, phase, largest tensor, rows and tactic."""
     first = next(name for name in ("x", "q", *entry.shapes) if name in entry.shapes)
     largest = next((n for n in ("weight", "gate_up", "k_pool") if n in entry.shapes), first)
     shapes = ", ".join(f"{name} {entry.shapes[name]}" for name in dict.fromkeys((first, largest)))
@@ -43,9 +43,9 @@ def named(entry: TacticEntry) -> str:
 
 
 class MeasuredCode:
-    """Compares entries with the kernels that are here; each is compiled once at most.
+    """Compares entries with the current kernels. Each kernel is compiled at most once.
 
-    Methods raise SpecbuildError where the compiler is missing.
+    Methods raise SpecbuildError if the compiler is missing.
     """
 
     def __init__(self, target: Target, compiler: Compiler) -> None:
@@ -54,30 +54,30 @@ class MeasuredCode:
 
     @property
     def compiler(self) -> str:
-        """The version of NVRTC that compiles what is compared."""
+        """The version of NVRTC that compiles the current kernels."""
         return self._compiler.version
 
     def recorded(self, entry: TacticEntry) -> TacticEntry:
-        """The entry with the code that its tactic launches here; without where it has none.
+        """Return the entry with the digest of its current kernels, empty if they do not compile.
 
-        An entry stands for several counts of rows: at the largest its tactic may be unknown.
+        An entry covers several numbers of rows, and the largest may not support its tactic.
         """
-        found = self._digest(entry)
-        code = "" if isinstance(found, Unsupported) else found
+        digest = self._digest(entry)
+        code = "" if isinstance(digest, Unsupported) else digest
         return replace(entry, code=code, compiler=self.compiler)
 
     def refusal(self, entry: TacticEntry) -> Unsupported | None:
-        """Why an entry whose sources changed does not hold here; None where it does.
+        """Return why an entry of changed sources is invalid, or None if it is valid.
 
-        It does where the code is the same. It is also taken where another compiler made the code:
-        nothing can be said then, and its sizes are still those that were measured.
+        It is valid if the code is equal. It is also accepted if another compiler produced the
+        measured code: the codes cannot be compared then, and the sizes still match.
         """
         if entry.key not in self._refusals:
-            self._refusals[entry.key] = self._compared(entry)
+            self._refusals[entry.key] = self._compare(entry)
         return self._refusals[entry.key]
 
     def compile(self, entries: Iterable[TacticEntry]) -> None:
-        """Compile what entries launch in parallel; the comparisons that follow report failures."""
+        """Compile the kernels of entries in parallel. Later comparisons report failures."""
         lowerings = map(self._lowered, entries)
         kernels = [
             launch.kernel
@@ -87,50 +87,52 @@ class MeasuredCode:
         ]
         self._compiler.compile(kernels, lambda: None)
 
-    def held(
+    def valid_entries(
         self, file: TacticFile, *, compare_all: bool = False
     ) -> tuple[TacticFile, tuple[Unsupported, ...]]:
-        """The file of the sources that are here: the entries that hold, and why others do not.
+        """Return the file with its valid entries, and the reasons against the others.
 
-        Code of changed sources that another compiler made cannot be compared, and does not hold.
-        What holds names the files that its kernels lie in now. With ``compare_all`` entries of
-        unchanged sources are compared too: a changed lowering gives them other constants.
+        Entries of changed sources are invalid if another compiler produced their code. Valid
+        entries get the current source files of their kernels. With ``compare_all`` entries of
+        unchanged sources are also compared, because a changed lowering gives other constants.
         """
-        stale = set(file.stale_sources())
-        kept, refused = [], []
+        changed = set(file.stale_sources())
+        valid, refused = [], []
         for entry in file.entries:
-            if not stale.intersection(entry.sources):
-                unchanged = self.refusal(entry) if compare_all else None
-                if unchanged is None:
-                    kept.append(entry)
+            if not changed.intersection(entry.sources):
+                reason = self.refusal(entry) if compare_all else None
+                if reason is None:
+                    valid.append(entry)
                 else:
-                    refused.append(unchanged)
+                    refused.append(reason)
                 continue
-            reason = self._strict_refusal(entry)
+            reason = self._strict_mismatch(entry)
             if reason is None:
-                kept.append(replace(entry, sources=self._sources(entry)))
+                valid.append(replace(entry, sources=self._sources(entry)))
             else:
                 refused.append(reason)
-        return tactic_file(file.gpu, file.device, kept), tuple(refused)
+        return tactic_file(file.gpu, file.device, valid), tuple(refused)
 
-    def _strict_refusal(self, entry: TacticEntry) -> Unsupported | None:
+    def _strict_mismatch(self, entry: TacticEntry) -> Unsupported | None:
         if entry.compiler != self.compiler:
             return Unsupported(
-                f"{named(entry)}: its kernels were compiled by NVRTC {entry.compiler or '?'}, this "
-                f"is {self.compiler}"
+                f"{entry_title(entry)}: its kernels were compiled by NVRTC "
+                f"{entry.compiler or '?'}, but this is {self.compiler}"
             )
         return self.refusal(entry)
 
-    def _compared(self, entry: TacticEntry) -> Unsupported | None:
+    def _compare(self, entry: TacticEntry) -> Unsupported | None:
         if entry.compiler != self.compiler:
             return None
-        found = self._digest(entry)
-        if isinstance(found, Unsupported):
-            return Unsupported(f"{named(entry)}: not measured with these kernels: {found.reason}")
-        if found != entry.code:
+        digest = self._digest(entry)
+        if isinstance(digest, Unsupported):
             return Unsupported(
-                f"{named(entry)}: the kernels of {', '.join(entry.sources)} have other machine "
-                "code than when it was measured"
+                f"{entry_title(entry)}: its kernels cannot be compiled: {digest.reason}"
+            )
+        if digest != entry.code:
+            return Unsupported(
+                f"{entry_title(entry)}: the machine code of {', '.join(entry.sources)} changed "
+                "since it was measured"
             )
         return None
 
@@ -150,7 +152,7 @@ class MeasuredCode:
             return Unsupported(str(error))
 
     def _sources(self, entry: TacticEntry) -> tuple[str, ...]:
-        """The kernel files that any candidate launches; those it names where it has no op here."""
+        """Return the kernel files of all candidates; the entry's if the op is missing."""
         request = entry_request(entry, self._target)
         if isinstance(request, Unsupported):
             return entry.sources
@@ -159,22 +161,22 @@ class MeasuredCode:
         lowered = (self._lowered(replace(entry, tactic=dict(tactic))) for tactic in candidates)
         kernels = (
             launch.kernel
-            for some in lowered
-            if not isinstance(some, Unsupported)
-            for launch in some.launches
+            for candidate in lowered
+            if not isinstance(candidate, Unsupported)
+            for launch in candidate.launches
         )
         return tuple(sorted({f"{kernel.folder}/{kernel.file}" for kernel in kernels}))
 
 
-def of_other_compilers(entries: Iterable[TacticEntry], version: str) -> tuple[Unsupported, ...]:
-    """What a report says of entries whose code another compiler made; nothing where none is."""
+def compiler_mismatches(entries: Iterable[TacticEntry], version: str) -> tuple[Unsupported, ...]:
+    """Return a note about entries that another compiler produced; none if there are none."""
     foreign = {entry.key: entry.compiler for entry in entries if entry.compiler != version}
     if not foreign:
         return ()
     others = ", ".join(sorted(set(foreign.values())))
     return (
         Unsupported(
-            f"{len(foreign)} tactics were measured with kernels of NVRTC {others}, these are "
-            f"compiled by {version}: they are taken by their sizes alone"
+            f"{len(foreign)} tactics were measured with kernels of NVRTC {others}, but these are "
+            f"compiled by {version}: the tactics are selected by sizes only"
         ),
     )

@@ -1,4 +1,4 @@
-"""The tactics that a build looks up: a file that the user gave, or the one that is shipped."""
+"""The tactics that a build uses: a file of the user, or the one shipped for the GPU."""
 
 from __future__ import annotations
 
@@ -28,56 +28,56 @@ from specbuild.plugins_cuda.opspec import OpSpec
 from specbuild.runtime.errors import SpecbuildError
 
 SHIPPED_FOLDER = Path(__file__).parent
-# What is read where no file is given: measured on an H200.
+# The default tactics by architecture, measured on an H200.
 SHIPPED_FILES = {"sm_90a": "h200.json"}
 
 
 @dataclass(frozen=True)
 class TacticBook:
-    """The entries of a file whose ``name`` is for reports.
+    """The entries of a tactic file; ``name`` is its name in reports.
 
-    ``code`` compares those of ``stale`` sources with the kernels that are here; without it all
-    hold. ``must_hold``: one that does not is an error, and is not only left out.
+    ``code`` compares entries of ``stale`` sources with the current kernels; without it all entries
+    are valid. With ``is_strict`` an invalid entry is an error, otherwise it is left out.
     """
 
     file: TacticFile
     name: str
     code: MeasuredCode | None = None
     stale: frozenset[str] = field(default_factory=frozenset)
-    must_hold: bool = False
+    is_strict: bool = False
 
     @cached_property
     def _entries(self) -> dict[str, TacticEntry]:
         return {entry.key: entry for entry in self.file.entries}
 
     def entry(self, op: OpSpec, request: LoweringRequest) -> TacticEntry | None:
-        """What was measured at the request's shapes."""
+        """Return the entry measured at the request's shapes, or None."""
         return self._entries.get(request_key(op, request))
 
     def refusal(self, entry: TacticEntry) -> Unsupported | None:
-        """Why an entry does not hold for the kernels that are here, None where it does.
+        """Return why an entry is invalid for the current kernels, or None if it is valid.
 
-        Raises SpecbuildError where it must.
+        Raises SpecbuildError for an invalid entry of a strict book.
         """
         if self.code is None or not self.stale.intersection(entry.sources):
             return None
         refused = self.code.refusal(entry)
-        if refused is not None and self.must_hold:
+        if refused is not None and self.is_strict:
             raise SpecbuildError(
                 f"{self.name}: {refused.reason}; {REMEDY} or build without --tactics"
             )
         return refused
 
     def without(self, entries: Iterable[TacticEntry]) -> TacticBook:
-        """The book less these."""
+        """Return the book without these entries."""
         left_out = {entry.key for entry in entries}
-        kept = [entry for key, entry in self._entries.items() if key not in left_out]
-        return replace(self, file=tactic_file(self.file.gpu, self.file.device, kept))
+        remaining = [entry for key, entry in self._entries.items() if key not in left_out]
+        return replace(self, file=tactic_file(self.file.gpu, self.file.device, remaining))
 
 
 @dataclass(frozen=True)
 class Choice:
-    """How a call is lowered. ``request`` has the tactic, ``entry`` is where it comes from."""
+    """The lowering of a call. ``request`` has the tactic, ``entry`` is its origin."""
 
     op: OpSpec
     request: LoweringRequest
@@ -87,19 +87,19 @@ class Choice:
 
     @property
     def tunable(self) -> bool:
-        """Whether there is anything to choose."""
+        """Whether there are several candidates."""
         return len(self.candidates) > 1
 
     def launches_any(self, kernels: Collection[Kernel]) -> bool:
-        """Whether it launches one of these kernels."""
+        """Return whether it launches one of these kernels."""
         return any(launch.kernel in kernels for launch in self.lowering.launches)
 
 
 @dataclass(frozen=True)
 class TacticsReport:
-    """Which of an engine's shapes and launches with several candidates were measured.
+    """Counts of an engine's shapes and launches with several candidates, and of tuned ones.
 
-    ``file`` is the tactic file's name, ``device`` the GPU that it was measured on.
+    ``file`` is the tactic file's name, ``device`` the GPU on which it was measured.
     """
 
     file: str
@@ -111,26 +111,26 @@ class TacticsReport:
 
 
 def no_tactics(gpu: str) -> TacticBook:
-    """An empty book: defaults everywhere."""
+    """Return an empty book, which selects defaults."""
     return TacticBook(tactic_file(gpu, "", ()), "")
 
 
 def tactics_from_file(path: Path, gpu: str) -> TacticBook:
-    """The book of ``--tactics FILE``, in which entries of other kernels are errors.
+    """Return the book of ``--tactics FILE``, in which entries of other kernels are errors.
 
-    Raises SpecbuildError where it is no tactic file, or of another GPU.
+    Raises SpecbuildError if it is not a tactic file, or of another GPU.
     """
     file = read_tactics(path)
     if file.gpu != gpu:
         raise SpecbuildError(
-            f"{path} was measured for {file.gpu} ({file.device}), the engine is built for {gpu}; "
-            "give the tactics of that GPU"
+            f"{path} was measured for {file.gpu} ({file.device}), but the engine is built for "
+            f"{gpu}; use tactics for that GPU"
         )
-    return replace(_book(file, path.name), must_hold=True)
+    return replace(_book(file, path.name), is_strict=True)
 
 
 def shipped_tactics(gpu: str) -> TacticBook:
-    """The book that specbuild ships for a GPU; entries of other kernels are left out by name."""
+    """Return the book that specbuild ships for a GPU; entries of other kernels are left out."""
     name = SHIPPED_FILES.get(gpu)
     if name is None:
         return no_tactics(gpu)
@@ -143,17 +143,17 @@ def _book(file: TacticFile, name: str) -> TacticBook:
 
 
 def tactics_report(book: TacticBook, choices: Iterable[Choice]) -> TacticsReport:
-    """Counts the calls of all programs, one :class:`Choice` for each."""
+    """Count the calls of all programs, with one :class:`Choice` per call."""
     shapes: dict[str, bool] = {}
     launches = tuned_launches = 0
     for choice in choices:
         if not choice.tunable:
             continue
-        tuned = choice.entry is not None
-        shapes[request_key(choice.op, choice.request)] = tuned
+        is_tuned = choice.entry is not None
+        shapes[request_key(choice.op, choice.request)] = is_tuned
         count = len(choice.lowering.launches)
         launches += count
-        tuned_launches += count * tuned
+        tuned_launches += count * is_tuned
     return TacticsReport(
         file=book.name,
         device=book.file.device,
@@ -165,7 +165,7 @@ def tactics_report(book: TacticBook, choices: Iterable[Choice]) -> TacticsReport
 
 
 def require_tuned(book: TacticBook, choices: Iterable[Choice]) -> None:
-    """SpecbuildError that lists the shapes without an entry, if there are any."""
+    """Raise SpecbuildError with all shapes that have no entry."""
     untuned = {
         request_key(choice.op, choice.request): choice
         for choice in choices
@@ -181,27 +181,27 @@ def require_tuned(book: TacticBook, choices: Iterable[Choice]) -> None:
     )
     raise SpecbuildError(
         f"--tuned-only: {len(untuned)} shapes have no entry in {book.name or 'any tactic file'}: "
-        f"{listed}; build without --tuned-only, run specbuild tune on the engine and give its file "
-        "by --tactics"
+        f"{listed}; build without --tuned-only, run specbuild tune on the engine and pass its file "
+        "with --tactics"
     )
 
 
 def rows_of(request: LoweringRequest) -> int:
-    """Rows of a launch: those of the activations that the op reads."""
+    """Return the rows of a launch: those of the op's activations."""
     return next(
         request.tensors[name] for name in ("x", "q", "rows") if name in request.tensors
     ).shape[0]
 
 
 def layer_of(op: OpSpec, request: LoweringRequest) -> str:
-    """An op, its phase and what tells its layers apart: its largest weight, its window."""
+    """Return a title for an op's layers: op, largest weight, window and phase."""
     weights = [
         info
         for name, info in request.tensors.items()
         if op.tensor(name).dtype == "W" and len(info.shape) > 1
     ]
     largest = max(weights, key=lambda info: info.nbytes, default=None)
-    told = [] if largest is None else ["×".join(map(str, largest.shape))]
+    details = [] if largest is None else ["×".join(map(str, largest.shape))]
     if request.attributes.get("window"):
-        told.append(f"window {request.attributes['window']}")
-    return " ".join([op.name, *told, request.phase])
+        details.append(f"window {request.attributes['window']}")
+    return " ".join([op.name, *details, request.phase])

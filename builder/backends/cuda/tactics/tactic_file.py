@@ -1,4 +1,4 @@
-"""The tactic file: which variant of an op's kernels was fastest on a GPU, shape by shape."""
+"""The tactic file: the fastest kernel variant of an op on a GPU, by shape."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from specbuild.runtime.errors import SpecbuildError
 
 VERSION = 2
 REMEDY = "measure with specbuild tune again"
-# Rows: what is fastest for 5 is for 8, so every power of two stands for those below it.
+# Numbers of rows are rounded up to powers of two, because they have the same fastest tactics.
 _ROW_AXES = ("T", "R")
-# How much a pool or a table could hold does not tell how much a launch reads of it.
+# Capacities of pools and tables, which do not determine how much a launch reads.
 _UNREAD_AXES = ("pages", "P", "P_and_factors", "B1")
 UNREAD = "*"
 
 
 @dataclass(frozen=True)
 class TacticEntry:
-    """The fastest tactic of a shape; ``tactic`` is empty where that is the default.
+    """The fastest tactic of a shape; ``tactic`` is empty for the default.
 
-    ``shapes`` are the tensors as :func:`shape_key` writes them, ``sources`` the kernel files that
-    any candidate launches. ``code`` is a digest of the machine code that the tactic launches at
-    these sizes, ``compiler`` the NVRTC that made it, such as 13.5; it is empty where the tactic is
-    known at fewer rows only. Times are medians of one call, in microseconds.
+    ``shapes`` are the tensors in the form of :func:`shape_key`. ``sources`` are the kernel files of
+    all candidates. ``code`` is a digest of the machine code of the tactic's kernels at these sizes.
+    It is empty if only smaller numbers of rows support the tactic. ``compiler`` is the version of
+    NVRTC, such as 13.5. Times are medians of one call, in microseconds.
     """
 
     op: str
@@ -50,16 +50,15 @@ class TacticEntry:
 
     @property
     def key(self) -> str:
-        """What it is found by."""
+        """The key of the entry."""
         return _key(self.op, self.phase, self.shapes, self.attributes)
 
 
 @dataclass(frozen=True)
 class TacticFile:
-    """What was measured on one GPU: ``gpu`` as ``--gpu`` names it, ``device`` as its driver does.
+    """Measurements on one GPU: ``gpu`` is its name for ``--gpu``, ``device`` that of its driver.
 
-    ``kernels`` gives the digest of every kernel file, its headers included, that an entry names:
-    of the sources that give the entries' machine code.
+    ``kernels`` has a digest of every kernel file in the entries, including its headers.
     """
 
     version: int
@@ -69,17 +68,17 @@ class TacticFile:
     entries: tuple[TacticEntry, ...]
 
     def stale_sources(self) -> tuple[str, ...]:
-        """The kernel files that are not what they were when this was measured."""
+        """Return the kernel files that changed since the measurements."""
         return tuple(name for name, digest in self.kernels.items() if source_digest(name) != digest)
 
     def with_entries(self, entries: Iterable[TacticEntry]) -> TacticFile:
-        """These in addition, in place of those of the same shapes."""
+        """Return the file with these entries added; they replace those of the same shapes."""
         merged = {entry.key: entry for entry in (*self.entries, *entries)}
         return tactic_file(self.gpu, self.device, merged.values())
 
 
 def tactic_file(gpu: str, device: str, entries: Iterable[TacticEntry]) -> TacticFile:
-    """A file of entries that the kernels that are here gave, in the order of their keys."""
+    """Return a file of entries with digests of the current sources, ordered by key."""
     ordered = tuple(sorted(entries, key=lambda entry: entry.key))
     sources = sorted({name for entry in ordered for name in entry.sources})
     kernels = {name: source_digest(name) or "" for name in sources}
@@ -87,33 +86,32 @@ def tactic_file(gpu: str, device: str, entries: Iterable[TacticEntry]) -> Tactic
 
 
 def read_tactics(path: Path) -> TacticFile:
-    """Reads and checks a file. SpecbuildError where it is none, or of another format."""
+    """Read and check a file. SpecbuildError if it is invalid, or has another version."""
     try:
         decoded = parsed(path.read_bytes())
     except OSError as error:
         raise SpecbuildError(
-            f"{path} cannot be read ({error.strerror}); give a file that specbuild tune wrote"
+            f"{path} cannot be read ({error.strerror}); use a file written by specbuild tune"
         ) from error
     except (ValueError, RecursionError) as error:
         raise SpecbuildError(
-            f"{path} is no tactic file: it is not JSON ({error}); {REMEDY}"
+            f"{path} is not a tactic file: it is not JSON ({error}); {REMEDY}"
         ) from error
-    found = decoded.get("version") if isinstance(decoded, dict) else None
-    if found != VERSION:
+    version = decoded.get("version") if isinstance(decoded, dict) else None
+    if version != VERSION:
         raise SpecbuildError(
-            f"{path} is a tactic file of version {found!r}, this specbuild reads {VERSION}; "
-            f"{REMEDY}"
+            f"{path}: got tactic file version {version!r}, expected {VERSION}; {REMEDY}"
         )
     try:
         file = from_json(TacticFile, decoded, path.name)
     except (SpecbuildError, RecursionError) as error:
-        raise SpecbuildError(f"{path} is no tactic file: {error}; {REMEDY}") from error
+        raise SpecbuildError(f"{path} is not a tactic file: {error}; {REMEDY}") from error
     _check(path, file)
     return file
 
 
 def write_tactics(path: Path, file: TacticFile) -> None:
-    """Writes a file; what the name held before is there until the new one is whole."""
+    """Write a file atomically."""
     sources = dict(sorted(file.kernels.items()))
     try:
         replace_bytes(path, json_bytes(replace(file, kernels=sources)))
@@ -124,7 +122,7 @@ def write_tactics(path: Path, file: TacticFile) -> None:
 
 
 def shape_key(op: OpSpec, tensors: Mapping[str, TensorInfo]) -> dict[str, str]:
-    """The tensors as an entry names them: ``bfloat16[8,2880]``, rows rounded up, ``*`` unread."""
+    """Return the tensors as an entry has them: ``bfloat16[8,2880]``, rows rounded up."""
     return {
         name: f"{info.dtype}[{','.join(_sizes(axes_of(op, name, len(info.shape)), info.shape))}]"
         for name, info in sorted(tensors.items())
@@ -132,12 +130,12 @@ def shape_key(op: OpSpec, tensors: Mapping[str, TensorInfo]) -> dict[str, str]:
 
 
 def request_key(op: OpSpec, request: LoweringRequest) -> str:
-    """What the entry of a request is found by."""
+    """Return the key of the entry for a request."""
     return _key(op.name, request.phase, shape_key(op, request.tensors), request.attributes)
 
 
 def axes_of(op: OpSpec, name: str, rank: int) -> tuple[str, ...]:
-    """The names of a tensor's axes; empty ones where the declaration has none for this rank."""
+    """Return the names of a tensor's axes; empty names if the op declares another rank."""
     axes = op.tensor(name).axes
     return axes if len(axes) == rank else ("",) * rank
 
@@ -150,13 +148,13 @@ def _sizes(axes: tuple[str, ...], shape: tuple[int, ...]) -> list[str]:
 
 
 def _power_of_two(size: int) -> int:
-    """The least power of two that is not below ``size``."""
+    """Return the smallest power of two that is at least ``size``."""
     return 1 << max(size - 1, 0).bit_length()
 
 
 def _key(op: str, phase: str, shapes: Mapping[str, str], attributes: Mapping[str, Any]) -> str:
-    """An attribute that an op got later has its default in entries that do not say it."""
-    with suppress(KeyError, ValueError):  # what is no op of this specbuild is asked for by nobody
+    """Return a key in which attributes added to the op later have their defaults."""
+    with suppress(KeyError, ValueError):  # the op does not exist in this version
         attributes = op_named(op).complete(attributes)
     return json.dumps([op, phase, dict(shapes), dict(attributes)], sort_keys=True)
 
@@ -164,21 +162,21 @@ def _key(op: str, phase: str, shapes: Mapping[str, str], attributes: Mapping[str
 def _check(path: Path, file: TacticFile) -> None:
     keys = [entry.key for entry in file.entries]
     if len(set(keys)) != len(keys):
-        raise SpecbuildError(f"{path} names a shape twice; {REMEDY}")
-    named = {name for entry in file.entries for name in entry.sources}
-    if named != set(file.kernels):
+        raise SpecbuildError(f"{path} has two entries for one shape; {REMEDY}")
+    entry_sources = {name for entry in file.entries for name in entry.sources}
+    if entry_sources != set(file.kernels):
         raise SpecbuildError(
-            f"{path} has digests of {len(file.kernels)} kernel files, its entries name "
-            f"{len(named)}; {REMEDY}"
+            f"{path}: got digests of {len(file.kernels)} kernel files, expected "
+            f"{len(entry_sources)}; {REMEDY}"
         )
     for name in file.kernels:
         if not _is_inside(name):
-            raise SpecbuildError(f"{path} names {name!r}, which is no kernel file; {REMEDY}")
+            raise SpecbuildError(f"{path}: {name!r} is not the name of a kernel file; {REMEDY}")
 
 
 def _is_inside(name: str) -> bool:
-    """Whether a name can be that of a kernel file."""
+    """Return whether a name can be that of a kernel file."""
     try:
         return (PLUGINS / name).resolve().is_relative_to(PLUGINS.resolve())
-    except (ValueError, OSError):  # a zero byte, half a surrogate pair
+    except (ValueError, OSError):  # a zero byte, or half of a surrogate pair
         return False

@@ -1,4 +1,4 @@
-"""Which tactic is the fastest of a shape: what is timed, and by what rule one is chosen."""
+"""Selects the fastest tactic of each shape: what is timed, and the rule of selection."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from specbuild.builder.backends.cuda.tactics.entry_request import entry_request
 from specbuild.builder.backends.cuda.tactics.tactic_book import layer_of, rows_of
 from specbuild.builder.backends.cuda.tactics.tactic_file import TacticEntry, request_key, shape_key
 from specbuild.builder.backends.cuda.tuning.prompt_cuts import Cut, cuts_of
-from specbuild.builder.backends.cuda.tuning.timer import Candidate, CandidateTimer, Measured
+from specbuild.builder.backends.cuda.tuning.timer import Candidate, CandidateTimer, Measurement
 from specbuild.builder.progress import Progress
 from specbuild.plugins_cuda.launches import (
     Kernel,
@@ -28,52 +28,53 @@ from specbuild.plugins_cuda.launches import (
 from specbuild.plugins_cuda.opspec import OpSpec
 from specbuild.plugins_cuda.registry import op_named
 
-# A candidate must be this much faster than the default, and nowhere slower than by as much.
+# A candidate must be this much faster than the default on average, and at most this much slower in
+# any setting.
 MARGIN = 0.02
 
 
 @dataclass(frozen=True)
 class Shape:
-    """Requests that share an entry; the one with the most rows is measured."""
+    """Requests that share an entry. The one with the most rows is measured."""
 
     op: OpSpec
     requests: tuple[LoweringRequest, ...]
 
     @property
     def request(self) -> LoweringRequest:
-        """The one that is measured."""
+        """The measured request."""
         return self.requests[0]
 
     @property
     def tactics(self) -> tuple[Tactic, ...]:
-        """Its candidates; the first is the default, whatever that is for other rows."""
+        """The candidates; the first is the default, which can differ between numbers of rows."""
         assert self.op.tactics is not None
         return ({}, *self.op.tactics(self.request)[1:])
 
     @property
     def cut_requests(self) -> list[LoweringRequest]:
-        """What the launches of its prompt chunk are lowered for where that is cut."""
+        """The requests of the pieces when the prompt chunk is cut."""
         return [piece.request for cut in cuts_of(self.op, self.request) for piece in cut]
 
     @property
     def rows(self) -> int:
-        """The rows of that one."""
+        """The rows of the measured request."""
         return rows_of(self.request)
 
     @property
     def key(self) -> str:
-        """What the entry is found by."""
+        """The key of the entry."""
         return request_key(self.op, self.request)
 
     @property
     def layer(self) -> str:
-        """What tells it from other layers; equal ones have the same weights."""
+        """The title of the layer, equal for layers with the same weights."""
         return layer_of(self.op, self.request)
 
 
 @dataclass(frozen=True)
 class Dropped:
-    """A candidate that was measured and may not be taken."""
+    """A measured candidate that must not be used."""
 
     tactic: dict[str, int]
     reason: str
@@ -81,7 +82,7 @@ class Dropped:
 
 @dataclass(frozen=True)
 class TunedShape:
-    """A shape that was measured; ``tactic`` is empty where the default stays."""
+    """A measured shape; ``tactic`` is empty if the default is the fastest."""
 
     op: str
     phase: str
@@ -93,34 +94,34 @@ class TunedShape:
     dropped: tuple[Dropped, ...] = ()
 
 
-def shapes_of(found: ReadPlan, target: Target) -> list[Shape]:
-    """Every shape of the programs that has several tactics: by layer, few rows first."""
+def shapes_of(source: ReadPlan, target: Target) -> list[Shape]:
+    """Return every shape of the programs with several tactics, by layer, then by rows."""
     lowering = CallLowering(target)
     requests: dict[str, tuple[OpSpec, dict[str, LoweringRequest]]] = {}
-    for _, program in found.programs:
+    for _, program in source.programs:
         for call in program.calls:
             choice = lowering.choice(call, program.phase)
             if choice.tunable:
                 key = request_key(choice.op, choice.request)
-                _, same = requests.setdefault(key, (choice.op, {}))
-                same.setdefault(repr(choice.request), choice.request)
+                _, group = requests.setdefault(key, (choice.op, {}))
+                group.setdefault(repr(choice.request), choice.request)
     shapes = [
-        Shape(op, tuple(sorted(same.values(), key=rows_of, reverse=True)))
-        for op, same in requests.values()
+        Shape(op, tuple(sorted(group.values(), key=rows_of, reverse=True)))
+        for op, group in requests.values()
     ]
     return sorted(shapes, key=lambda s: (s.request.phase, s.layer, rows_of(s.request)))
 
 
 def shape_of(entry: TacticEntry, target: Target) -> Shape | Unsupported:
-    """The shape that an entry was measured at; or why no op of this specbuild has it."""
+    """Return the shape of an entry, or why this version has no such op."""
     request = entry_request(replace(entry, tactic={}), target)
     if isinstance(request, Unsupported):
         return request
     return Shape(op_named(entry.op), (request,))
 
 
-def fastest(measured: Sequence[Measured]) -> list[int]:
-    """Candidates that beat the default, the best first; by the mean of their settings' ratios."""
+def fastest(measured: Sequence[Measurement]) -> list[int]:
+    """Return the candidates faster than the default, by the mean ratio over settings."""
     default = measured[0].us
     ranked = []
     for index, candidate in enumerate(measured[1:], 1):
@@ -132,7 +133,7 @@ def fastest(measured: Sequence[Measured]) -> list[int]:
 
 
 def default_kernels(shapes: Iterable[Shape]) -> Iterator[Kernel]:
-    """What the shapes launch by default."""
+    """Return the kernels that the shapes launch by default."""
     for shape in shapes:
         for request in shape.requests:
             yield from _kernels(shape.op, request, {})
@@ -145,27 +146,27 @@ def measure_all(
     progress: Progress,
     deadline: float,
 ) -> tuple[list[TacticEntry], list[TunedShape]]:
-    """Entries for as many shapes as can be started before ``deadline`` (of ``time.monotonic``)."""
+    """Measure shapes until ``deadline`` (of ``time.monotonic``) and return their entries."""
     layers: dict[str, list[Shape]] = {}
     for shape in shapes:
         layers.setdefault(shape.layer, []).append(shape)
-    chosen: list[tuple[TacticEntry, TunedShape]] = []
-    for layer, same in layers.items():
+    selected: list[tuple[TacticEntry, TunedShape]] = []
+    for layer, layer_shapes in layers.items():
         if time.monotonic() >= deadline:
             break
         candidates = [
             (shape.op, request, tactic)
-            for shape in same
+            for shape in layer_shapes
             for request in (shape.request, *shape.cut_requests)
             for tactic in shape.tactics
         ]
         _compile_all(f"compiling {layer}", candidates, compiler, progress)
-        progress.start(f"timing {layer}", len(same), "shape")
+        progress.start(f"timing {layer}", len(layer_shapes), "shape")
         trials = []
-        for shape in same:
+        for shape in layer_shapes:
             if time.monotonic() >= deadline:
                 break
-            trials.append(_measured(shape, compiler, timer, progress.note))
+            trials.append(_measure(shape, compiler, timer, progress.note))
             progress.advance(1)
         others = [
             (trial.shape.op, request, trial.tactics[trial.ranking[0]])
@@ -174,18 +175,18 @@ def measure_all(
             for request in trial.shape.requests[1:]
         ]
         _compile_all(f"compiling {layer} for other rows", others, compiler, progress)
-        chosen += [_chosen(trial, compiler) for trial in trials]
-    return [entry for entry, _ in chosen], [shape for _, shape in chosen]
+        selected += [_select(trial, compiler) for trial in trials]
+    return [entry for entry, _ in selected], [shape for _, shape in selected]
 
 
 @dataclass(frozen=True)
 class _Trial:
-    """What was measured of a shape's usable tactics; ``ranking`` are those to be preferred."""
+    """The measurements of a shape's usable tactics; ``ranking`` has the faster ones in order."""
 
     shape: Shape
     tactics: tuple[Tactic, ...]
     sources: tuple[str, ...]
-    measured: tuple[Measured, ...]
+    measured: tuple[Measurement, ...]
     dropped: tuple[Dropped, ...]
 
     @property
@@ -193,15 +194,15 @@ class _Trial:
         return fastest(self.measured)
 
 
-def _measured(
+def _measure(
     shape: Shape, compiler: Compiler, timer: CandidateTimer, note: Callable[[str], None]
 ) -> _Trial:
-    """Times the candidates of one shape that compile.
+    """Time the candidates of one shape that compile.
 
-    A default that spills registers gives way to the first that does not, as in a build.
+    A default that spills registers is replaced by the first candidate that does not, as in a build.
     """
     op, request = shape.op, shape.request
-    what = f"{shape.layer} of {shape.rows} rows"
+    title = f"{shape.layer} of {shape.rows} rows"
     usable: list[Tactic] = []
     candidates: list[Candidate] = []
     refused: Unsupported | None = None
@@ -214,7 +215,7 @@ def _measured(
             usable.append(tactic)
             candidates.append(candidate)
         elif usable or isinstance(candidate, Spills):
-            note(f"{what}: {dict(tactic)} is left out: {candidate.reason}")
+            note(f"{title}: {dict(tactic)} is not used: {candidate.reason}")
             refused = candidate
         else:
             require(candidate)
@@ -222,13 +223,14 @@ def _measured(
         require(refused)
     measured = timer.measure(op, request, candidates)
     if measured[0].differing:
-        note(f"{what}: cut, the default differs from itself in {measured[0].differing} values")
+        differing = measured[0].differing
+        note(f"{title}: the cut default differs from the full default in {differing} values")
     dropped = []
-    for tactic, found in zip(usable[1:], measured[1:], strict=True):
-        if found.differing != 0:
-            dropped.append(Dropped(dict(tactic), _fault(found)))
-            note(f"{what}: {dict(tactic)} is dropped: {dropped[-1].reason}")
-    kernels = [launch.kernel for candidate in candidates for launch in candidate.whole.launches]
+    for tactic, measurement in zip(usable[1:], measured[1:], strict=True):
+        if measurement.differing != 0:
+            dropped.append(Dropped(dict(tactic), _fault(measurement)))
+            note(f"{title}: {dict(tactic)} is dropped: {dropped[-1].reason}")
+    kernels = [launch.kernel for candidate in candidates for launch in candidate.full.launches]
     sources = sorted({f"{kernel.folder}/{kernel.file}" for kernel in kernels})
     return _Trial(shape, tuple(usable), tuple(sources), tuple(measured), tuple(dropped))
 
@@ -236,10 +238,10 @@ def _measured(
 def _candidate(
     shape: Shape, cuts: Sequence[Cut], tactic: Tactic, compiler: Compiler
 ) -> Candidate | Unsupported:
-    """The launches of a tactic, whole and cut, or why some of them may not run."""
+    """Return a tactic's lowerings for the full chunk and its pieces, or why one must not run."""
     lowered: list[tuple[Lowering, ...]] = []
     for requests in ([shape.request], *([piece.request for piece in cut] for cut in cuts)):
-        of_cut: list[Lowering] = []
+        pieces_of_cut: list[Lowering] = []
         for request in requests:
             lowering = shape.op.lowered(replace(request, tactic=tactic))
             if isinstance(lowering, Unsupported):
@@ -247,22 +249,22 @@ def _candidate(
             refused = _refusal(lowering, compiler)
             if refused is not None:
                 return refused
-            of_cut.append(lowering)
-        lowered.append(tuple(of_cut))
-    ((whole,), *pieces) = lowered
-    return Candidate(whole, tuple(pieces))
+            pieces_of_cut.append(lowering)
+        lowered.append(tuple(pieces_of_cut))
+    ((full,), *pieces) = lowered
+    return Candidate(full, tuple(pieces))
 
 
-def _fault(found: Measured) -> str:
-    if found.differing is None or not math.isfinite(max(found.us)):
+def _fault(measurement: Measurement) -> str:
+    if measurement.differing is None or not math.isfinite(max(measurement.us)):
         return "fails"
-    return f"differs from the default in {found.differing} values"
+    return f"differs from the default in {measurement.differing} values"
 
 
-def _chosen(trial: _Trial, compiler: Compiler) -> tuple[TacticEntry, TunedShape]:
-    """The best tactic that suits every request of the shape; its code is not looked up yet."""
+def _select(trial: _Trial, compiler: Compiler) -> tuple[TacticEntry, TunedShape]:
+    """Return the entry and report for the best tactic that all requests of the shape support."""
     shape, request = trial.shape, trial.shape.request
-    suitable = (i for i in trial.ranking if _suits_all(shape, trial.tactics[i], compiler))
+    suitable = (i for i in trial.ranking if _is_supported_by_all(shape, trial.tactics[i], compiler))
     best = next(suitable, 0)
     tactic = dict(trial.tactics[best])
     best_us, default_us = (round(trial.measured[i].us[0], 3) for i in (best, 0))
@@ -280,42 +282,44 @@ def _chosen(trial: _Trial, compiler: Compiler) -> tuple[TacticEntry, TunedShape]
     )
     counts = (shape.rows, len(shape.tactics))
     times = (best_us, default_us)
-    told = TunedShape(shape.op.name, request.phase, *counts, tactic, *times, trial.dropped)
-    return entry, told
+    report = TunedShape(shape.op.name, request.phase, *counts, tactic, *times, trial.dropped)
+    return entry, report
 
 
-def _suits_all(shape: Shape, tactic: Tactic, compiler: Compiler) -> bool:
-    """Whether the tactic compiles for every request that shares the entry and knows it."""
+def _is_supported_by_all(shape: Shape, tactic: Tactic, compiler: Compiler) -> bool:
+    """Return whether the tactic compiles for every request of the entry that supports it."""
     assert shape.op.tactics is not None
     for request in shape.requests:
         if tactic in shape.op.tactics(request):
-            found = compiler.compile(_kernels(shape.op, request, tactic), lambda: None)
-            if isinstance(found, Unsupported):
+            compiled = compiler.compile(_kernels(shape.op, request, tactic), lambda: None)
+            if isinstance(compiled, Unsupported):
                 return False
     return True
 
 
 def _refusal(lowering: Lowering, compiler: Compiler) -> Unsupported | None:
-    """Why the launches have no machine code that may run; None where they have."""
-    found = compiler.compile([launch.kernel for launch in lowering.launches], lambda: None)
-    return found if isinstance(found, Unsupported) else None
+    """Return why the launches have no permitted machine code, or None if they have."""
+    compiled = compiler.compile([launch.kernel for launch in lowering.launches], lambda: None)
+    return compiled if isinstance(compiled, Unsupported) else None
 
 
 def _kernels(op: OpSpec, request: LoweringRequest, tactic: Tactic) -> list[Kernel]:
-    """What a tactic launches; nothing where no kernel takes the request."""
-    found = op.lowered(replace(request, tactic=tactic))
-    return [] if isinstance(found, Unsupported) else [launch.kernel for launch in found.launches]
+    """Return the kernels of a tactic; none if no kernel supports the request."""
+    lowered = op.lowered(replace(request, tactic=tactic))
+    return (
+        [] if isinstance(lowered, Unsupported) else [launch.kernel for launch in lowered.launches]
+    )
 
 
 def _compile_all(
     stage: str,
-    wanted: Sequence[tuple[OpSpec, LoweringRequest, Tactic]],
+    candidates: Sequence[tuple[OpSpec, LoweringRequest, Tactic]],
     compiler: Compiler,
     progress: Progress,
 ) -> None:
-    """Compiles kernels side by side; what fails is told where it is used."""
+    """Compile kernels in parallel. Failures are reported at their use."""
     kernels: list[Kernel] = []
-    for op, request, tactic in wanted:
+    for op, request, tactic in candidates:
         kernels += _kernels(op, request, tactic)
     missing = len(compiler.missing(kernels))
     if not missing:

@@ -1,4 +1,4 @@
-"""Random data of a launch, as decoding has it: routing, contexts and pages are realistic."""
+"""Draws random inputs of a launch with realistic routing, contexts and pages."""
 
 from __future__ import annotations
 
@@ -23,34 +23,34 @@ from specbuild.runtime.errors import SpecbuildError
 
 Draw: TypeAlias = "Callable[[LaunchData, TensorInfo], np.ndarray]"
 
-# Tokens that all sequences together hold at most, so that pools stay small beside the weights.
+# The maximum number of context tokens of all sequences, which keeps pools smaller than weights.
 MAX_CONTEXT = 1 << 17
-_TABLE_VALUES = (1 << 22) + 3  # odd: a large weight repeats it at other places
+_TABLE_VALUES = (1 << 22) + 3  # odd, so that large weights repeat it at other offsets
 _POOLS = ("k_pool", "v_pool", "c_pool", "key_pool")
 
 
 @dataclass(frozen=True)
 class LaunchData:
-    """Inputs for one request, each sequence holding ``context`` tokens or fewer."""
+    """Inputs for one request in which each sequence has up to ``context`` tokens."""
 
     request: LoweringRequest
     context: int
     rng: np.random.Generator
 
     def arrays(self, names: Sequence[str]) -> dict[str, np.ndarray]:
-        """Inputs by name; bf16 as uint16 bits.
+        """Return inputs by name; bf16 as uint16 bits.
 
-        SpecbuildError for an input that no rule here draws.
+        Raises SpecbuildError for an input without a rule.
         """
-        made = {}
+        arrays = {}
         for name in names:
-            if name not in _DRAWN:
-                raise SpecbuildError(f"tune cannot draw {name}: add it to tune_inputs.py")
+            if name not in _RULES:
+                raise SpecbuildError(f"tune has no rule for the input {name}; add it to inputs.py")
             info = self.request.tensors[name]
             if name in _POOLS:
                 info = TensorInfo((self.pages, *info.shape[1:]), info.dtype)
-            made[name] = _DRAWN[name](self, info)
-        return made
+            arrays[name] = _RULES[name](self, info)
+        return arrays
 
     @property
     def rows(self) -> int:
@@ -59,53 +59,57 @@ class LaunchData:
 
     @property
     def row_start(self) -> np.ndarray:
-        """The rows spread evenly over the sequences, int32 [B + 1]."""
+        """The rows distributed evenly over the sequences, int32 [B + 1]."""
         tensors = self.request.tensors
         batch = tensors["row_start"].shape[0] - 1 if "row_start" in tensors else 1
         return (np.arange(batch + 1) * self.rows // batch).astype(np.int32)
 
     @property
     def page_size(self) -> int:
-        """Tokens in a page."""
+        """Tokens per page."""
         return page_size_of(self.request)
 
     @property
-    def held(self) -> np.ndarray:
-        """Committed tokens of every sequence: uneven, at most ``context``."""
+    def context_lengths(self) -> np.ndarray:
+        """Committed tokens of every sequence: different numbers, at most ``context``."""
         table = self.request.tensors["page_table"].shape
-        most_rows = int(np.diff(self.row_start).max())
-        most = min(self.context, MAX_CONTEXT // table[0], table[2] * self.page_size - most_rows)
-        return np.array([max(0, most - 7 * b % (most // 8 + 1)) for b in range(table[0])], np.int32)
+        max_rows = int(np.diff(self.row_start).max())
+        max_length = min(
+            self.context, MAX_CONTEXT // table[0], table[2] * self.page_size - max_rows
+        )
+        return np.array(
+            [max(0, max_length - 7 * b % (max_length // 8 + 1)) for b in range(table[0])], np.int32
+        )
 
     @property
     def pages(self) -> int:
-        """Pages that pools need; page 0 is nobody's."""
+        """The number of pages in pools, including the unused page 0."""
         if "page_table" in self.request.tensors:
             return 1 + int(self.pages_of_sequences.sum())
         return 2 + self.rows // self.page_size
 
     @property
     def pages_of_sequences(self) -> np.ndarray:
-        """Pages in use by every sequence."""
-        slots = self.held + np.diff(self.row_start)
+        """Pages in use by each sequence."""
+        slots = self.context_lengths + np.diff(self.row_start)
         used: np.ndarray = -(-slots // self.page_size)
         return used
 
     @property
     def is_tree(self) -> bool:
-        """Whether the rows of a sequence are nodes of a tree: here a chain of drafts."""
+        """Whether the rows of a sequence are nodes of a tree, which here is a chain."""
         words = self.request.tensors["ancestor_bits"].shape[1]
-        most = int(np.diff(self.row_start).max())
-        return self.request.phase == "decode" and most <= 32 * words
+        max_rows = int(np.diff(self.row_start).max())
+        return self.request.phase == "decode" and max_rows <= 32 * words
 
     def node_of_rows(self) -> tuple[np.ndarray, np.ndarray]:
-        """For every row its sequence and its place among the sequence's rows."""
+        """Return, for every row, its sequence and its index among the sequence's rows."""
         counts = np.diff(self.row_start)
         sequence = np.repeat(np.arange(len(counts)), counts)
         return sequence, np.arange(len(sequence)) - self.row_start[sequence]
 
     def normal(self, info: TensorInfo, scale: float = 1.0, mean: float = 0.0) -> np.ndarray:
-        """Normal values of the tensor's type."""
+        """Return normally distributed values of the tensor's dtype."""
         count = math.prod(info.shape)
         table = _normal_table(scale, mean, info.dtype)
         first = int(self.rng.integers(len(table)))
@@ -116,7 +120,7 @@ class LaunchData:
 
 @lru_cache(maxsize=8)
 def _normal_table(scale: float, mean: float, dtype: str) -> np.ndarray:
-    """Values from which tensors are cut: drawing all of them anew would take minutes."""
+    """Return values from which tensors are cut, because drawing all values would take minutes."""
     table = np.random.default_rng(0).standard_normal(_TABLE_VALUES, np.float32)
     table = table * np.float32(scale) + np.float32(mean)
     if dtype != "bfloat16":
@@ -125,7 +129,7 @@ def _normal_table(scale: float, mean: float, dtype: str) -> np.ndarray:
 
 
 def contexts_for(request: LoweringRequest, context: int) -> tuple[int, ...]:
-    """Contexts that a tactic is timed at: a reader of whole contexts must hold at long ones too."""
+    """Return the contexts at which a tactic is timed, including a long one for full attention."""
     if "page_table" not in request.tensors or request.phase == "prefill":
         return (context,)
     batch, _, pages = request.tensors["page_table"].shape
@@ -135,7 +139,7 @@ def contexts_for(request: LoweringRequest, context: int) -> tuple[int, ...]:
 
 
 def page_size_of(request: LoweringRequest) -> int:
-    """Tokens in a page of the caches that a request has."""
+    """Return the tokens per page of a request's caches."""
     return next(request.tensors[name] for name in _POOLS if name in request.tensors).shape[2]
 
 
@@ -146,7 +150,7 @@ def _activations(data: LaunchData, info: TensorInfo) -> np.ndarray:
 def _cached(data: LaunchData, info: TensorInfo) -> np.ndarray:
     if info.dtype != "uint8":
         return data.normal(info)
-    # Every e4m3 number but its two NaN.
+    # Every e4m3 number except the two NaN.
     codes = data.rng.integers(0, 127, info.shape, np.uint8)
     return codes | data.rng.integers(0, 2, info.shape, np.uint8) << np.uint8(7)
 
@@ -160,7 +164,7 @@ def _bias(data: LaunchData, info: TensorInfo) -> np.ndarray:
 
 
 def _packed(data: LaunchData, info: TensorInfo) -> np.ndarray:
-    """A packed dense weight; any bf16 values are a valid one, and quantised ones repeat tiles."""
+    """Return a packed dense weight: random bf16 values, or repeated quantized tiles."""
     if info.dtype == "bfloat16":
         return data.normal(info, (info.shape[1] * BLOCK) ** -0.5)
     columns = data.request.tensors["x"].shape[1]
@@ -168,8 +172,8 @@ def _packed(data: LaunchData, info: TensorInfo) -> np.ndarray:
     distinct = min(tiles, max(1, _TABLE_VALUES // (blocks * TILE_VALUES)))
     storage = storage_of(info)
     if storage in GROUP_STORAGES:
-        coded = draw_codes(data.rng, distinct * TILE_ROWS, columns, storage)
-        return coded[np.arange(tiles) % distinct]
+        quantized_tiles = draw_codes(data.rng, distinct * TILE_ROWS, columns, storage)
+        return quantized_tiles[np.arange(tiles) % distinct]
     drawn = TensorInfo((distinct, blocks, TILE_VALUES), "bfloat16")
     bits = torch.from_numpy(data.normal(drawn, columns**-0.5).view(np.int16))
     codes = quantised(bits.view(torch.bfloat16), storage).numpy()
@@ -178,7 +182,7 @@ def _packed(data: LaunchData, info: TensorInfo) -> np.ndarray:
 
 
 def _rebuilding(data: LaunchData, info: TensorInfo) -> np.ndarray:
-    """What makes keys or values of a latent."""
+    """Return a weight that rebuilds keys or values from latents."""
     return data.normal(info, info.shape[0] ** -0.5)
 
 
@@ -187,7 +191,7 @@ def _router(data: LaunchData, info: TensorInfo) -> np.ndarray:
 
 
 def _gate_up(data: LaunchData, info: TensorInfo) -> np.ndarray:
-    """Of all experts, or of one dense layer."""
+    """Return the gate/up weight of all experts, or of a dense layer."""
     if "gate_up_bias" not in data.request.tensors:
         return _packed(data, info)
     hidden = data.request.tensors["x"].shape[1]
@@ -208,7 +212,7 @@ def _experts(
     rows: int,
     columns: int,
 ) -> np.ndarray:
-    """Packed experts; of MXFP4 one is drawn, and each of the others is a copy in its own place."""
+    """Return packed experts. For MXFP4 one random expert is copied to all others."""
     if in_bf16(info.dtype):
         return data.normal(info, columns**-0.5)
     blocks = data.rng.integers(0, 256, (1, rows, columns // 32, 16), dtype=np.uint8)
@@ -227,8 +231,8 @@ def _rotation(function: Callable[[np.ndarray], np.ndarray]) -> Draw:
 
 def _positions(data: LaunchData, info: TensorInfo) -> np.ndarray:
     table = data.request.tensors.get("cos")
-    most = data.context if table is None else table.shape[0]
-    return data.rng.integers(0, most, info.shape).astype(np.int32)
+    num_positions = data.context if table is None else table.shape[0]
+    return data.rng.integers(0, num_positions, info.shape).astype(np.int32)
 
 
 def _write_slot(data: LaunchData, info: TensorInfo) -> np.ndarray:
@@ -246,20 +250,22 @@ def _page_table(data: LaunchData, info: TensorInfo) -> np.ndarray:
 
 
 def _page_position(data: LaunchData, info: TensorInfo) -> np.ndarray:
-    begins = data.page_size * np.arange(info.shape[1], dtype=np.int32)
-    return np.broadcast_to(begins, info.shape).copy()
+    starts = data.page_size * np.arange(info.shape[1], dtype=np.int32)
+    return np.broadcast_to(starts, info.shape).copy()
 
 
 def _row_slot(data: LaunchData, info: TensorInfo) -> np.ndarray:
     sequence, node = data.node_of_rows()
     slots = np.zeros(info.shape, np.int32)
-    slots[: len(node)] = data.held[sequence] + node
+    slots[: len(node)] = data.context_lengths[sequence] + node
     return slots
 
 
 def _tree_start(data: LaunchData, info: TensorInfo) -> np.ndarray:
     del info
-    return (data.held + (0 if data.is_tree else np.diff(data.row_start))).astype(np.int32)
+    return (data.context_lengths + (0 if data.is_tree else np.diff(data.row_start))).astype(
+        np.int32
+    )
 
 
 def _ancestor_bits(data: LaunchData, info: TensorInfo) -> np.ndarray:
@@ -276,7 +282,7 @@ def _logit_rows(data: LaunchData, info: TensorInfo) -> np.ndarray:
 
 
 def _temperature(data: LaunchData, info: TensorInfo) -> np.ndarray:
-    """Greedy rows first: every other one is sampled."""
+    """Return temperatures that alternate between greedy and sampled rows."""
     drawn = data.rng.uniform(0.5, 1.2, info.shape).astype(np.float32)
     drawn[::2] = 0
     return drawn
@@ -314,12 +320,12 @@ def _decay_scale(data: LaunchData, info: TensorInfo) -> np.ndarray:
 
 
 def _zeros(data: LaunchData, info: TensorInfo) -> np.ndarray:
-    """Of an exchange: rounds begin at 1, and a wait has no limit."""
+    """Return the memory of an exchange: rounds begin at 1, and waits have no limit."""
     del data
     return np.zeros(info.shape, np.int32)
 
 
-_DRAWN: Mapping[str, Draw] = {
+_RULES: Mapping[str, Draw] = {
     "inbox": _zeros,
     "state": _zeros,
     "fault": _zeros,

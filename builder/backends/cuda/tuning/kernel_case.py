@@ -1,4 +1,4 @@
-"""A case of an op as its kernels see it: bf16 activations and weights, sizes of a bucket."""
+"""A test case of an op in the form of its kernels: bf16 activations and weights."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from specbuild.plugins_cuda.opspec import OpSpec, TensorSpec
 from specbuild.plugins_cuda.registry import all_ops
 
 GPU_ONLY = "gpu: "
-# Few multiprocessors make CTAs take several tiles each at the sizes of a test.
+# With few multiprocessors each CTA processes several tiles at the sizes of a test.
 SMALL_TARGET = Target(multiprocessors=3)
 
 _NAMES = {torch.bfloat16: "bfloat16", torch.float32: "float32", torch.int32: "int32",
@@ -45,7 +45,7 @@ class KernelCase:
     def request(
         self, phase: Phase, target: Target, tactic: Tactic | None = None
     ) -> LoweringRequest:
-        """What the op's ``lower`` is asked."""
+        """Return the request for the op's ``lower``."""
         tensors = {
             name: TensorInfo(tuple(t.shape), _NAMES[t.dtype])
             for name, t in (*self.inputs.items(), *self.outputs.items())
@@ -54,27 +54,27 @@ class KernelCase:
         return LoweringRequest(tensors, attributes, phase, target, tactic or {})
 
     def lowering(self, phase: Phase, target: Target, tactic: Tactic | None = None) -> Lowering:
-        """The launches."""
+        """Return the lowering of the case."""
         assert self.op.lower is not None
         return self.op.lower(self.request(phase, target, tactic))
 
     def check(self, got: Mapping[str, np.ndarray]) -> None:
-        """AssertionError where outputs (bits, as :func:`bits` gives them) differ too much."""
-        for name, wanted in self.outputs.items():
+        """Raise AssertionError if outputs (in the form of :func:`bits`) exceed the tolerance."""
+        for name, expected in self.outputs.items():
             defined = self.case.compare.get(name, np.s_[:])
-            ours = values(got[name], wanted.dtype)[defined]
-            theirs = values(bits(wanted), wanted.dtype)[defined]
-            if wanted.dtype in (torch.int32, torch.uint8):
-                np.testing.assert_array_equal(ours, theirs, err_msg=name)
+            actual = values(got[name], expected.dtype)[defined]
+            reference = values(bits(expected), expected.dtype)[defined]
+            if expected.dtype in (torch.int32, torch.uint8):
+                np.testing.assert_array_equal(actual, reference, err_msg=name)
             else:
                 np.testing.assert_allclose(
-                    ours, theirs, atol=self.case.kernel_atol, rtol=self.case.kernel_rtol,
+                    actual, reference, atol=self.case.kernel_atol, rtol=self.case.kernel_rtol,
                     err_msg=name, equal_nan=True,
                 )  # fmt: skip
 
 
 def bits(tensor: torch.Tensor) -> np.ndarray:
-    """A tensor as numpy; bf16 as uint16."""
+    """Return a tensor as numpy; bf16 as uint16."""
     tensor = tensor.contiguous()
     if tensor.dtype == torch.bfloat16:
         return tensor.view(torch.int16).numpy().view(np.uint16)
@@ -82,7 +82,7 @@ def bits(tensor: torch.Tensor) -> np.ndarray:
 
 
 def values(array: np.ndarray, dtype: torch.dtype) -> np.ndarray:
-    """What :func:`bits` gave, as numbers."""
+    """Convert the result of :func:`bits` to numbers."""
     if dtype == torch.bfloat16:
         return (array.astype(np.uint32) << 16).view(np.float32)
     return array
@@ -96,7 +96,7 @@ def _tensor(spec: TensorSpec, array: np.ndarray) -> torch.Tensor:
 
 
 def kernel_case(op: OpSpec, case: Case) -> KernelCase:
-    """Draws the case's inputs, rounds them to what kernels take, and runs the reference."""
+    """Draw the case's inputs, round them to the kernels' types, and run the reference."""
     arrays = case.make(np.random.default_rng(crc32(f"{op.name} {case.name}".encode())))
     tensors = [
         None if array is None else _tensor(spec, array)
@@ -112,27 +112,27 @@ def kernel_case(op: OpSpec, case: Case) -> KernelCase:
 def reference_outputs(
     op: OpSpec, tensors: Sequence[torch.Tensor | None], attributes: Mapping[str, Any]
 ) -> Any:
-    """What the op's reference computes: a tensor, or a tuple of tensors."""
+    """Run the op's reference; it returns a tensor or a tuple of tensors."""
     return op.reference(*tensors, **attributes)
 
 
 def kernel_ops() -> list[OpSpec]:
-    """Every op that has kernels."""
+    """Return every op with kernels."""
     return [op for op in all_ops().values() if op.lower is not None]
 
 
 def phases_of(op: OpSpec) -> tuple[Phase, ...]:
-    """``prefill`` is its own form only where the folder has kernels for it."""
+    """Return the phases of an op; ``prefill`` only if the op has kernels for it."""
     package = op.reference.__module__.rpartition(".")[0]
-    has_own = importlib.util.find_spec(f"{package}.prefill") is not None
-    return ("decode", "prefill") if has_own or op.name == "PagedTreeAttention" else ("decode",)
+    has_prefill = importlib.util.find_spec(f"{package}.prefill") is not None
+    return ("decode", "prefill") if has_prefill or op.name == "PagedTreeAttention" else ("decode",)
 
 
 def cases_for(op: OpSpec, phase: Phase, *, gpu: bool) -> list[Case]:
-    """The cases of one phase: the op's own, and those for its kernels alone."""
+    """Return the cases of one phase: the op's cases and those for its kernels only."""
     package = op.reference.__module__.rpartition(".")[0]
     module = importlib.import_module(f"{package}.cases")
-    found = [*module.CASES, *getattr(module, "KERNEL_CASES", ())]
+    cases = [*module.CASES, *getattr(module, "KERNEL_CASES", ())]
     if phase == "prefill" and importlib.util.find_spec(f"{package}.prefill_cases") is not None:
-        found += importlib.import_module(f"{package}.prefill_cases").KERNEL_CASES
-    return [case for case in found if gpu or not case.name.startswith(GPU_ONLY)]
+        cases += importlib.import_module(f"{package}.prefill_cases").KERNEL_CASES
+    return [case for case in cases if gpu or not case.name.startswith(GPU_ONLY)]

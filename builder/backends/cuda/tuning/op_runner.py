@@ -1,4 +1,4 @@
-"""Runs and times single ops on a GPU: what ``tune`` and the kernel tests stand on."""
+"""Runs and times single ops on a GPU, for ``tune`` and the kernel tests."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _GUARD_BYTES = 256
 
 
 class OpRunner:
-    """The first GPU, by its primary context."""
+    """The first GPU with its primary context."""
 
     def __init__(self, compiler: Compiler) -> None:
         from cuda.bindings import driver
@@ -55,44 +55,44 @@ class OpRunner:
         return results[0] if results else None
 
     def allocate(self, nbytes: int) -> int:
-        """Device memory, poisoned."""
+        """Allocate device memory and fill it with poison bytes."""
         pointer = self._call(self._driver.cuMemAlloc, max(nbytes, 16))
         self._call(self._driver.cuMemsetD8, pointer, _POISON, max(nbytes, 16))
         return int(pointer)
 
     def free(self, pointer: int) -> None:
-        """Gives memory back."""
+        """Free memory."""
         self._call(self._driver.cuMemFree, pointer)
 
     def upload(self, pointer: int, array: np.ndarray) -> None:
-        """Copies an array to the device."""
+        """Copy an array to the device."""
         data = np.ascontiguousarray(array)
         if data.nbytes:
             self._call(self._driver.cuMemcpyHtoD, pointer, data.ctypes.data, data.nbytes)
 
     def download(self, pointer: int, array: np.ndarray) -> np.ndarray:
-        """Bytes of the device, in the shape and type of ``array``."""
+        """Copy bytes of the device to a new array with the shape and dtype of ``array``."""
         out = np.empty_like(array)
         if out.nbytes:
             self._call(self._driver.cuMemcpyDtoH, out.ctypes.data, pointer, out.nbytes)
         return out
 
     def synchronize(self) -> None:
-        """Waits for every copy and launch, of all streams."""
+        """Wait for all copies and launches of all streams."""
         self._call(self._driver.cuCtxSynchronize)
 
     def compiled(self, kernels: Sequence[Kernel]) -> Compiled:
-        """Machine code of these kernels, compiled once."""
+        """Compile these kernels, each once, and return their machine code."""
         return required(self._compiler.compile(kernels, lambda: None))
 
     def refusal(self, lowering: Lowering) -> Unsupported | None:
-        """Why no engine may launch this; None where it may, and it is compiled then."""
+        """Compile a lowering and return why it must not be launched, or None if it can be."""
         kernels = [launch.kernel for launch in lowering.launches]
-        found = self._compiler.compile(kernels, lambda: None)
-        return found if isinstance(found, Unsupported) else None
+        compiled = self._compiler.compile(kernels, lambda: None)
+        return compiled if isinstance(compiled, Unsupported) else None
 
     def prepare(self, lowerings: Sequence[Lowering]) -> None:
-        """Compiles what these lowerings launch, in parallel."""
+        """Compile the kernels of these lowerings in parallel."""
         kernels = [launch.kernel for lowering in lowerings for launch in lowering.launches]
         missing = [kernel for kernel in kernels if kernel not in self._cubins]
         compiled = self.compiled(missing)
@@ -109,11 +109,10 @@ class OpRunner:
         *,
         queue: Callable[[Pointers], None] | None = None,
     ) -> dict[str, np.ndarray]:
-        """The outputs by name; poisoned before, with guards around every array.
+        """Run an op and return its outputs by name. They are poisoned before, with guards around.
 
-        ``queue`` runs the launches in another way than :meth:`launch`, and waits for them.
-        AssertionError where a kernel wrote outside of an array, or left a workspace that must
-        stay zero otherwise.
+        ``queue`` replaces :meth:`launch` and waits for the launches. Raises AssertionError if a
+        kernel wrote outside of an array, or did not clear a workspace that must stay zero.
         """
         self.prepare([lowering])
         aliased = dict(op.aliases)
@@ -121,28 +120,30 @@ class OpRunner:
         sizes |= {name: a.nbytes for name, a in outputs.items() if name not in aliased}
         sizes |= {w.name: w.nbytes for w in lowering.workspaces}
         blocks = {name: self.allocate(size + 3 * _GUARD_BYTES) for name, size in sizes.items()}
-        place = {name: block + _GUARD_BYTES for name, block in blocks.items()}
-        place |= {name: place[aliased[name]] for name in outputs if name in aliased}
+        pointers = {name: block + _GUARD_BYTES for name, block in blocks.items()}
+        pointers |= {name: pointers[aliased[name]] for name in outputs if name in aliased}
         try:
             for name, array in inputs.items():
-                self.upload(place[name], array)
+                self.upload(pointers[name], array)
             for workspace in lowering.workspaces:
                 if workspace.zeroed and workspace.nbytes:
-                    self._call(self._driver.cuMemsetD8, place[workspace.name], 0, workspace.nbytes)
+                    self._call(
+                        self._driver.cuMemsetD8, pointers[workspace.name], 0, workspace.nbytes
+                    )
             self._call(self._driver.cuCtxSynchronize)
             if queue is None:
-                self.launch(lowering, place)
+                self.launch(lowering, pointers)
             else:
-                queue(place)
+                queue(pointers)
             self._call(self._driver.cuStreamSynchronize, self.stream)
             self._check_guards(op.name, sizes, blocks)
             for workspace in lowering.workspaces:
                 if workspace.zeroed:
-                    left = self.download(
-                        place[workspace.name], np.empty(workspace.nbytes, np.uint8)
+                    content = self.download(
+                        pointers[workspace.name], np.empty(workspace.nbytes, np.uint8)
                     )
-                    assert not left.any(), f"{op.name}: {workspace.name} was not left zero"
-            return {name: self.download(place[name], array) for name, array in outputs.items()}
+                    assert not content.any(), f"{op.name}: {workspace.name} is not zero after it"
+            return {name: self.download(pointers[name], array) for name, array in outputs.items()}
         finally:
             for block in blocks.values():
                 self.free(block)
@@ -155,13 +156,13 @@ class OpRunner:
             intact = (before == _POISON).all() and (after == _POISON).all()
             assert intact, f"{op}: a kernel wrote outside of {name}"
 
-    def launch(self, lowering: Lowering, place: Pointers, *, programmatic: bool = True) -> None:
-        """Queues every launch; a name without a place is an absent tensor.
+    def launch(self, lowering: Lowering, pointers: Pointers, *, programmatic: bool = True) -> None:
+        """Queue every launch; a name without a pointer is an absent tensor.
 
-        One that reads early starts early behind any other: nobody writes inputs meanwhile.
+        A launch that reads inputs early can follow any other launch, because none writes inputs.
         """
         for launch in lowering.launches:
-            self._launch(launch, place, programmatic=programmatic and launch.programmatic)
+            self._launch(launch, pointers, programmatic=programmatic and launch.programmatic)
 
     def time_s(
         self,
@@ -170,27 +171,27 @@ class OpRunner:
         programmatic: bool = True,
         replays: int = 20,
     ) -> float:
-        """Median seconds of all of ``work``, in order, as one CUDA graph."""
+        """Return the median seconds of all of ``work``, in order, as one CUDA graph."""
         driver = self._driver
         self.prepare([lowering for lowering, _ in work])
-        for lowering, place in work[:1]:
-            self.launch(lowering, place, programmatic=False)
+        for lowering, pointers in work[:1]:
+            self.launch(lowering, pointers, programmatic=False)
         self._call(driver.cuStreamSynchronize, self.stream)
         mode = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
         self._call(driver.cuStreamBeginCapture, self.stream, mode)
-        for lowering, place in work:
-            self.launch(lowering, place, programmatic=programmatic)
+        for lowering, pointers in work:
+            self.launch(lowering, pointers, programmatic=programmatic)
         graph = self._call(driver.cuStreamEndCapture, self.stream)
-        replayed = self._call(driver.cuGraphInstantiate, graph, 0)
+        executable = self._call(driver.cuGraphInstantiate, graph, 0)
         begin, end = (self._call(driver.cuEventCreate, 0) for _ in range(2))
         times = []
         for _ in range(replays + 2):
             self._call(driver.cuEventRecord, begin, self.stream)
-            self._call(driver.cuGraphLaunch, replayed, self.stream)
+            self._call(driver.cuGraphLaunch, executable, self.stream)
             self._call(driver.cuEventRecord, end, self.stream)
             self._call(driver.cuEventSynchronize, end)
             times.append(self._call(driver.cuEventElapsedTime, begin, end) * 1e-3)
-        self._call(driver.cuGraphExecDestroy, replayed)
+        self._call(driver.cuGraphExecDestroy, executable)
         self._call(driver.cuGraphDestroy, graph)
         return float(np.median(times[2:]))
 
@@ -207,7 +208,7 @@ class OpRunner:
             self._call(driver.cuFuncSetAttribute, function, kind, value)
         return function
 
-    def _launch(self, launch: OpLaunch, place: Pointers, *, programmatic: bool) -> None:
+    def _launch(self, launch: OpLaunch, pointers: Pointers, *, programmatic: bool) -> None:
         driver = self._driver
         config = driver.CUlaunchConfig()
         config.gridDimX, config.gridDimY, config.gridDimZ = launch.grid
@@ -223,22 +224,22 @@ class OpRunner:
         values: list[int | float] = []
         types: list[type[Any]] = []
         for argument in launch.arguments:
-            value, kind = _held(argument, place)
+            value, kind = _argument_value(argument, pointers)
             values.append(value)
             types.append(kind)
         function = self._function(launch)
         self._call(driver.cuLaunchKernelEx, config, function, (tuple(values), tuple(types)), 0)
 
 
-def _held(argument: Argument, place: Pointers) -> tuple[int | float, type[Any]]:
-    """The value of a launch argument and its type.
+def _argument_value(argument: Argument, pointers: Pointers) -> tuple[int | float, type[Any]]:
+    """Return the value and type of a launch argument.
 
-    The GPU is alone: it is rank 0, and what is for another rank goes to its own memory.
+    On a single GPU this is rank 0, and pointers to other ranks refer to its own memory.
     """
     if isinstance(argument, PeerPointer):
         argument = argument.name
     if argument is None or isinstance(argument, str):
-        return 0 if argument is None else place.get(argument, 0), ctypes.c_void_p
+        return 0 if argument is None else pointers.get(argument, 0), ctypes.c_void_p
     if isinstance(argument, RankNumber):
         return 0, ctypes.c_int32
     return argument, ctypes.c_float if isinstance(argument, float) else ctypes.c_int32

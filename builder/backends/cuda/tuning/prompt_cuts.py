@@ -1,4 +1,4 @@
-"""A prompt chunk cut into launches of other sizes: rows owe the bits that they have together."""
+"""Cuts a prompt chunk into launches of other sizes, in which rows must have the same bits."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import numpy as np
 from specbuild.plugins_cuda.launches import LoweringRequest, TensorInfo
 from specbuild.plugins_cuda.opspec import OpSpec
 
-FEWEST_ROWS = 64
-# Pieces begin at such multiples, so that every tensor of them is as aligned as the whole one.
+MIN_ROWS = 64
+# Pieces start at multiples of this, so that their tensors are aligned like those of the full chunk.
 _ALIGNED_ROWS = 8
 
 
 @dataclass(frozen=True)
 class Piece:
-    """Rows ``first … first + rows − 1`` of a launch, and the request of these alone."""
+    """Rows ``first … first + rows − 1`` of a launch, and the request for these rows."""
 
     first: int
     rows: int
@@ -29,20 +29,20 @@ Cut: TypeAlias = tuple[Piece, ...]
 
 
 def row_tensors(op: OpSpec, request: LoweringRequest) -> tuple[str, ...]:
-    """The inputs and outputs that have a row for every row of the results."""
-    written = {output for output, _ in op.aliases}
-    axis = next(spec.axes[0] for spec in op.outputs if spec.name not in written)
+    """Return the inputs and outputs with a row for every row of the results."""
+    aliased = {output for output, _ in op.aliases}
+    axis = next(spec.axes[0] for spec in op.outputs if spec.name not in aliased)
     specs = (*op.inputs, *op.outputs)
     return tuple(s.name for s in specs if s.name in request.tensors and s.axes[:1] == (axis,))
 
 
 def cuts_of(op: OpSpec, request: LoweringRequest) -> tuple[Cut, ...]:
-    """Two cuts of a prompt's rows into three sizes; none of few rows, or of rows that decode."""
+    """Return two cuts of a prompt's rows into three sizes; none for few or decode rows."""
     if request.phase == "decode":
         return ()
     names = row_tensors(op, request)
     rows = request.tensors[names[-1]].shape[0]
-    if rows < FEWEST_ROWS or "page_table" in request.tensors:
+    if rows < MIN_ROWS or "page_table" in request.tensors:
         return ()
     large, small = (_ALIGNED_ROWS * (rows // part | 1) for part in (13, 48))
     last = rows - large - small
@@ -51,9 +51,9 @@ def cuts_of(op: OpSpec, request: LoweringRequest) -> tuple[Cut, ...]:
     )
 
 
-def row_starts(whole: np.ndarray, piece: Piece) -> np.ndarray:
-    """``row_start`` [B + 1] of a piece, by that of the whole launch."""
-    starts: np.ndarray = np.clip(whole - piece.first, 0, piece.rows).astype(np.int32)
+def row_starts(full_starts: np.ndarray, piece: Piece) -> np.ndarray:
+    """Return ``row_start`` [B + 1] of a piece from that of the full launch."""
+    starts: np.ndarray = np.clip(full_starts - piece.first, 0, piece.rows).astype(np.int32)
     return starts
 
 

@@ -1,4 +1,4 @@
-"""Lowers and compiles the programs of a written plan again, by another book of tactics."""
+"""Lowers and compiles the programs of a written plan again, with another book of tactics."""
 
 from __future__ import annotations
 
@@ -25,51 +25,54 @@ from specbuild.runtime.engine_dir.strict_json import to_json
 REPORT_FILE = "build_report.json"
 
 
-def relowered(
-    found: ReadPlan,
+def relower(
+    source: ReadPlan,
     book: TacticBook,
     compiler: Compiler,
     read: Callable[[str], bytes],
     progress: Progress,
 ) -> CudaEngine:
-    """What a build with this book would have written, weights aside.
+    """Return the result of a build with this book, without weights.
 
-    ``read`` gives the engine's cubins, which are taken over where their sources are the same.
-    Raises SpecbuildError as a build does.
+    ``read`` loads the engine's cubins, which are reused if their sources are unchanged. Raises
+    SpecbuildError like a build.
     """
-    target = Target(arch=found.plan.gpu, multiprocessors=found.plan.multiprocessors)
+    target = Target(arch=source.plan.gpu, multiprocessors=source.plan.multiprocessors)
 
-    def make(lowering: CallLowering) -> tuple[CudaEngine, NamedPrograms] | Unsupported:
-        writer, programs = lowered_again(found, lowering)
-        compiler.adopt(writer.kernels, found.plan.kernels, read)
+    def compile_with(lowering: CallLowering) -> tuple[CudaEngine, NamedPrograms] | Unsupported:
+        writer, programs = lower_again(source, lowering)
+        compiler.adopt(writer.kernels, source.plan.kernels, read)
         engine = compile_programs(writer, programs, target, compiler, progress)
         return engine if isinstance(engine, Unsupported) else (engine, programs)
 
-    lowering, (engine, programs) = without_spills(target, book, make)
+    lowering, (engine, programs) = without_spills(target, book, compile_with)
     choices = lowering.choices(program for _, program in programs)
     tactics = tactics_report(lowering.tactics, choices)
     report = replace(engine.report, tactics=tactics, left_out=lowering.left_out)
     return replace(engine, report=report)
 
 
-def lowered_again(found: ReadPlan, lower: Lower) -> tuple[PlanWriter, NamedPrograms]:
-    """The programs by this lowering, and the writer that numbers buffers as the plan does."""
-    lowered = [(entry, lower_program(program, lower)) for entry, program in found.programs]
+def lower_again(source: ReadPlan, lower: Lower) -> tuple[PlanWriter, NamedPrograms]:
+    """Return the lowered programs, and the writer with the buffer indices of the plan."""
+    lowered = [(entry, lower_program(program, lower)) for entry, program in source.programs]
     programs = tuple(
-        (replace(entry, launches=sum(len(each.launches) for each in program.lowerings)), program)
+        (
+            replace(entry, launches=sum(len(lowering.launches) for lowering in program.lowerings)),
+            program,
+        )
         for entry, program in lowered
     )
     writer = PlanWriter(
         [program for _, program in programs],
-        found.weights,
-        found.caches,
-        found.ports,
-        found.exchanges,
-        found.plan.ranks,
+        source.weights,
+        source.caches,
+        source.ports,
+        source.exchanges,
+        source.plan.ranks,
     )
     return writer, programs
 
 
 def report_with(data: bytes, report: CudaReport) -> bytes:
-    """A build report whose part on the GPU is replaced."""
+    """Return a build report with its CUDA part replaced."""
     return json_bytes({**json.loads(data), "cuda": to_json(report)})

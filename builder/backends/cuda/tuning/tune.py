@@ -1,6 +1,6 @@
 """``specbuild tune``: times the tactics of an engine's shapes and rewrites its plan with the best.
 
-The programs are read back from the plan, so neither the checkpoint nor the weights are needed.
+The programs are read from the plan, so neither the checkpoint nor the weights are needed.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from specbuild.builder.backends.cuda.tuning.choice import (
     measure_all,
     shapes_of,
 )
-from specbuild.builder.backends.cuda.tuning.relower import REPORT_FILE, relowered, report_with
+from specbuild.builder.backends.cuda.tuning.relower import REPORT_FILE, relower, report_with
 from specbuild.builder.backends.cuda.tuning.timer import CandidateTimer, GpuTimer
 from specbuild.builder.engine.rewrite import rewrite_engine
 from specbuild.builder.progress import Progress
@@ -49,9 +49,9 @@ from specbuild.runtime.executors.registry import check_here
 
 @dataclass(frozen=True)
 class TuneOptions:
-    """What ``specbuild tune`` is asked for; ``context`` is how many tokens a sequence holds.
+    """The options of ``specbuild tune``; ``context`` is the number of tokens per sequence.
 
-    ``programs`` are those whose shapes are wanted, None for all.
+    ``programs`` selects the programs whose shapes are measured; None selects all.
     """
 
     engine: Path
@@ -65,14 +65,14 @@ class TuneOptions:
 
     @property
     def file(self) -> Path:
-        """The tactic file."""
+        """The path of the tactic file."""
         engine = self.engine.resolve()
         return self.output or engine.with_name(f"{engine.name}.tactics.json")
 
 
 @dataclass(frozen=True)
 class TuneReport:
-    """``left`` shapes were not reached in time; ``tactics`` is what the engine uses now."""
+    """The result: ``left`` counts shapes not reached in time, ``tactics`` describes the engine."""
 
     device: str
     file: str
@@ -83,58 +83,58 @@ class TuneReport:
     seconds: float
 
 
-class TimerOf(Protocol):
-    """Makes the timer, once it is known that there is something to time."""
+class TimerFactory(Protocol):
+    """Makes the timer after all checks that need no GPU."""
 
     def __call__(self, compiler: Compiler) -> CandidateTimer:
-        """A timer whose kernels this compiler compiles."""
+        """Return a timer whose kernels this compiler compiles."""
         ...
 
 
 def tune_engine(
-    options: TuneOptions, progress: Progress, timer_of: TimerOf | None = None
+    options: TuneOptions, progress: Progress, make_timer: TimerFactory | None = None
 ) -> TuneReport:
-    """Measures, writes the tactic file, and rewrites the engine's plan, kernels and report.
+    """Measure, write the tactic file, and rewrite the engine's plan, kernels and report.
 
-    Raises UnsupportedHereError where the engine does not run on this machine, SpecbuildError for
-    a wrong option, a tactic file of another GPU, or an engine of another version of specbuild.
+    Raises UnsupportedHereError if the engine does not run on this machine. Raises SpecbuildError
+    for an invalid option, a tactic file of another GPU, or an engine of another version.
     """
-    began = time.monotonic()
+    started = time.monotonic()
     manifest = read_manifest(options.engine)
     check_sizes(options.engine, manifest)
     if not facts_of(manifest.backend).has_plan:
         raise SpecbuildError(
             f"{options.engine} was built for {manifest.backend}, which has no tactics; tune an "
-            "engine of build --backend cuda"
+            "engine built with --backend cuda"
         )
     _require_ops(options.ops)
-    if timer_of is None:
+    if make_timer is None:
         reasons = check_here(manifest, options.engine)
         if reasons:
             raise UnsupportedHereError(f"{options.engine} cannot be tuned here: {reasons[0]}")
-        timer_of = partial(GpuTimer, context=options.context)
+        make_timer = partial(GpuTimer, context=options.context)
 
     def read(name: str) -> bytes:
         return bytes(read_file(options.engine, manifest, name))
 
-    found = read_programs(read_plan(options.engine, manifest), read)
-    target = Target(arch=found.plan.gpu, multiprocessors=found.plan.multiprocessors)
+    source = read_programs(read_plan(options.engine, manifest), read)
+    target = Target(arch=source.plan.gpu, multiprocessors=source.plan.multiprocessors)
     compiler = Compiler(target.arch)
-    timer = timer_of(compiler)
+    timer = make_timer(compiler)
     code, empty = MeasuredCode(target, compiler), tactic_file(target.arch, timer.device, ())
-    start, known = _start(options, code, empty, progress)
-    shapes = shapes_of(_of_programs(found, options.programs), target)
-    wanted = [shape for shape in shapes if _is_wanted(shape, options, known)]
-    if len(wanted) < len(shapes):
-        progress.note(f"{len(shapes) - len(wanted)} of {len(shapes)} shapes are left as they are")
-    deadline = math.inf if options.seconds is None else began + options.seconds
-    compiler.adopt(default_kernels(wanted), found.plan.kernels, read)
+    initial, measured_keys = _start(options, code, empty, progress)
+    shapes = shapes_of(_select_programs(source, options.programs), target)
+    to_measure = [shape for shape in shapes if _needs_measurement(shape, options, measured_keys)]
+    if len(to_measure) < len(shapes):
+        progress.note(f"{len(shapes) - len(to_measure)} of {len(shapes)} shapes are not measured")
+    deadline = math.inf if options.seconds is None else started + options.seconds
+    compiler.adopt(default_kernels(to_measure), source.plan.kernels, read)
     try:
-        entries, measured = measure_all(wanted, compiler, timer, progress, deadline)
+        entries, measured = measure_all(to_measure, compiler, timer, progress, deadline)
     finally:
         timer.close()
-    write_tactics(options.file, file := start.with_entries(map(code.recorded, entries)))
-    engine = relowered(found, TacticBook(file, options.file.name), compiler, read, progress)
+    write_tactics(options.file, file := initial.with_entries(map(code.recorded, entries)))
+    engine = relower(source, TacticBook(file, options.file.name), compiler, read, progress)
     progress.start("rewriting the engine", 1, "step")
     rewrite_engine(
         options.engine,
@@ -147,9 +147,9 @@ def tune_engine(
         file=str(options.file),
         shapes=len(shapes),
         measured=tuple(measured),
-        left=len(wanted) - len(measured),
+        left=len(to_measure) - len(measured),
         tactics=engine.report.tactics,
-        seconds=time.monotonic() - began,
+        seconds=time.monotonic() - started,
     )
 
 
@@ -158,55 +158,55 @@ def _require_ops(names: tuple[str, ...]) -> None:
     unknown = sorted(set(names) - set(tunable))
     if unknown:
         raise SpecbuildError(
-            f"--ops {','.join(unknown)}: no such op has tactics; those are {', '.join(tunable)}"
+            f"--ops {','.join(unknown)}: expected ops with tactics: {', '.join(tunable)}"
         )
 
 
 def _start(
     options: TuneOptions, code: MeasuredCode, empty: TacticFile, progress: Progress
 ) -> tuple[TacticFile, set[str]]:
-    """What the new file begins with, and the keys that need not be measured again.
+    """Return the initial contents of the file, and the keys that need no measurement.
 
-    An existing file is added to; else what is shipped for this GPU fills in what is not measured.
+    An existing file is extended. Otherwise the shipped tactics for this GPU are the start.
     """
     path = options.file
     if not path.parent.is_dir():
-        raise SpecbuildError(f"--output {path}: there is no such folder; make it first")
+        raise SpecbuildError(f"--output {path}: the folder does not exist; create it first")
     if path.resolve().is_relative_to(options.engine.resolve()):
         raise SpecbuildError(
-            f"--output {path} lies in the engine, which holds its own files only; choose another "
-            "place"
+            f"--output {path} is inside the engine, which must contain no other files; choose "
+            "another path"
         )
     if not path.exists():
-        shipped, _ = code.held(shipped_tactics(empty.gpu).file)
+        shipped, _ = code.valid_entries(shipped_tactics(empty.gpu).file)
         return shipped if shipped.device == empty.device else empty, set()
-    found = read_tactics(path)
-    if (found.gpu, found.device) != (empty.gpu, empty.device):
+    existing = read_tactics(path)
+    if (existing.gpu, existing.device) != (empty.gpu, empty.device):
         raise SpecbuildError(
-            f"{path} was measured on {found.device} ({found.gpu}), this GPU is {empty.device} "
-            f"({empty.gpu}); choose another --output"
+            f"{path} was measured on {existing.device} ({existing.gpu}), but this GPU is "
+            f"{empty.device} ({empty.gpu}); choose another --output"
         )
-    held, refused = code.held(found)
+    valid, refused = code.valid_entries(existing)
     if refused:
         progress.note(f"{path}: {len(refused)} tactics of other kernels are dropped")
-    return held, set() if options.force else {entry.key for entry in held.entries}
+    return valid, set() if options.force else {entry.key for entry in valid.entries}
 
 
-def _of_programs(found: ReadPlan, names: frozenset[str] | None) -> ReadPlan:
-    """The plan with these programs alone; SpecbuildError names one that it does not have."""
+def _select_programs(source: ReadPlan, names: frozenset[str] | None) -> ReadPlan:
+    """Select programs of the plan. SpecbuildError for a name that it does not have."""
     if names is None:
-        return found
-    unknown = names - {entry.name for entry, _ in found.programs}
+        return source
+    unknown = names - {entry.name for entry, _ in source.programs}
     if unknown:
-        raise SpecbuildError(f"the engine has no program {min(unknown)}: measure this engine again")
-    kept = tuple((entry, program) for entry, program in found.programs if entry.name in names)
-    return replace(found, programs=kept)
+        raise SpecbuildError(f"the engine has no program {min(unknown)}; measure this engine again")
+    selected = tuple((entry, program) for entry, program in source.programs if entry.name in names)
+    return replace(source, programs=selected)
 
 
-def _is_wanted(shape: Shape, options: TuneOptions, known: set[str]) -> bool:
-    asked = not options.ops or shape.op.name in options.ops
-    few = options.max_rows is None or shape.rows <= options.max_rows
-    return asked and few and shape.key not in known
+def _needs_measurement(shape: Shape, options: TuneOptions, measured_keys: set[str]) -> bool:
+    is_selected = not options.ops or shape.op.name in options.ops
+    is_small = options.max_rows is None or shape.rows <= options.max_rows
+    return is_selected and is_small and shape.key not in measured_keys
 
 
 def _is_plan(name: str) -> bool:
