@@ -1,1 +1,1 @@
-"""Model families: a folder each, and what they are made of."""
+"""Model families: one folder each, and the modules that they share."""

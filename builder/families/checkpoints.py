@@ -1,4 +1,4 @@
-"""Reads the checkpoints of targets and drafts, of whatever family they are."""
+"""Reads the checkpoints of targets and drafts of all families."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from specbuild.builder.families.registry import (
     DRAFTS,
     TARGETS,
     gguf_forms,
-    retrofitted,
+    retrofit_targets,
     supported_targets,
     target_family,
 )
@@ -35,10 +35,11 @@ from specbuild.runtime.engine_dir.geometry import TargetGeometry
 from specbuild.runtime.engine_dir.geometry_check import check_target
 from specbuild.runtime.errors import EngineFileError, SpecbuildError
 
-# What --draft says for the MTP layer of the target's own checkpoint.
+# The value of --draft for the MTP layer of the target's checkpoint.
 OWN_DRAFT = next(name for name, family in DRAFTS.items() if family.in_target)
 DRAFT_LABEL = "draft config.json"
-# Of all layers together; the largest models have a tenth of it. Each is three expected tensors.
+# The maximum number of experts in all layers, ten times that of the largest models. Each expert has
+# three expected tensors.
 _MAX_EXPERTS = 1 << 18
 
 
@@ -50,48 +51,48 @@ def read_target(
     dsa: bool | None = None,
     own_draft: bool = False,
 ) -> TargetCheckpoint:
-    """Read the headers of the checkpoint at ``path``; no weights are loaded.
+    """Read the headers of the checkpoint at ``path`` without loading weights.
 
-    Latents that lie beside it take the place of keys and values, unless ``mla`` is false. Indexers
-    are used where ``dsa`` asks for them, or the config where it is None. Of layers that predict
-    further tokens a warning says that they are left out, but where they draft (``own_draft``).
-    Raises SpecbuildError if it is no checkpoint, is of an unsupported kind, or does not hold
-    exactly the tensors that its configuration asks for; ``strict`` also refuses unknown fields.
+    Latents (mla_kv.safetensors) replace keys and values, unless ``mla`` is false. ``dsa`` selects
+    whether indexers are used; with None the config decides. Unused MTP layers cause a warning,
+    unless ``own_draft`` drafts with them. Raises SpecbuildError if the checkpoint is missing,
+    unsupported, or has other tensors than its configuration requires. ``strict`` also rejects
+    unknown fields.
     """
     path = Path(path)
-    opened = open_target(path, gguf_forms())
-    config = opened.config
-    family = _family(opened)
+    source = open_target(path, gguf_forms())
+    config = source.config
+    family = _family(source)
     form = family.checkpoint
     geometry, warnings = form.read_config(path, config, strict=strict)
-    warnings = opened.warnings + warnings
+    warnings = source.warnings + warnings
     _check_sizes(config, geometry)
     if not family.retrofits:
         _refuse_retrofits(path, geometry, mla=mla, dsa=dsa)
     if not geometry.eos_token_ids:
-        warnings += ("target: no EOS token is named; output ends at its length only",)
-    floats = float_tensors(opened.tensors(), config, strict=strict)
+        warnings += ("target: no EOS token is defined; output ends only at its maximum length",)
+    floats = float_tensors(source.tensors(), config, strict=strict)
     warnings += floats.warnings
-    own, predicting = split_predictors(floats.tensors, geometry.layers, config)
+    own_tensors, predicting = split_predictors(floats.tensors, geometry.layers, config)
     if not own_draft:
         warnings += unused_predictors(predicting)
-    tensors, more = form.canonical(own, geometry, config)
+    tensors, name_warnings = form.canonical(own_tensors, geometry, config)
     if geometry.tied_head:
         tie_head(path, tensors)
     names = list(tensors)
     hints = [*_draft_hints(names), *form.hints(geometry, names)]
-    hints += _foreign_hints(config, names, but=family)
+    hints += _foreign_hints(config, names, excluded=family)
     expected = form.tensors(geometry)
     warnings += drop_zero_biases(tensors, expected)
     audit(str(path), expected, tensors, hints)
     roots = form.text_roots(path, config)
-    generation, unusable = opened.generation(roots)
+    generation, generation_warnings = source.generation(roots)
     target = TargetCheckpoint(
         geometry,
         form.for_engine(tensors, geometry, config),
-        warnings + more + unusable,
-        opened.text_files(roots),
-        source_types=opened.source_types or floats.types,
+        warnings + name_warnings + generation_warnings,
+        source.text_files(roots),
+        source_types=source.source_types or floats.types,
         generation=generation,
         quantization=floats.quantization,
     )
@@ -107,11 +108,11 @@ def read_draft(
     strict: bool,
     norm_output: Literal["state", "head"] | None = None,
 ) -> DraftCheckpoint:
-    """Read the draft at ``path``; of the weights only maps of its vocabulary are loaded.
+    """Read the draft at ``path``; of its weights only vocabulary maps are loaded.
 
-    ``norm_output`` is what its config's flag of this name means, None where nobody said it.
-    Raises SpecbuildError if it is no draft, needs what is not implemented, does not hold exactly
-    the tensors that it should, or does not fit ``target``.
+    ``norm_output`` is the meaning of the config's flag of this name; None means unspecified. Raises
+    SpecbuildError if the draft is unsupported, has other tensors than required, or does not fit
+    ``target``.
     """
     path = Path(path)
     fields = with_modelopt(path, read_config(path))
@@ -127,12 +128,12 @@ def read_draft(
     for model in TARGETS.values():
         if model.model_types.get(config.text("model_type") or "") in architectures:
             raise SpecbuildError(
-                f"{path}: is a {model.title} target, not a draft; give it with --model"
+                f"{path}: is a {model.title} target, not a draft; pass it with --model"
             )
-    known = "; ".join(f"{d.title}: {', '.join(d.architectures)}" for d in DRAFTS.values())
+    supported = "; ".join(f"{d.title}: {', '.join(d.architectures)}" for d in DRAFTS.values())
     raise SpecbuildError(
-        f"{config.where}: architectures {list(architectures)!r} is no draft that specbuild knows "
-        f"(supported: {known})"
+        f"{config.where}: architectures: got {list(architectures)!r}, expected a supported "
+        f"draft ({supported})"
     )
 
 
@@ -143,23 +144,23 @@ def read_own_draft(
     strict: bool,
     norm_output: Literal["state", "head"] | None = None,
 ) -> DraftCheckpoint:
-    """The layer of a target's own checkpoint that drafts. SpecbuildError where there is none."""
+    """Read the MTP layer of a target's checkpoint as a draft. SpecbuildError if it has none."""
     if is_gguf(path):
         raise SpecbuildError(
-            f"--draft {OWN_DRAFT}: MTP layers are not read of GGUF files such as {path}; give the "
-            "directory of the model's safetensors"
+            f"--draft {OWN_DRAFT}: MTP layers of GGUF files such as {path} are not supported; use "
+            "the directory with the model's safetensors"
         )
     config = open_target(path, gguf_forms()).config
     return DRAFTS[OWN_DRAFT].read(path, config, target, strict=strict, norm_output=norm_output)
 
 
 def is_own_draft(draft: Path | None) -> bool:
-    """Whether ``--draft`` asks for the target's own layer, by its name: no directory has it."""
+    """Return whether ``--draft`` names the target's MTP layer and no such directory exists."""
     return draft is not None and str(draft) == OWN_DRAFT and not draft.is_dir()
 
 
 def _check_sizes(config: Config, geometry: TargetGeometry) -> None:
-    """Raise SpecbuildError where an engine's manifest could not hold the geometry."""
+    """Raise SpecbuildError if an engine's manifest cannot represent the geometry."""
     try:
         check_target(geometry)
     except EngineFileError as error:
@@ -167,13 +168,13 @@ def _check_sizes(config: Config, geometry: TargetGeometry) -> None:
     experts = 0 if geometry.moe is None else geometry.moe.experts
     if geometry.layers * experts > _MAX_EXPERTS:
         raise SpecbuildError(
-            f"{config.where}: {geometry.layers} layers of {experts} experts are more than "
-            f"{_MAX_EXPERTS} in all; correct the sizes in the file"
+            f"{config.where}: got {geometry.layers} layers of {experts} experts, expected up to "
+            f"{_MAX_EXPERTS} experts in all; correct the sizes in the file"
         )
 
 
-def _family(opened: OpenedTarget) -> TargetFamily:
-    config = opened.config
+def _family(source: OpenedTarget) -> TargetFamily:
+    config = source.config
     model_type, architectures = config.text("model_type"), config.texts("architectures")
     got = f"model_type {model_type!r}"
     for family in TARGETS.values():
@@ -185,8 +186,8 @@ def _family(opened: OpenedTarget) -> TargetFamily:
                 return family
             got = f"architectures {list(architectures)!r}"
     names: list[str] = []
-    with suppress(SpecbuildError):  # the model is refused anyway; the names only make hints
-        names = list(opened.tensors())
+    with suppress(SpecbuildError):  # the model is rejected anyway; the names are only for hints
+        names = list(source.tensors())
     hints = [*_draft_hints(names), *_foreign_hints(config, names)]
     lines = [f"{config.where}: {got} is not supported (supported: {supported_targets()})"]
     raise SpecbuildError("\n".join([*lines, *[f"  hint: {hint}" for hint in hints]]))
@@ -197,39 +198,41 @@ def _draft_hints(names: Iterable[str]) -> list[str]:
 
 
 def _foreign_hints(
-    config: Config, names: list[str], *, but: TargetFamily | None = None
+    config: Config, names: list[str], *, excluded: TargetFamily | None = None
 ) -> list[str]:
-    """Which other families the tensors look like."""
-    others = [family for family in TARGETS.values() if family is not but]
+    """Return hints about other families with such tensors."""
+    others = [family for family in TARGETS.values() if family is not excluded]
     return [hint for family in others for hint in family.checkpoint.foreign_hints(config, names)]
 
 
 def read_retrofit_target(path: Path, *, command: str, mla: bool) -> TargetCheckpoint:
-    """Read a target that ``command`` computes latents or indexers for; ``mla`` reads its latents.
+    """Read a target for which ``command`` computes latents or indexers; ``mla`` reads its latents.
 
-    Raises SpecbuildError for a GGUF file, and for a family without latents and indexers.
+    Raises SpecbuildError for a GGUF file, and for a family that supports neither.
     """
     refuse_gguf(path)
     target = read_target(path, strict=False, mla=mla, dsa=False)
     kind = target.geometry.model_type
     if not target_family(kind).retrofits:
-        own = ", which caches latents already" if target.geometry.latent_dims else ""
-        raise SpecbuildError(f"{path}: is a {kind}{own}; {command} is for {retrofitted()}")
+        detail = ", which already caches latents" if target.geometry.latent_dims else ""
+        raise SpecbuildError(
+            f"{path}: is a {kind}{detail}; {command} supports only {retrofit_targets()}"
+        )
     return target
 
 
 def _refuse_retrofits(path: Path, geometry: TargetGeometry, *, mla: bool, dsa: bool | None) -> None:
-    kind, families = geometry.model_type, retrofitted()
+    kind, families = geometry.model_type, retrofit_targets()
     if mla and has_file(path / LATENT_FILE):
-        own = ", which caches latents of its own" if geometry.latent_dims else ""
+        detail = ", which caches native latents" if geometry.latent_dims else ""
         raise SpecbuildError(
-            f"{path / LATENT_FILE}: latents in the place of keys and values belong to {families}, "
-            f"but this is a {kind}{own}; remove the file, or build with --no-mla"
+            f"{path / LATENT_FILE}: latents in place of keys and values need {families}, but this "
+            f"is a {kind}{detail}; remove the file, or build with --no-mla"
         )
     if dsa:
         raise SpecbuildError(
-            f"--dsa: indexers ({INDEXER_FILE}) are built for {families}, {path} is a {kind}; "
-            "leave it out"
+            f"--dsa: indexers ({INDEXER_FILE}) need {families}, but {path} is a {kind}; remove "
+            "the option"
         )
 
 
@@ -242,20 +245,20 @@ def _with_retrofits(
     mla: bool,
     dsa: bool | None,
 ) -> TargetCheckpoint:
-    """The checkpoint with the latents and indexers that lie beside it."""
+    """Add the latents and indexers in the checkpoint's directory."""
     geometry, tensors = target.geometry, target.tensors
     warnings = target.warnings + check_fields(config.section("attention"), ATTENTION, strict=strict)
     latents = read_latents(path, config, geometry) if mla else None
     if latents is not None:
         if not geometry.attention.qkv_bias:
             raise SpecbuildError(
-                f"{path / LATENT_FILE}: latents are built beside biases of attention, which this "
-                "model has not (attention_bias); remove the file, or build with --no-mla"
+                f"{path / LATENT_FILE}: latents need a model with attention biases "
+                "(attention_bias); remove the file, or build with --no-mla"
             )
         geometry = dataclasses.replace(geometry, latent_dims=latents.dims)
         tensors = {**tensors, **latents.tensors}
         warnings += latents.warnings
-    indexers, more = read_indexers(path, config, geometry, asked=dsa)
+    indexers, indexer_warnings = read_indexers(path, config, geometry, asked=dsa)
     if indexers is not None:
         geometry = dataclasses.replace(geometry, indexer=indexers.geometry)
         tensors = {**tensors, **indexers.tensors}
@@ -263,6 +266,6 @@ def _with_retrofits(
         target,
         geometry=geometry,
         tensors=tensors,
-        warnings=warnings + more,
+        warnings=warnings + indexer_warnings,
         replaced=latents.replaced if latents is not None else {},
     )

@@ -1,4 +1,4 @@
-"""What the builder wants to know of a model family: one object for each, listed in the registry."""
+"""The interface of a model family: an object per family, listed in the registry."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class ConfigReader(Protocol):
     def __call__(
         self, path: Path, config: Config, *, strict: bool
     ) -> tuple[TargetGeometry, Warnings]:
-        """The geometry, checked, and warnings; SpecbuildError for what is not implemented."""
+        """Return the checked geometry and warnings. SpecbuildError for an unsupported config."""
         ...
 
 
@@ -55,27 +55,27 @@ class DraftReader(Protocol):
         strict: bool,
         norm_output: Literal["state", "head"] | None = None,
     ) -> DraftCheckpoint:
-        """The draft, audited; SpecbuildError where it does not fit ``target``.
+        """Return the audited draft. SpecbuildError if it does not fit ``target``.
 
-        ``norm_output`` is what a config's flag of this name means, None where nobody said it.
+        ``norm_output`` is the meaning of a config's flag of this name; None means unspecified.
         """
         ...
 
 
 class ReferenceReader(Protocol):
-    """Reads a draft in plain torch, which ``verify`` holds an engine's draft against."""
+    """Reads a draft in plain torch, which ``verify`` compares with an engine's draft."""
 
     def __call__(self, path: Path, target: Any, built: Any, engine: Path) -> PathDraft | BlockDraft:
-        """The draft of the checkpoint at ``path`` over ``target``, its model in transformers.
+        """Return the draft of the checkpoint at ``path`` over ``target``, a transformers model.
 
-        ``built`` is the geometry in ``engine``. SpecbuildError where that is of another draft.
+        ``built`` is the geometry in ``engine``. SpecbuildError if it is that of another draft.
         """
         ...
 
 
 @dataclass(frozen=True)
 class DraftSizes:
-    """What of a synthetic draft does not follow from its target."""
+    """The sizes of a synthetic draft that do not follow from its target."""
 
     vocab: int
     inner: int
@@ -85,7 +85,7 @@ class DraftSizes:
 class NamedGeometry:
     """A target with all of its layers, its padding token, and the sizes of its draft.
 
-    Ids from ``first_special`` on are no text: no prompt holds one and no draft says one.
+    Ids from ``first_special`` on are special tokens. Prompts and drafts do not contain them.
     """
 
     target: TargetGeometry
@@ -94,22 +94,22 @@ class NamedGeometry:
     draft: DraftSizes
 
     def with_layers(self, layers: int | None) -> TargetGeometry:
-        """The target cut to its first layers. SpecbuildError if it has not so many."""
+        """Return the target cut to its first layers. SpecbuildError for an invalid number."""
         if layers is None:
             return self.target
-        most = self.target.layers
-        if not 1 <= layers <= most:
-            raise SpecbuildError(f"--layers {layers} must lie between 1 and the model's {most}")
+        max_layers = self.target.layers
+        if not 1 <= layers <= max_layers:
+            raise SpecbuildError(f"--layers: got {layers}, expected 1 to {max_layers}")
         if set(range(layers)) <= set(self.target.linear_layers):
             first = self.target.layer_types.index("full_attention") + 1
             raise SpecbuildError(
-                f"--layers {layers} leaves layers with a recurrent state alone, an engine needs "
-                f"one with keys and values; choose {first} or more"
+                f"--layers {layers} leaves only layers with a recurrent state, but an engine needs "
+                f"one with keys and values; use {first} or more"
             )
         kinds = self.target.layer_feed_forwards[:layers]
         types = self.target.layer_types[:layers]
         if self.target.window_heads is not None:
-            # The class of these models gives the last layer no window, whatever its type says.
+            # In transformers the last layer of these models has no window, whatever its type.
             types = (*types[:-1], self.target.layer_types[-1])
         windows: dict[str, Any] = {}
         if self.target.window_heads is not None and "sliding_attention" not in types:
@@ -131,7 +131,7 @@ def _unchanged(tensors: Tensors, _geometry: TargetGeometry, _config: Config) -> 
     return tensors
 
 
-def _as_they_are(
+def _unchanged_without_warnings(
     tensors: Tensors, _geometry: TargetGeometry, _config: Config
 ) -> tuple[Tensors, Warnings]:
     return tensors, ()
@@ -141,41 +141,42 @@ def _no_hints(*_: object) -> list[str]:
     return []
 
 
-def _here(path: Path, _config: Config) -> tuple[Path, ...]:
+def _checkpoint_root(path: Path, _config: Config) -> tuple[Path, ...]:
     return (path,)
 
 
 @dataclass(frozen=True)
 class CheckpointFormat:
-    """How a family's checkpoints lie on disk, and what engines make of them.
+    """The format of a family's checkpoints, and its conversion for engines.
 
-    ``canonical`` gives tensors the names and shapes that ``tensors`` wants, before the audit, and
-    warnings; ``for_engine`` gives audited ones the forms that the module's parameters have.
-    ``claims`` says whether a config without ``model_type`` is this family's, ``text_roots`` where
-    its tokenizer may lie. ``hints`` explain an audit that failed; ``foreign_hints`` say that
-    tensors look like this family's where another's config was read.
+    ``canonical`` converts tensors to the names and shapes of ``tensors`` before the audit, and
+    returns warnings. ``for_engine`` converts audited tensors to the module's parameters. ``claims``
+    returns whether a config without ``model_type`` belongs to this family, ``text_roots`` the
+    possible locations of its tokenizer. ``hints`` explain a failed audit. ``foreign_hints`` report
+    tensors of this family in a checkpoint with another family's config.
     """
 
     read_config: ConfigReader
     tensors: Callable[[TargetGeometry], dict[str, ExpectedTensor]]
-    canonical: Callable[[Tensors, TargetGeometry, Config], tuple[Tensors, Warnings]] = _as_they_are
+    canonical: Callable[[Tensors, TargetGeometry, Config], tuple[Tensors, Warnings]] = (
+        _unchanged_without_warnings
+    )
     for_engine: Callable[[Tensors, TargetGeometry, Config], Tensors] = _unchanged
     claims: Callable[[Config], bool] = lambda _: False
-    text_roots: Callable[[Path, Config], tuple[Path, ...]] = _here
+    text_roots: Callable[[Path, Config], tuple[Path, ...]] = _checkpoint_root
     hints: Callable[[TargetGeometry, list[str]], list[str]] = _no_hints
     foreign_hints: Callable[[Config, list[str]], list[str]] = _no_hints
 
 
 @dataclass(frozen=True)
 class Reference:
-    """What loading and watching the family's model in transformers takes, for ``verify``.
+    """How ``verify`` loads and observes the family's model in transformers.
 
-    ``classes`` are those that compute a model type of which transformers has no class.
-    ``load_options`` are further arguments of ``from_pretrained``, by the checkpoint's directory and
-    ``config.json``. ``routers``
-    gives the modules that choose experts, by layer, and ``margin`` how near the choice came to
-    another one, by a router's output. ``stored_name`` maps a tensor's name in GGUF checkpoints,
-    which is that of the engine, to the name that transformers loads.
+    ``classes`` are the classes for model types that transformers does not know. ``load_options``
+    returns further arguments of ``from_pretrained`` for a directory and its ``config.json``.
+    ``routers`` returns the modules that select experts, by layer. ``margin`` returns the distance
+    of a router's selection to the next one. ``stored_name`` maps a tensor's name in the engine and
+    in GGUF files to the name that transformers loads.
     """
 
     classes: Mapping[str, str] = field(default_factory=dict)
@@ -189,11 +190,11 @@ class Reference:
 class SynthTarget:
     """Synthetic models of the family.
 
-    ``config`` is ``config.json`` of a geometry and a padding token, ``tensor`` makes a tensor of
-    this name and shape that is neither embedding nor head. ``router_logits`` [n, E] are those of
-    a layer for normed rows [n, H]; it is given a loader of the layer's tensors. Checkpoints hold
-    the weights of norms less ``norms_less``. ``gguf`` maps model types to the architecture of the
-    GGUF files that are written of them.
+    ``config`` returns ``config.json`` for a geometry and a padding token. ``tensor`` returns a
+    tensor other than embedding and head by name and shape. ``router_logits`` returns the logits
+    [n, E] of a layer for normed rows [n, H], with a loader of the layer's tensors. Checkpoints
+    store the weights of norms minus ``norms_less``. ``gguf`` maps model types to architectures of
+    written GGUF files.
     """
 
     geometries: Mapping[str, Callable[[], NamedGeometry]]
@@ -206,25 +207,25 @@ class SynthTarget:
     gguf: Mapping[str, str] = field(default_factory=dict)
 
 
-# Keys and values of normed inputs: [T, H] → [T, 2·kv_width], before biases.
+# Keys and values of normed inputs without biases: [T, H] → [T, 2·kv_width].
 Projection: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
 
 
 class StreamedLayer(Protocol):
-    """One layer in plain fp32 torch over whole sequences [N, T, H], for retrofits."""
+    """One layer in plain fp32 torch over full sequences [N, T, H], for retrofits."""
 
     def normed(self, x: torch.Tensor) -> torch.Tensor:
-        """What attention reads of the stream ``x``."""
+        """Return attention's input for the residual stream ``x``."""
         ...
 
     def keys_values(self, normed: torch.Tensor) -> torch.Tensor:
-        """The checkpoint's own :data:`Projection`."""
+        """The checkpoint's :data:`Projection`."""
         ...
 
     def forward(
         self, x: torch.Tensor, normed: torch.Tensor, keys_values: Projection
     ) -> torch.Tensor:
-        """The stream after the layer; ``normed`` is :meth:`normed` of ``x``."""
+        """Return the residual stream after the layer; ``normed`` is :meth:`normed` of ``x``."""
         ...
 
 
@@ -232,12 +233,11 @@ class StreamedLayer(Protocol):
 class TargetFamily:
     """A family of targets.
 
-    ``model_types`` are those of its configs, with the class of transformers that each is.
-    ``retrofit`` makes a layer of its geometry, its weights by the names that follow
-    ``model.layers.N.``, and its window; None: latents and indexers are not built for the family.
-    ``teacher`` prepares the model in transformers for training drafts; None: drafts of this family
-    cannot be trained.
-    ``gguf`` are the architectures of GGUF files that are its models.
+    ``model_types`` maps those of its configs to classes of transformers. ``retrofit`` creates a
+    layer from its geometry, its weights (by names after ``model.layers.N.``) and its window; with
+    None the family supports neither latents nor indexers. ``teacher`` prepares the transformers
+    model for training drafts; with None they cannot be trained. ``gguf`` has the architectures of
+    its GGUF files.
     """
 
     title: str
@@ -254,17 +254,17 @@ class TargetFamily:
 
     @property
     def retrofits(self) -> bool:
-        """Whether latents and indexers may lie beside its checkpoints."""
+        """Whether its checkpoints support latents and indexers."""
         return self.retrofit is not None
 
 
 @dataclass(frozen=True)
 class SynthDraft:
-    """Synthetic drafts of a family: their geometry, ``config.json``, and tensors by name.
+    """Synthetic drafts of a family: geometry, ``config.json``, and tensors by name.
 
-    The tensors follow rules, with an acceptance between 0 and 1. ``checkpoint`` is what a reader
-    would give of them. ``places`` are what a draft without a head wants of the target's. ``config``
-    is None for a layer of the target's own checkpoint, which only engines are made with.
+    The tensors follow rules, with an acceptance rate between 0 and 1. ``checkpoint`` returns the
+    result of reading them. ``places`` are the states of the target that a draft without a head
+    needs. ``config`` is None for a layer of the target's checkpoint, which exists only in engines.
     """
 
     geometry: Callable[[TargetGeometry, DraftSizes], DraftGeometry]
@@ -278,15 +278,14 @@ class SynthDraft:
 class DraftFamily:
     """A family of drafts, whose geometry is the first argument of its modules.
 
-    ``hints`` say that tensors look like this family's where a target's were expected. ``fuse`` is
-    the module of the role ``draft_fuse``, ``draft`` of the role ``draft`` with rotary tables of so
-    many positions. ``claims`` says whether a config is this family's whatever architecture it
-    names; ``fused`` are the outputs of ``draft_fuse``: the rows' hidden states, and single ones.
-    Where ``context`` is given, it is the module of ``draft_fuse`` in ``fuse``'s place, which writes
-    what becomes of the target's states to the draft's caches; ``draft`` then reads tokens alone.
-    ``reference`` reads a checkpoint for ``verify``, ``cuda`` is the draft in CUDA engines.
-    The backends of ``refused_by`` have no form of its pass. A family that is ``in_target`` has no
-    checkpoint of its own: it is a layer of the target's.
+    ``hints`` report tensors of this family in a target's checkpoint. ``fuse`` creates the module of
+    the role ``draft_fuse``, ``draft`` that of the role ``draft`` for a number of positions.
+    ``claims`` returns whether a config is this family's regardless of its architecture. ``fused``
+    are the outputs of ``draft_fuse``: the rows' hidden states, then single ones. ``context``
+    replaces ``fuse`` for drafts whose ``draft_fuse`` writes the target's states to the draft's
+    caches; ``draft`` then reads only tokens. ``reference`` reads a checkpoint for ``verify``.
+    ``cuda`` is the draft in CUDA engines. The backends in ``refused_by`` do not support it. A
+    family ``in_target`` has no separate checkpoint: it is a layer of the target's.
     """
 
     title: str

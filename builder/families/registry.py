@@ -1,4 +1,4 @@
-"""The families that the builder knows. A new one is a folder beside this file and one line here."""
+"""The registry of families. A new family is a folder alongside this file and a line here."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ DRAFTS: dict[str, DraftFamily] = {
 
 
 def target_family(model_type: str) -> TargetFamily:
-    """The family of an engine's target.
+    """Return the family of an engine's target.
 
-    Raises SpecbuildError where the engine was built by a version that knew more of them.
+    Raises SpecbuildError for a model type of another version.
     """
     for family in TARGETS.values():
         if model_type in family.model_types:
@@ -60,28 +60,28 @@ def target_family(model_type: str) -> TargetFamily:
 
 
 def synth_draft(kind: str) -> SynthDraft:
-    """How synthetic drafts of a kind are made; the kind is spelled as in a manifest."""
-    made = DRAFTS[kind.replace("-", "_")].synth
-    assert made is not None
-    return made
+    """Return the synthetic drafts of a kind, spelled as in a manifest."""
+    draft = DRAFTS[kind.replace("-", "_")].synth
+    assert draft is not None
+    return draft
 
 
 def draft_family(architecture: str) -> DraftFamily:
-    """The family of a draft. SpecbuildError where none has this architecture."""
+    """Return the family of a draft. SpecbuildError for an unsupported architecture."""
     for family in DRAFTS.values():
         if architecture in family.architectures:
             return family
-    known = ", ".join(name for family in DRAFTS.values() for name in family.architectures)
-    raise SpecbuildError(f"the draft's architecture {architecture!r} is not one of {known}")
+    supported = ", ".join(name for family in DRAFTS.values() for name in family.architectures)
+    raise SpecbuildError(f"the draft's architecture: got {architecture!r}, expected {supported}")
 
 
 def gguf_forms() -> dict[str, GgufForm]:
-    """How GGUF files are read, by their architecture."""
+    """Return the readers of GGUF files by architecture."""
     return {name: form for family in TARGETS.values() for name, form in family.gguf.items()}
 
 
 def supported_targets() -> str:
-    """Every model type with its architecture, for error messages."""
+    """Return every model type with its architecture, for error messages."""
     return ", ".join(
         f"{kind} ({architecture})"
         for family in TARGETS.values()
@@ -89,8 +89,8 @@ def supported_targets() -> str:
     )
 
 
-def retrofitted() -> str:
-    """The model types that latents and indexers are made for, for error messages."""
+def retrofit_targets() -> str:
+    """Return the model types that support latents and indexers, for error messages."""
     return " and ".join(
         kind for family in TARGETS.values() if family.retrofits for kind in family.model_types
     )

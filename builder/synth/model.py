@@ -17,7 +17,7 @@ from specbuild.builder.checkpoint.latents import full_rank
 from specbuild.builder.checkpoint.quantization.registry import float_tensors
 from specbuild.builder.checkpoint.target_parts import TargetCheckpoint
 from specbuild.builder.families.family import SynthDraft
-from specbuild.builder.families.registry import retrofitted, synth_draft, target_family
+from specbuild.builder.families.registry import retrofit_targets, synth_draft, target_family
 from specbuild.builder.option_readers import probabilities
 from specbuild.builder.synth.fill import CONTRIBUTION
 from specbuild.builder.synth.geometry import named_geometry
@@ -81,7 +81,7 @@ class SynthModel:
         asked = self.options.latent or self.options.indexer
         if asked and not target_family(self.target.model_type).retrofits:
             raise SpecbuildError(
-                f"--latent and --indexer are for {retrofitted()}; --geometry "
+                f"--latent and --indexer are for {retrofit_targets()}; --geometry "
                 f"{self.options.geometry} is a {self.target.model_type}"
             )
 

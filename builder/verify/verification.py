@@ -150,7 +150,7 @@ def _check_same_model(
 ) -> None:
     """Give the reference the latents that the engine caches, too."""
     built, dims = manifest.target, manifest.target.latent_dims
-    retrofitted = bool(dims) and target_family(built.model_type).retrofits
+    retrofit_targets = bool(dims) and target_family(built.model_type).retrofits
     if built.dtype is not None or manifest.lossy_groups:
         raise SpecbuildError(
             f"{engine}: its weights, or its keys and values, are rounded to fewer bytes, so "
@@ -162,14 +162,14 @@ def _check_same_model(
             f"{engine}: its products round activations to int8, which transformers does not; build "
             "it with --cpu-math exact, or compare it with such an engine (specbuild compare)"
         )
-    checkpoint = read_target(model, strict=False, mla=retrofitted, dsa=False)
+    checkpoint = read_target(model, strict=False, mla=retrofit_targets, dsa=False)
     given = checkpoint.geometry
     if _sizes(built) != _sizes(given):
         raise SpecbuildError(
             f"{engine}: was built from a model of (type, layers, hidden, vocabulary, experts) "
             f"{_sizes(built)}, but {model} has {_sizes(given)}; give the model it was built from"
         )
-    if not retrofitted:
+    if not retrofit_targets:
         return
     if given.latent_dims != dims:
         raise SpecbuildError(

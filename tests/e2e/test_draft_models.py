@@ -174,7 +174,7 @@ def test_what_cannot_be_is_refused(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(SpecbuildError, match="given twice for eagle3"):
         build(twice, SilentProgress())
     other = folder / "model"
-    with pytest.raises(SpecbuildError, match="give it with --model"):
+    with pytest.raises(SpecbuildError, match="pass it with --model"):
         verify_engine(folder / "engine", folder / "model", other, SilentProgress())
 
 

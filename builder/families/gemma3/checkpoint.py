@@ -23,7 +23,7 @@ from specbuild.builder.families.parts.grouped_config import (
     read_windows,
 )
 from specbuild.builder.families.parts.grouped_gguf import GroupedGguf, dense_fields
-from specbuild.builder.families.parts.grouped_tensors import whole_norm
+from specbuild.builder.families.parts.grouped_tensors import full_norm
 from specbuild.runtime.engine_dir.feed_forward import DenseFeedForward, Geglu
 from specbuild.runtime.engine_dir.geometry import AttentionParts, Multipliers, TargetGeometry
 
@@ -95,7 +95,7 @@ def engine_tensors(
 ) -> dict[str, SourceTensor]:
     """Audited tensors; weights of norms are stored less 1, and engines have them whole, in fp32."""
     return {
-        name: whole_norm(tensor) if name.endswith("norm.weight") else tensor
+        name: full_norm(tensor) if name.endswith("norm.weight") else tensor
         for name, tensor in tensors.items()
     }
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from specbuild.builder.families.parts.experts import ExpertWeights, mixed_experts
+from specbuild.builder.families.parts.experts import ExpertWeights, combine_experts
 from specbuild.builder.families.parts.grouped_model import GroupedModel, rounded_feed_forward
 from specbuild.builder.families.parts.llama import norm_module
 from specbuild.builder.families.parts.target import Block, GraphSizes
@@ -69,13 +69,13 @@ class Gemma4Block(Block):
             self.post_per_layer_input_norm = norm_module(g.norm, g.hidden)
         self.layer_scalar = nn.Parameter(torch.empty(1)) if g.layer_scale else None
 
-    def fed(self, x: torch.Tensor, normed: torch.Tensor) -> torch.Tensor:
+    def feed_forward(self, x: torch.Tensor, normed: torch.Tensor) -> torch.Tensor:
         """What feed-forward and experts make of the stream ``x`` [T, H]."""
-        dense = super().fed(x, normed)
+        dense = super().feed_forward(x, normed)
         if self.routing is None:
             return dense
         after, before, behind = map(self.get_submodule, APART_NORMS)
-        routed = mixed_experts(
+        routed = combine_experts(
             before(x),
             self.router(x).float(),
             self.experts,
@@ -85,7 +85,7 @@ class Gemma4Block(Block):
         summed: torch.Tensor = after(dense) + behind(routed)
         return summed
 
-    def finished(self, x: torch.Tensor, layer_input: torch.Tensor | None) -> torch.Tensor:
+    def finalize(self, x: torch.Tensor, layer_input: torch.Tensor | None) -> torch.Tensor:
         """The stream ``x`` [T, H] with its part of ``layer_input``, times the layer's factor."""
         if layer_input is not None:
             gate = F.gelu(self.per_layer_input_gate(x), approximate="tanh")

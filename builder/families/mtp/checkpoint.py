@@ -24,7 +24,7 @@ from specbuild.builder.families.mtp.naming import (
     embedding_first,
 )
 from specbuild.builder.families.parts.experts import split_experts
-from specbuild.builder.families.parts.grouped_tensors import whole_norm
+from specbuild.builder.families.parts.grouped_tensors import full_norm
 from specbuild.builder.families.parts.tensor_shapes import Shapes
 from specbuild.runtime.engine_dir.drafters.mtp import MtpGeometry, MtpRecord
 from specbuild.runtime.engine_dir.feed_forward import routed_part
@@ -146,7 +146,7 @@ def _as_deepseeks(tensors: Tensors, naming: Naming) -> Tensors:
         made[PROJECTION] = remade(PROJECTION, made[PROJECTION], embedding_first)
     if naming.norms_less_1:
         norms = [name for name in made if name.endswith("norm.weight")]
-        made |= {name: whole_norm(made[name]) for name in norms}
+        made |= {name: full_norm(made[name]) for name in norms}
     return made
 
 

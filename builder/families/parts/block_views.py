@@ -1,4 +1,4 @@
-"""SpecPV inside a layer: blocks of its keys are summarised, and the best make a partial view."""
+"""SpecPV within a layer: summarizes blocks of keys and selects the best ones for a view."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from specbuild.runtime.lossy.specpv.state import ViewGeometry
 
 
 class BlockKeys(NamedTuple):
-    """What blocks are chosen by: queries [T, heads, D], and a pool of the keys that they meet."""
+    """The inputs of block selection: queries [T, heads, D] and the pool of their keys."""
 
     queries: torch.Tensor
     pool: torch.Tensor
 
 
 def summarise(k_pool: torch.Tensor, blocks: LayerBlocks, geometry: ViewGeometry) -> torch.Tensor:
-    """The layer's summaries with those of its new whole blocks."""
+    """Return the layer's summaries, updated by its new full blocks."""
     view = blocks.view
     summary: torch.Tensor = torch_op("KvBlockSummary")(
         blocks.summary_pool,
@@ -40,24 +40,24 @@ def choose_blocks(
     launch: Launch,
     geometry: ViewGeometry,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The layer's summaries, and its partial tables [B, kv_heads, V], new where asked for."""
-    asked, score = blocks.view, geometry.config.score
+    """Return the layer's summaries and partial tables [B, kv_heads, V], updated as requested."""
+    block_view, score = blocks.view, geometry.config.score
     summary_pool = summarise(keys.pool, blocks, geometry)
     table: torch.Tensor = torch_op("KvBlockSelect")(
         keys.queries,
         summary_pool,
-        asked.logical_pages,
+        block_view.logical_pages,
         launch.row_start,
         view.row_slot,
         view.tree_start,
-        asked.tree_count,
-        asked.blocks,
-        asked.budget,
+        block_view.tree_count,
+        block_view.blocks,
+        block_view.budget,
         blocks.partial_table,
         sink_pages=geometry.sink_pages,
         block_pages=geometry.block_pages,
         reduction=geometry.config.reduction,
-        # An indexer's score grows with the product of each head: the larger one bounds a block's.
+        # An indexer's score grows with each head's product, so the maximum is an upper bound.
         score="quest" if score == "indexer" else score,
     )
     return summary_pool, table

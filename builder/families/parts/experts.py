@@ -1,4 +1,4 @@
-"""Routed experts: their weights as engines hold them, and the op that mixes them."""
+"""Routed experts: their weights in engines, and the op that combines them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from specbuild.runtime.engine_dir.feed_forward import MoeFeedForward
 
 
 class ExpertWeights(nn.Module):
-    """The weights of all experts [E, in, out], without biases; gate and up stand interleaved."""
+    """The weights of all experts [E, in, out] without biases, with interleaved gate and up."""
 
     def __init__(self, hidden: int, moe: MoeFeedForward) -> None:
         super().__init__()
@@ -24,7 +24,7 @@ class ExpertWeights(nn.Module):
         self.down_proj = nn.Parameter(torch.empty(moe.experts, moe.inner, hidden))
 
 
-def mixed_experts(
+def combine_experts(
     x: torch.Tensor,
     logits: torch.Tensor,
     weights: ExpertWeights,
@@ -33,8 +33,8 @@ def mixed_experts(
     choice_bias: torch.Tensor | None = None,
     expert_scale: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """``x`` [T, H] and the router's ``logits`` fp32 [T, E] → [T, H]."""
-    mixed: torch.Tensor = torch_op("Moe")(
+    """Combine experts: ``x`` [T, H] and the router's ``logits`` fp32 [T, E] → [T, H]."""
+    output: torch.Tensor = torch_op("Moe")(
         x,
         logits,
         weights.gate_up_proj,
@@ -53,11 +53,11 @@ def mixed_experts(
         group_score=moe.group_score,
         scaling=moe.scaling,
     )
-    return mixed
+    return output
 
 
 def expert_shapes(hidden: int, moe: MoeFeedForward) -> Shapes:
-    """Every expert's own tensors, as checkpoints have them, by names within a layer's MLP."""
+    """Return the shapes of separate experts in checkpoints, by names within a layer's MLP."""
     one = swiglu_shapes(hidden, moe.inner)
     shapes: Shapes = {}
     for expert in range(moe.experts):
@@ -68,33 +68,36 @@ def expert_shapes(hidden: int, moe: MoeFeedForward) -> Shapes:
 def stacked_experts(
     tensors: dict[str, SourceTensor], prefix: str, moe: MoeFeedForward
 ) -> dict[str, SourceTensor]:
-    """Takes the experts' own tensors out of ``tensors``; :class:`ExpertWeights` of them.
+    """Remove the experts from ``tensors`` and return the tensors of :class:`ExpertWeights`.
 
-    Loading one reads an expert at a time into its place. Of several types they become fp32.
+    Loading one reads experts one at a time. Experts with different dtypes become fp32.
     """
 
-    def taken(part: str) -> list[SourceTensor]:
+    def pop_experts(part: str) -> list[SourceTensor]:
         return [tensors.pop(f"{prefix}{expert}.{part}.weight") for expert in range(moe.experts)]
 
-    gates, ups, downs = taken("gate_proj"), taken("up_proj"), taken("down_proj")
+    gates, ups, downs = pop_experts("gate_proj"), pop_experts("up_proj"), pop_experts("down_proj")
     hidden = gates[0].shape[1]
     inner = [*gates, *ups]
 
     def gate_up() -> torch.Tensor:
         dtype = TORCH_DTYPES[_common_dtype(inner)]
-        whole = torch.empty(moe.experts, hidden, moe.inner, 2, dtype=dtype)
-        for place, (gate, up) in enumerate(zip(gates, ups, strict=True)):
-            whole[place, ..., 0], whole[place, ..., 1] = gate.load().T, up.load().T
-        return whole.flatten(2)
+        stacked_weight = torch.empty(moe.experts, hidden, moe.inner, 2, dtype=dtype)
+        for expert, (gate, up) in enumerate(zip(gates, ups, strict=True)):
+            stacked_weight[expert, ..., 0], stacked_weight[expert, ..., 1] = (
+                gate.load().T,
+                up.load().T,
+            )
+        return stacked_weight.flatten(2)
 
     def down() -> torch.Tensor:
         dtype = TORCH_DTYPES[_common_dtype(downs)]
-        whole = torch.empty(moe.experts, moe.inner, hidden, dtype=dtype)
-        for place, one in enumerate(downs):
-            whole[place] = one.load().T
-        return whole
+        stacked_weight = torch.empty(moe.experts, moe.inner, hidden, dtype=dtype)
+        for expert, one in enumerate(downs):
+            stacked_weight[expert] = one.load().T
+        return stacked_weight
 
-    made = (
+    stacked = (
         ("gate_up_proj", inner, gate_up, (moe.experts, hidden, 2 * moe.inner)),
         ("down_proj", downs, down, (moe.experts, moe.inner, hidden)),
     )
@@ -108,35 +111,35 @@ def stacked_experts(
             file=None,
             offset=None,
         )
-        for name, parents, load, shape in made
+        for name, parents, load, shape in stacked
     }
 
 
 def split_experts(tensors: dict[str, SourceTensor], prefix: str, moe: MoeFeedForward) -> None:
-    """Replaces the experts of a layer that are fused on disk by every expert's own tensors.
+    """Replace a layer's experts that are stacked on disk by separate tensors of each expert.
 
-    ``gate_up_proj`` [E, 2·I, H] has gates above ups, ``down_proj`` is [E, H, I]. Those of other
-    shapes stay, for the audit to name.
+    ``gate_up_proj`` [E, 2·I, H] has gates before ups, ``down_proj`` is [E, H, I]. Tensors of other
+    shapes stay, so that the audit reports them.
     """
     fused = {
         "gate_up_proj": ("gate_proj", "up_proj"),
         "down_proj": ("down_proj",),
     }
     for name, parts in fused.items():
-        whole = tensors.get(f"{prefix}{name}")
-        if whole is None or len(whole.shape) != 3 or whole.shape[0] != moe.experts:
+        stacked = tensors.get(f"{prefix}{name}")
+        if stacked is None or len(stacked.shape) != 3 or stacked.shape[0] != moe.experts:
             continue
-        del tensors[whole.name]
-        rows = whole.shape[1] // len(parts)
+        del tensors[stacked.name]
+        rows = stacked.shape[1] // len(parts)
         for expert in range(moe.experts):
-            for place, part in enumerate(parts):
-                own = f"{prefix}{expert}.{part}.weight"
-                cut = slice(place * rows, (place + 1) * rows)
-                tensors[own] = replace(
-                    whole,
-                    name=own,
-                    shape=(rows, whole.shape[2]),
-                    load=partial(_expert_rows, whole, expert, cut),
+            for index, part in enumerate(parts):
+                name_of_expert = f"{prefix}{expert}.{part}.weight"
+                row_range = slice(index * rows, (index + 1) * rows)
+                tensors[name_of_expert] = replace(
+                    stacked,
+                    name=name_of_expert,
+                    shape=(rows, stacked.shape[2]),
+                    load=partial(_expert_rows, stacked, expert, row_range),
                     file=None,
                     offset=None,
                     load_as=None,
@@ -144,8 +147,8 @@ def split_experts(tensors: dict[str, SourceTensor], prefix: str, moe: MoeFeedFor
                 )
 
 
-def _expert_rows(whole: SourceTensor, expert: int, rows: slice) -> torch.Tensor:
-    return whole.load()[expert, rows]
+def _expert_rows(stacked: SourceTensor, expert: int, rows: slice) -> torch.Tensor:
+    return stacked.load()[expert, rows]
 
 
 def _common_dtype(tensors: Sequence[SourceTensor]) -> str:

@@ -1,4 +1,4 @@
-"""Linear attention by the gated delta rule: the layer, its tensors on disk and in engines."""
+"""Linear attention by the gated delta rule: the layer, and its tensors on disk and in engines."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ NAME = "linear_attn"
 
 
 class GatedDeltaNet(nn.Module):
-    """A layer's attention with a recurrent state in the place of keys and values.
+    """Linear attention with a recurrent state instead of keys and values.
 
-    ``in_proj`` gives queries, keys and values, then β's and the decay's logits of each value head.
+    ``in_proj`` returns queries, keys and values, then the logits of β and decay per value head.
     """
 
     blocks = indexer = None
@@ -57,7 +57,7 @@ class GatedDeltaNet(nn.Module):
         blocks: None = None,
         index: None = None,
     ) -> tuple[torch.Tensor, WrittenStates, tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]:
-        """``x`` [T, H], normed → [T, H], the written state with what the rows brought to it."""
+        """``x`` [T, H], normed → [T, H], the written state and the rows' inputs of the state."""
         assert blocks is None and index is None
         inputs, gate = self.in_proj(x), self.in_proj_z(x)
         mixed, tail, state = torch_op("GatedDelta")(
@@ -75,7 +75,7 @@ class GatedDeltaNet(nn.Module):
 
 
 def key_heads(g: TargetGeometry) -> int:
-    """The attribute of the op of a target with linear attention."""
+    """Return the attribute ``key_heads`` of the op for a target with linear attention."""
     assert g.gated_delta is not None
     return g.gated_delta.key_heads
 
@@ -83,7 +83,7 @@ def key_heads(g: TargetGeometry) -> int:
 def recurrence_ports(
     g: TargetGeometry, layer: int, activations: torch.dtype
 ) -> tuple[InputPort, ...]:
-    """The weights of a layer's convolution and gates, as the op takes them."""
+    """Return the ports of a layer's convolution and gate weights, as the op reads them."""
     delta = g.gated_delta
     assert delta is not None
     prefix = f"model.layers.{layer}.{NAME}."
@@ -95,7 +95,7 @@ def recurrence_ports(
 
 
 def delta_shapes(hidden: int, delta: GatedDelta) -> Shapes:
-    """A layer's tensors as checkpoints of Qwen3.5 have them, by names within it."""
+    """Return the shapes of a layer's tensors in Qwen3.5 checkpoints, by names within it."""
     heads = delta.value_heads
     return {
         "in_proj_qkv.weight": (delta.channels, hidden),
@@ -111,23 +111,23 @@ def delta_shapes(hidden: int, delta: GatedDelta) -> Shapes:
 
 
 def delta_for_engine(tensors: Tensors, layer: int) -> Tensors:
-    """Takes what engines have in another form out of ``tensors``; what it becomes.
+    """Remove the tensors that engines have in another form, and return their new forms.
 
-    One projection gives all that changes the state; the decay's factor is −exp(A_log), in fp32.
+    One projection computes all inputs of the state. The decay's factor is −exp(A_log), in fp32.
     """
     prefix = f"model.layers.{layer}.{NAME}."
     parts = [tensors.pop(f"{prefix}in_proj_{part}.weight") for part in ("qkv", "b", "a")]
-    made = {f"{prefix}in_proj.weight": _joined_rows(f"{prefix}in_proj.weight", parts)}
-    for name, source, make in (
+    converted = {f"{prefix}in_proj.weight": _joined_rows(f"{prefix}in_proj.weight", parts)}
+    for name, source, convert in (
         ("decay_scale", tensors.pop(f"{prefix}A_log"), lambda log: -log.float().exp()),
         ("dt_bias", tensors[f"{prefix}dt_bias"], torch.Tensor.float),
     ):
-        made[f"{prefix}{name}"] = remade(f"{prefix}{name}", source, make, dtype="F32")
-    return made
+        converted[f"{prefix}{name}"] = remade(f"{prefix}{name}", source, convert, dtype="F32")
+    return converted
 
 
 def _joined_rows(name: str, parts: Sequence[SourceTensor]) -> SourceTensor:
-    """The rows of all parts, one part after the other; of several types they become fp32."""
+    """Concatenate the rows of all parts; parts with different dtypes become fp32."""
     dtypes = {part.dtype for part in parts}
     dtype = dtypes.pop() if len(dtypes) == 1 else "F32"
 

@@ -1,4 +1,4 @@
-"""The inputs that every model graph takes: docs/developers/contracts.md#graphs names them."""
+"""The inputs of every model graph; see docs/developers/contracts.md#graphs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from specbuild.runtime.engine_dir.manifest import INDEXER_GROUP, CacheGroup, Sta
 
 
 class Launch(NamedTuple):
-    """What one launch knows of its rows, beside their tokens."""
+    """The inputs that describe the rows of a launch, without their tokens."""
 
     positions: torch.Tensor
     row_start: torch.Tensor
@@ -21,10 +21,10 @@ class Launch(NamedTuple):
 
 
 class GroupView(NamedTuple):
-    """How one cache group sees the launch's sequences.
+    """The view of one cache group on the launch's sequences.
 
-    Where keys are rebuilt of latents, ``page_position`` [B, P] is the position of each page's
-    first slot, [Lg, B, P] where each layer has a view of its own.
+    If keys are rebuilt from latents, ``page_position`` [B, P] is the position of each page's first
+    slot, or [Lg, B, P] if layers have separate views.
     """
 
     page_table: torch.Tensor
@@ -35,10 +35,11 @@ class GroupView(NamedTuple):
 
 
 class BlockView(NamedTuple):
-    """What SpecPV asks of a launch: summaries to make, and views to choose, of the group ``view``.
+    """SpecPV's inputs of a launch: blocks to summarize and to select for the group ``view``.
 
-    Per sequence: ``logical_pages`` [B, P] by position, summarised blocks before and after, the
-    most blocks to choose, and the rows of its tree. ``partial_table`` [Lg, B, kv_heads, V].
+    Per sequence: ``logical_pages`` [B, P] by position, the numbers of summarized blocks before and
+    after, the maximum number of selected blocks, and the rows of the tree. ``partial_table`` is
+    [Lg, B, kv_heads, V].
     """
 
     logical_pages: torch.Tensor
@@ -50,7 +51,7 @@ class BlockView(NamedTuple):
 
 
 class LayerBlocks(NamedTuple):
-    """One layer's part of SpecPV: its table among its group's, the launch's, its own."""
+    """SpecPV's inputs of one layer: its table's index, the launch's view, summaries and table."""
 
     place: int
     view: BlockView
@@ -59,9 +60,9 @@ class LayerBlocks(NamedTuple):
 
 
 class LayerIndex(NamedTuple):
-    """One layer's part of DSA: its place among the page tables, and its keys' pool.
+    """DSA's inputs of one layer: its page table's index, the view, and the pool of keys.
 
-    ``budget`` [B] is how many tokens a sequence's rows may choose, −1 for all.
+    ``budget`` [B] is the number of tokens that a sequence's rows can select, −1 for all.
     """
 
     place: int
@@ -78,7 +79,7 @@ class LayerPools(NamedTuple):
 
 
 class LatentPool(NamedTuple):
-    """The only pool of a layer that caches a latent in its keys' and values' place."""
+    """The only pool of a layer that caches latents instead of keys and values."""
 
     c: torch.Tensor
 
@@ -91,7 +92,7 @@ class StatePools(NamedTuple):
 
 
 class WrittenStates(NamedTuple):
-    """The pools of a layer with a state after a launch, and what the rows brought to it [T, W]."""
+    """The pools of a layer with a state after a launch, and the rows' inputs [T, W]."""
 
     tail: torch.Tensor
     state: torch.Tensor
@@ -99,7 +100,7 @@ class WrittenStates(NamedTuple):
 
 
 class StateView(NamedTuple):
-    """How rows go through the states of a group: paths [S, L], the slots that they read and write.
+    """How rows update the states of a group: paths [S, L], and the slots to read and write.
 
     See docs/developers/recurrent-states.md.
     """
@@ -113,14 +114,14 @@ Pools: TypeAlias = LayerPools | LatentPool | StatePools
 
 
 def layer_pools(ports: Sequence[InputPort], values: Sequence[Any]) -> Pools:
-    """The pools of one layer: keys and values, a latent, or a state, of what its ports give."""
+    """Return the pools of one layer from the values of its ports: K and V, latent, or state."""
     if ports[-1].name.endswith("state_pool"):
         return StatePools(*values)
     return LatentPool(*values) if len(values) == 1 else LayerPools(*values)
 
 
 def layer_view(ports: Sequence[InputPort], values: Sequence[Any]) -> GroupView | StateView:
-    """How a layer's group sees the launch, of what the group's ports give."""
+    """Return the view of a layer's group from the values of the group's ports."""
     if ports[0].name.endswith("path_rows"):
         return StateView(*values)
     return GroupView(*values)
@@ -144,7 +145,7 @@ LAUNCH_PORTS = (
 
 
 def path_ports(group: StateGroup) -> tuple[InputPort, ...]:
-    """The ports of a :class:`StateView`."""
+    """Return the ports of a :class:`StateView`."""
     return (
         InputPort(f"{group.name}.path_rows", torch.int32, ("S", "L")),
         InputPort(f"{group.name}.read_slot", torch.int32, ("S",)),
@@ -159,9 +160,9 @@ def view_ports(
     views: int | None = None,
     rotated_when_read: bool = False,
 ) -> tuple[InputPort, ...]:
-    """The ports of a :class:`GroupView`; each layer has ``views`` of its own, or all share one.
+    """Return the ports of a :class:`GroupView`; each layer has ``views`` tables, or all share one.
 
-    Where keys are rotated when they are read, attention is told where each page stands.
+    If keys are rotated when they are read, attention also receives the position of each page.
     """
     layers = 1 if views is None else len(group.layers)
     rotated_when_read = rotated_when_read and group.name != INDEXER_GROUP
@@ -178,7 +179,7 @@ def view_ports(
 
 
 def block_ports(group: CacheGroup, batch: int | str, entries: int) -> tuple[InputPort, ...]:
-    """The ports of a :class:`BlockView`, whose partial tables have this many entries."""
+    """Return the ports of a :class:`BlockView`, whose partial tables have this many entries."""
 
     def ints(name: str, *shape: int | str) -> InputPort:
         return InputPort(f"{group.name}.{name}", torch.int32, shape)
@@ -194,18 +195,18 @@ def block_ports(group: CacheGroup, batch: int | str, entries: int) -> tuple[Inpu
 
 
 def budget_port(batch: int | str) -> InputPort:
-    """The port of how many tokens each sequence's rows may choose (DSA)."""
+    """Return the port of the number of tokens that each sequence's rows can select (DSA)."""
     return InputPort(f"{INDEXER_GROUP}.top_k", torch.int32, (batch,))
 
 
 def summary_port(group: CacheGroup, layer: int, dtype: torch.dtype) -> InputPort:
-    """The port of one layer's block summaries, in portable axis order."""
+    """Return the port of one layer's block summaries, in portable axis order."""
     shape = (group.pages, group.kv_heads, 2, group.k_width)
     return InputPort(f"{group.name}.{layer}.summary_pool", dtype, shape)
 
 
 def pool_ports(group: CacheGroup, layer: int, dtype: torch.dtype) -> tuple[InputPort, ...]:
-    """The ports of one layer's pools, in portable axis order."""
+    """Return the ports of one layer's pools, in portable axis order."""
     return tuple(
         InputPort(
             f"{group.name}.{layer}.{part}_pool",
@@ -217,7 +218,7 @@ def pool_ports(group: CacheGroup, layer: int, dtype: torch.dtype) -> tuple[Input
 
 
 def state_ports(group: StateGroup, layer: int, dtype: torch.dtype) -> tuple[InputPort, ...]:
-    """The ports of one layer's :class:`StatePools`."""
+    """Return the ports of one layer's :class:`StatePools`."""
     kinds = {"tail": dtype, "state": torch.float32}
     return tuple(
         InputPort(f"{group.name}.{layer}.{part}_pool", kinds[part], shape)
@@ -226,10 +227,10 @@ def state_ports(group: StateGroup, layer: int, dtype: torch.dtype) -> tuple[Inpu
 
 
 def state_inputs_port(group: StateGroup, layer: int, dtype: torch.dtype) -> InputPort:
-    """The port of what a layer's rows bring to its state: an output of the target."""
+    """Return the port of a layer's inputs of its state: an output of the target."""
     return InputPort(f"{group.name}.{layer}.inputs", dtype, ("T", group.row_width))
 
 
 def output_name(pool: str) -> str:
-    """The name of the graph output that aliases this pool input."""
+    """Return the name of the graph output that aliases this pool input."""
     return f"{pool}.out"

@@ -1,4 +1,4 @@
-"""The geometry of a target with grouped-query attention, from its configuration."""
+"""Reads the geometry of a target with grouped-query attention from its configuration."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from specbuild.runtime.engine_dir.rope_scaling import LongRopeScaling
 from specbuild.runtime.errors import SpecbuildError
 
 GROUPED_FIELDS = TARGET_FIELDS | {"head_dim", "intermediate_size"}
-# What must hold of every configuration of a SwiGLU without quantisation.
+# The required values of every SwiGLU configuration without quantization.
 GROUPED_ONLY: dict[str, tuple[Any, ...]] = {"hidden_act": ("silu",)}
 DEFAULT_THETA = 10000.0
 PARTIAL = "partial_rotary_factor"
@@ -37,11 +37,11 @@ FULL, WINDOWED = "full_attention", "sliding_attention"
 
 @dataclass(frozen=True, kw_only=True)
 class Defaults:
-    """What a configuration that says nothing means; transformers' own defaults, by model type.
+    """The defaults of absent fields, equal to transformers' defaults of the model type.
 
-    ``head_dim`` 0 is hidden size / heads, ``kv_heads`` 0 as many as query heads, None: required.
-    ``rope_fields`` are keys of the section of RoPE that the family reads itself. ``window_theta``
-    is that of layers with a window, 0: the others', None: all layers turn alike.
+    ``head_dim`` 0 is hidden size / heads. ``kv_heads`` 0 is the number of query heads, None is
+    required. ``rope_fields`` are keys of the RoPE section that the family reads. ``window_theta``
+    is the theta of layers with a window, 0 that of the others; with None all layers share one RoPE.
     """
 
     theta: float = DEFAULT_THETA
@@ -64,11 +64,10 @@ def grouped_geometry(
     defaults: Defaults,
     windows: tuple[tuple[str, ...], int] | None = None,
 ) -> TargetGeometry:
-    """The geometry, checked; ``feed_forwards`` are those of all layers.
+    """Return the checked geometry; ``feed_forwards`` are those of all layers.
 
-    ``windows`` are the types of layers and their window, None: no layer has one.
-
-    Raises SpecbuildError for a field that is missing and for numbers that do not go together.
+    ``windows`` has the types of layers and their window; None means no windows. Raises
+    SpecbuildError for a missing field and for inconsistent numbers.
     """
     layers, heads = len(feed_forwards), config.integer("num_attention_heads")
     hidden = config.integer("hidden_size")
@@ -103,7 +102,7 @@ def grouped_geometry(
 
 
 def _check_factors(config: Config, g: TargetGeometry) -> None:
-    """SpecbuildError where LongRoPE has not a factor for each pair of values that turns."""
+    """Raise SpecbuildError if LongRoPE does not have a factor for each rotated pair."""
     for rope, width in ((g.rope, g.head_dim), (g.window_rope, g.head_dim)):
         scaling = None if rope is None else rope.scaling
         if rope is None or not isinstance(scaling, LongRopeScaling):
@@ -111,12 +110,12 @@ def _check_factors(config: Config, g: TargetGeometry) -> None:
         pairs = (rope.width or width) // 2
         if len(scaling.short_factors) != pairs:
             raise config.wrong(
-                "rope_scaling", f"{pairs} factors in short_factor and long_factor, one for a pair"
+                "rope_scaling", f"{pairs} factors in short_factor and long_factor, one per pair"
             )
 
 
 def _ropes(config: Config, defaults: Defaults, head_dim: int) -> tuple[Rope, Rope | None]:
-    """That of all layers, or of those without a window and of those with one."""
+    """Return the RoPE of all layers, or those of layers without and with a window."""
     if defaults.window_theta is not None:
         return read_layer_ropes(
             config, default_theta=defaults.theta, window_theta=defaults.window_theta
@@ -128,12 +127,12 @@ def _ropes(config: Config, defaults: Defaults, head_dim: int) -> tuple[Rope, Rop
 
 
 def every_layer(config: Config, feed_forward: FeedForward) -> list[FeedForward]:
-    """The same feed-forward in all layers."""
+    """Return the same feed-forward for all layers."""
     return [feed_forward] * config.count("num_hidden_layers")
 
 
 def dense_swiglu(config: Config) -> DenseFeedForward:
-    """A SwiGLU of ``intermediate_size``."""
+    """Return a SwiGLU of width ``intermediate_size``."""
     return DenseFeedForward(
         inner=config.integer("intermediate_size"),
         activation=Swiglu(),
@@ -144,9 +143,9 @@ def dense_swiglu(config: Config) -> DenseFeedForward:
 def read_windows(
     config: Config, layers: int, default_types: Sequence[str]
 ) -> tuple[tuple[str, ...], int]:
-    """``layer_types``, or the default ones, and ``sliding_window``; 0 where no layer has one.
+    """Return ``layer_types``, or the defaults, and ``sliding_window``, 0 without windows.
 
-    Raises SpecbuildError for other types, for another number of them, and without a window.
+    Raises SpecbuildError for other types, a wrong number of them, and a missing window.
     """
     types = config.texts("layer_types") or tuple(default_types)
     if len(types) != layers or set(types) - {FULL, WINDOWED}:
@@ -155,22 +154,24 @@ def read_windows(
 
 
 def _check(config: Config, g: TargetGeometry) -> None:
-    wrong = []
+    problems = []
     if g.q_heads % g.kv_heads:
-        wrong.append(f"{g.q_heads} query heads do not divide among {g.kv_heads} KV heads")
+        problems.append(f"{g.q_heads} query heads are not a multiple of {g.kv_heads} KV heads")
     if g.head_dim % 2:
-        wrong.append(f"head_dim {g.head_dim} is odd, rotary embedding needs pairs")
+        problems.append(f"head_dim {g.head_dim} is odd, but rotary embedding needs pairs")
     moe = g.moe
     if moe is not None and moe.experts_per_token > moe.experts:
-        wrong.append(f"{moe.experts_per_token} experts per token, but only {moe.experts} experts")
-    if wrong:
-        raise SpecbuildError(f"{config.where}: {'; '.join(wrong)}")
+        problems.append(
+            f"{moe.experts_per_token} experts per token, but only {moe.experts} experts"
+        )
+    if problems:
+        raise SpecbuildError(f"{config.where}: {'; '.join(problems)}")
 
 
 def routed_swiglu(
     config: Config, experts: str, inner: str, *, gating: str, **parts: Any
 ) -> MoeFeedForward:
-    """SwiGLU experts whose number and width these fields give; ``parts`` are further ones."""
+    """Return SwiGLU experts with their number and width from these fields; ``parts`` adds more."""
     return MoeFeedForward(
         experts=config.count(experts),
         experts_per_token=config.count("num_experts_per_tok"),

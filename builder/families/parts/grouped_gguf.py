@@ -1,4 +1,4 @@
-"""Targets with grouped-query attention as GGUF files have them."""
+"""Targets with grouped-query attention in GGUF files."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from specbuild.builder.checkpoint.source import Tensors
 
 Fields = dict[str, Any]
 _NAMES = {**NAMES, "attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
-# How the fields of configurations call the number of routed experts.
+# The names of the number of routed experts in configurations.
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 
 
 def dense_fields(keys: ModelKeys, _model: GgufModel, _fields: Fields) -> Fields:
-    """Those of a SwiGLU in every layer."""
+    """Return the fields of a SwiGLU in every layer."""
     return {"intermediate_size": keys.integer("feed_forward_length")}
 
 
@@ -33,9 +33,9 @@ def dense_fields(keys: ModelKeys, _model: GgufModel, _fields: Fields) -> Fields:
 class GroupedGguf:
     """The files of one architecture.
 
-    ``pairs``: rows that RoPE turns stand side by side in the file. ``names`` are names of parts of
-    a layer beside those that all have. ``own`` gives the fields of ``config.json`` that only this
-    kind has, by those that are known. ``partial``: a part of each head may turn.
+    With ``pairs`` rotated rows are adjacent in the file. ``names`` are additional names of parts of
+    a layer. ``own`` returns the fields of ``config.json`` that only this architecture has. With
+    ``partial`` only a part of each head can be rotated.
     """
 
     model_type: str
@@ -45,7 +45,7 @@ class GroupedGguf:
     partial: bool = False
 
     def config(self, keys: ModelKeys, model: GgufModel) -> Fields:
-        """The fields of ``config.json``."""
+        """Return the fields of ``config.json``."""
         fields = {
             "model_type": self.model_type,
             **attention_fields(keys),
@@ -53,55 +53,55 @@ class GroupedGguf:
         }
         head_dim = fields["head_dim"]
         if self.partial:
-            turned = keys.integer("rope.dimension_count", head_dim)
-            fields["partial_rotary_factor"] = turned / head_dim
+            rotary_dim = keys.integer("rope.dimension_count", head_dim)
+            fields["partial_rotary_factor"] = rotary_dim / head_dim
         else:
             keys.same("rope.dimension_count", head_dim)
         return fields | self.own(keys, model, fields)
 
     def tensors(self, model: GgufModel, config: Fields) -> Tensors:
-        """The tensors in Hugging Face's layout."""
-        found = by_layer(model.tensors)
+        """Return the tensors in Hugging Face's layout."""
+        file_tensors = by_layer(model.tensors)
         for factors in (ROPE_FACTORS, *LONGROPE_FACTORS.values()):
-            found.outer.pop(factors, None)
-        made = outer_tensors(found.outer)
+            file_tensors.outer.pop(factors, None)
+        converted = outer_tensors(file_tensors.outer)
         heads = {
             "attn_q": config["num_attention_heads"],
             "attn_k": config["num_key_value_heads"],
         }
         experts = next((config[name] for name in _EXPERTS if config.get(name)), None)
-        for layer, parts in found.layers.items():
+        for layer, parts in file_tensors.layers.items():
             prefix = f"model.layers.{layer}."
             if experts is not None:
-                made |= taken_experts(parts, prefix, experts)
+                converted |= taken_experts(parts, prefix, experts)
             if self.pairs:
-                made |= _half_split(parts, prefix, heads)
-            made |= renamed(parts, prefix, {**_NAMES, **self.names})
-        return made
+                converted |= _half_split(parts, prefix, heads)
+            converted |= renamed(parts, prefix, {**_NAMES, **self.names})
+        return converted
 
     @property
     def form(self) -> GgufForm:
-        """As the registry wants it."""
+        """The entry for the registry."""
         return GgufForm(self.config, self.tensors)
 
 
 def has_biases(model: GgufModel) -> bool:
-    """Whether queries have biases."""
+    """Return whether queries have biases."""
     return "blk.0.attn_q.bias" in model.tensors
 
 
 def _half_split(parts: dict[str, GgufTensor], prefix: str, heads: dict[str, int]) -> Tensors:
-    """Takes queries and keys out: the rows of each head that RoPE turns, even ones first."""
-    made: Tensors = {}
-    for given in [part for part in parts if part.rpartition(".")[0] in heads]:
-        stem, _, ending = given.rpartition(".")
-        tensor, count = parts[given], heads[stem]
+    """Remove queries and keys, and return them with even rotated rows first in each head."""
+    converted: Tensors = {}
+    for part_name in [part for part in parts if part.rpartition(".")[0] in heads]:
+        stem, _, ending = part_name.rpartition(".")
+        tensor, count = parts[part_name], heads[stem]
         if tensor.shape[0] % (2 * count):
             continue  # for the audit to report
-        del parts[given]
+        del parts[part_name]
         name = f"{prefix}{NAMES[stem]}.{ending}"
-        made[name] = rows_of(name, tensor, partial(_evens_first, heads=count))
-    return made
+        converted[name] = rows_of(name, tensor, partial(_evens_first, heads=count))
+    return converted
 
 
 def _evens_first(rows: torch.Tensor, *, heads: int) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""A target with grouped-query attention and a SwiGLU or routed experts, as its geometry says."""
+"""A target with grouped-query attention and a SwiGLU or routed experts, by its geometry."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from specbuild.builder.families.parts.attention import GroupedAttention
-from specbuild.builder.families.parts.experts import ExpertWeights, mixed_experts
+from specbuild.builder.families.parts.experts import ExpertWeights, combine_experts
 from specbuild.builder.families.parts.gated_delta import NAME as LINEAR
 from specbuild.builder.families.parts.gated_delta import GatedDeltaNet
 from specbuild.builder.families.parts.llama import SwigluMlp, norm_module
@@ -29,7 +29,7 @@ from specbuild.runtime.engine_dir.geometry import Multipliers, TargetGeometry
 
 
 class RoundedRouter(nn.Linear):
-    """A router whose logits have the activations' type; experts may be chosen by a bias too."""
+    """A router with logits in the activations' dtype, and optionally a selection bias."""
 
     def __init__(self, hidden: int, moe: MoeFeedForward) -> None:
         super().__init__(hidden, moe.experts, bias=False)
@@ -38,7 +38,7 @@ class RoundedRouter(nn.Linear):
 
 
 class MoeMlp(nn.Module):
-    """A router of rounded logits, and its experts; beside them one that every token takes."""
+    """A router with rounded logits and its experts, optionally with a shared expert."""
 
     def __init__(
         self, hidden: int, moe: MoeFeedForward, shared: BothFeedForward | None = None
@@ -56,7 +56,7 @@ class MoeMlp(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """``x`` [T, H], normed → [T, H]."""
         bias = self.gate.e_score_correction_bias.float() if self.routing.choice_bias else None
-        routed = mixed_experts(
+        routed = combine_experts(
             x, self.gate(x).float(), self.experts, self.routing, choice_bias=bias
         )
         if self.shared is None:
@@ -67,7 +67,7 @@ class MoeMlp(nn.Module):
 
 
 def rounded_feed_forward(hidden: int, feed_forward: FeedForward) -> nn.Module:
-    """A SwiGLU, or experts behind a router of rounded logits, with shared ones or without."""
+    """Return a SwiGLU, or experts with a router of rounded logits and optional shared experts."""
     if isinstance(feed_forward, DenseFeedForward):
         kind = feed_forward.activation.kind
         return SwigluMlp(hidden, feed_forward.inner, bias=feed_forward.bias, activation=kind)
@@ -79,7 +79,8 @@ def rounded_feed_forward(hidden: int, feed_forward: FeedForward) -> nn.Module:
 class GroupedModel(TargetModel):
     """A target of the geometry ``g``.
 
-    ``mlp`` makes the feed-forward of a layer, ``block`` is the class of layer i (Gemma 4's differ).
+    ``mlp`` creates the feed-forward of a layer. ``block`` returns the class of layer i, which
+    differs in Gemma 4.
     """
 
     def __init__(

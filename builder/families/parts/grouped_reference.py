@@ -1,4 +1,4 @@
-"""Models of transformers with grouped-query attention, as references and as teachers of drafts."""
+"""Transformers models with grouped-query attention, as references and as teachers of drafts."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _MIXTRAL_MATRICES = {"gate": "w1", "down": "w2", "up": "w3"}
 
 
 def routers(model: Any) -> dict[int, nn.Module]:
-    """The routers, by layer; a dense layer has none."""
+    """Return the routers by layer; dense layers have none."""
     layers = enumerate(model.model.layers)
     return {i: layer.mlp.gate for i, layer in layers if hasattr(layer.mlp, "gate")}
 
 
 def routing_margin(router: Any, logits: torch.Tensor) -> float:
-    """The smallest distance between a chosen and an unchosen expert in any row."""
+    """Return the smallest distance between a selected and another expert in any row."""
     return choice_margin(logits, router.top_k)
 
 
@@ -28,7 +28,7 @@ def mixtral_name(name: str) -> str:
     """Name an expert's matrix as Mixtral's safetensors do, for transformers' conversion."""
     return re.sub(
         r"mlp\.experts\.(\d+)\.(gate|up|down)_proj",
-        lambda found: f"block_sparse_moe.experts.{found[1]}.{_MIXTRAL_MATRICES[found[2]]}",
+        lambda match: f"block_sparse_moe.experts.{match[1]}.{_MIXTRAL_MATRICES[match[2]]}",
         name,
     )
 

@@ -1,4 +1,4 @@
-"""Synthetic targets with grouped-query attention: sizes to geometries and configurations."""
+"""Synthetic targets with grouped-query attention: geometries and configurations from sizes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from specbuild.runtime.engine_dir.geometry import AttentionParts, Norm, Rope, Ta
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """Ids from ``special`` on are no text."""
+    """A vocabulary; ids from ``special`` on are special tokens."""
 
     size: int
     special: int
@@ -33,10 +33,10 @@ TINY_VOCABULARY = Vocabulary(4096, 4093, (4094,), 4095)
 
 @dataclass(frozen=True, kw_only=True)
 class GroupedSizes:
-    """What differs between geometries; the KV heads divide the query heads.
+    """The sizes that differ between geometries; KV heads divide query heads.
 
-    Layer i is of type ``layer_types[i % len(layer_types)]``. ``feed_forward`` is that of layers,
-    but for those of ``first_layers``. ``draft_inner`` is the width of a draft's feed-forward.
+    Layer i has the type ``layer_types[i % len(layer_types)]``. ``feed_forward`` is that of all
+    layers except ``first_layers``. ``draft_inner`` is the width of a draft's feed-forward.
     """
 
     hidden: int
@@ -57,7 +57,7 @@ class GroupedSizes:
     rounding: Literal["before_weight", "after_weight"] = "before_weight"
 
     def geometry(self, model_type: str, **changes: Any) -> TargetGeometry:
-        """The target of these sizes; ``changes`` are further fields of it."""
+        """Return the target of these sizes; ``changes`` are further fields."""
         types = tuple(
             self.layer_types[layer % len(self.layer_types)] for layer in range(self.layers)
         )
@@ -79,7 +79,7 @@ class GroupedSizes:
             feed_forwards=distinct,
             layer_feed_forwards=of_layer,
             max_positions=self.positions,
-            # A head of its own, where that of small releases is tied: it says which token follows.
+            # The head is separate also in small models with tied heads: it defines the next token.
             tied_head=False,
             eos_token_ids=self.vocabulary.eos,
             **changes,
@@ -87,7 +87,7 @@ class GroupedSizes:
 
 
 def named(model_type: str, s: GroupedSizes, **changes: Any) -> NamedGeometry:
-    """The target of these sizes and its draft's; ``changes`` are further fields of the geometry."""
+    """Return the target of these sizes and its draft's; ``changes`` are further fields."""
     vocabulary = s.vocabulary
     draft = DraftSizes(min(32000, vocabulary.size * 3 // 8), s.draft_inner)
     target = s.geometry(model_type, **changes)
@@ -95,16 +95,16 @@ def named(model_type: str, s: GroupedSizes, **changes: Any) -> NamedGeometry:
 
 
 def dense(inner: int) -> DenseFeedForward:
-    """A SwiGLU of this width."""
+    """Return a SwiGLU of this width."""
     return DenseFeedForward(inner=inner, activation=Swiglu())
 
 
-def routed(count: int, chosen: int, inner: int, **parts: Any) -> MoeFeedForward:
-    """``count`` SwiGLU experts; the softmax is over the ``chosen`` unless ``parts`` say more."""
+def routed(count: int, selected: int, inner: int, **parts: Any) -> MoeFeedForward:
+    """Return ``count`` SwiGLU experts; by default the softmax is over the selected ones."""
     fields = {"gating": "softmax_selected", **parts}
     return MoeFeedForward(
         experts=count,
-        experts_per_token=chosen,
+        experts_per_token=selected,
         inner=inner,
         storage="bf16",
         activation=Swiglu(),
@@ -113,7 +113,7 @@ def routed(count: int, chosen: int, inner: int, **parts: Any) -> MoeFeedForward:
 
 
 def tiny_sizes(feed_forward: FeedForward, **changes: Any) -> GroupedSizes:
-    """Three layers that a test can build; ``changes`` are other sizes."""
+    """Return three layers that a test can build; ``changes`` are other sizes."""
     sizes: dict[str, Any] = {
         "hidden": 256, "layers": 3, "q_heads": 4, "kv_heads": 2, "head_dim": 64,
         "feed_forward": feed_forward, "draft_inner": 512, "vocabulary": TINY_VOCABULARY,
@@ -126,9 +126,9 @@ def config_writer(
     architectures: Mapping[str, str],
     own: Callable[[TargetGeometry], dict[str, Any]],
 ) -> Callable[[TargetGeometry, int], dict[str, Any]]:
-    """What makes the ``config.json`` of a geometry and a padding token, as the releases spell it.
+    """Return a function that writes ``config.json`` like the releases, with a padding token.
 
-    ``architectures`` are the classes by model type, ``own`` the fields that only the family has.
+    ``architectures`` are the classes by model type. ``own`` returns the family's own fields.
     """
 
     def write(g: TargetGeometry, pad_token_id: int) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The tensors of a target with grouped-query attention: on disk, and in the engine's forms."""
+"""The tensors of a target with grouped-query attention, on disk and in the engine's form."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from specbuild.builder.families.parts.tensor_shapes import (
 from specbuild.runtime.engine_dir.feed_forward import routed_part
 from specbuild.runtime.engine_dir.geometry import TargetGeometry
 
-# How Mixtral and MiniMax call a router and experts.
+# The names of routers and experts in Mixtral and MiniMax.
 BLOCK_SPARSE_NAMES = {
     r"block_sparse_moe\.gate\.weight": "mlp.gate.weight",
     r"block_sparse_moe\.e_score_correction_bias": "mlp.gate.e_score_correction_bias",
@@ -35,7 +35,7 @@ BLOCK_SPARSE_NAMES = {
 
 
 def grouped_tensors(g: TargetGeometry) -> dict[str, ExpectedTensor]:
-    """Name on disk → shape and dtypes."""
+    """Return the expected shape and dtypes by name on disk."""
 
     def layer(index: int) -> Shapes:
         mlp = prefixed("mlp.", feed_forward_shapes(g.hidden, g.feed_forward(index)))
@@ -48,59 +48,59 @@ def grouped_tensors(g: TargetGeometry) -> dict[str, ExpectedTensor]:
 
 
 def grouped_for_engine(tensors: Tensors, g: TargetGeometry, _config: Config) -> Tensors:
-    """Audited tensors in the engine's forms.
+    """Return audited tensors in the engine's form.
 
-    The experts of a layer stand together, and so do the projections of linear attention that change
-    its state. An output's gate is a projection of its own.
+    The experts of a layer are stacked, and so are the projections of linear attention that update
+    its state. An output gate becomes a separate projection.
     """
-    made = dict(tensors)
+    converted = dict(tensors)
     for index in range(g.layers):
         prefix = f"model.layers.{index}."
         moe = routed_part(g.feed_forward(index))
         if moe is not None:
-            made |= stacked_experts(made, f"{prefix}mlp.experts.", moe)
+            converted |= stacked_experts(converted, f"{prefix}mlp.experts.", moe)
         if index in g.linear_layers:
-            made |= delta_for_engine(made, index)
+            converted |= delta_for_engine(converted, index)
         elif g.attention.output_gate:
-            made |= split_gate(made.pop(f"{prefix}self_attn.q_proj.weight"), g.q_heads)
-    return made
+            converted |= split_gate(converted.pop(f"{prefix}self_attn.q_proj.weight"), g.q_heads)
+    return converted
 
 
 def split_gate(queries: SourceTensor, heads: int) -> Tensors:
-    """Queries and output gates of ``q_proj``, whose heads have the rows of both in this order."""
+    """Split ``q_proj``, in which each head has the rows of queries followed by those of gates."""
 
-    def part(place: int) -> Callable[[torch.Tensor], torch.Tensor]:
-        return lambda weight: weight.unflatten(0, (heads, 2, -1))[:, place].flatten(0, 1)
+    def part(index: int) -> Callable[[torch.Tensor], torch.Tensor]:
+        return lambda weight: weight.unflatten(0, (heads, 2, -1))[:, index].flatten(0, 1)
 
     stem = queries.name.removesuffix("q_proj.weight")
     return {
-        f"{stem}{name}": remade(f"{stem}{name}", queries, part(place))
-        for place, name in enumerate(("q_proj.weight", "gate_proj.weight"))
+        f"{stem}{name}": remade(f"{stem}{name}", queries, part(index))
+        for index, name in enumerate(("q_proj.weight", "gate_proj.weight"))
     }
 
 
-def whole_norm(tensor: SourceTensor) -> SourceTensor:
-    """The weight of a norm that is stored less 1, in fp32: rounded to bf16 it would be another."""
-    whole = remade(tensor.name, tensor, lambda weight: 1.0 + weight.float(), dtype="F32")
-    return replace(whole, less_1=True)
+def full_norm(tensor: SourceTensor) -> SourceTensor:
+    """Return a norm's weight that is stored minus 1, in fp32 because bf16 would round the sum."""
+    norm = remade(tensor.name, tensor, lambda weight: 1.0 + weight.float(), dtype="F32")
+    return replace(norm, less_1=True)
 
 
 def renamed_layers(tensors: Tensors, names: Mapping[str, str]) -> Tensors:
-    """The tensors, those of layers under other names: patterns of ``names`` to replacements.
+    """Rename tensors of layers by ``names``, from patterns to replacements.
 
-    A pattern matches all that follows ``model.layers.N.``.
+    A pattern matches the full name after ``model.layers.N.``.
     """
-    patterns = {re.compile(pattern): to for pattern, to in names.items()}
-    made: Tensors = {}
+    patterns = {re.compile(pattern): replacement for pattern, replacement in names.items()}
+    renamed: Tensors = {}
     for name, tensor in tensors.items():
         layer = re.match(r"model\.layers\.\d+\.", name)
         inner = name[layer.end() :] if layer else ""
-        for pattern, to in patterns.items():
+        for pattern, replacement in patterns.items():
             match = pattern.fullmatch(inner)
             if layer and match:
-                new = f"{layer[0]}{match.expand(to)}"
-                made[new] = replace(tensor, name=new)
+                new = f"{layer[0]}{match.expand(replacement)}"
+                renamed[new] = replace(tensor, name=new)
                 break
         else:
-            made[name] = tensor
-    return made
+            renamed[name] = tensor
+    return renamed

@@ -1,4 +1,4 @@
-"""DSA-lite: attention modules whose layer may choose the tokens that it attends to."""
+"""DSA-lite: attention modules whose layer can select the tokens that it attends to."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from specbuild.runtime.engine_dir.geometry import TargetGeometry
 
 
 class IndexedAttention(nn.Module):
-    """The attention of layer ``number``: its window, and how it chooses what it attends to.
+    """The attention of layer ``number``: its window, and its selection of tokens.
 
-    With an indexer it has that one's projections, which are not rotated.
+    With an indexer it has the indexer's projections, which are not rotated.
     """
 
     def __init__(self, g: TargetGeometry, number: int, sizes: GraphSizes) -> None:
@@ -37,23 +37,23 @@ class IndexedAttention(nn.Module):
     def choose_slots(
         self, x: torch.Tensor, index: LayerIndex | None, launch: Launch
     ) -> tuple[torch.Tensor | None, tuple[torch.Tensor, ...], BlockKeys | None]:
-        """Of ``x`` [T, H], the attention's own input: the slots to attend to, [T, N, S] or None.
+        """Return the slots to attend to, [T, N, S] or None, for attention's input ``x`` [T, H].
 
-        Beside them the written pool, and how many lists of each sequence broke an invariant, [B];
-        and weighted queries and keys for SpecPV, where it chooses blocks by them.
+        Also returns the written pool, and the number of invalid lists of each sequence, [B]. If
+        SpecPV selects blocks by indexers, also the weighted queries and keys.
         """
         if index is None or self.indexer is None or self.dsa is None:
             return None, (), None
         view, dsa, heads = index.view, self.dsa, self.indexer.heads
         keys = x @ self.dsa_W_k
         if dsa.key_dtype == "fp8":
-            # ONNX's Cast makes what is too large the largest number.
+            # ONNX's Cast saturates to the largest number.
             keys = keys.to(torch.float8_e4m3fn).to(x.dtype)
         written = torch_op("KvWrite")(index.key_pool, keys.unsqueeze(1), view.write_slot)
         queries = (x @ self.dsa_W_q).unflatten(1, (heads, self.indexer.width))
         weights = x @ self.dsa_W_h if self.indexer.weighted else None
         rows = (launch.row_start, view.row_slot, view.tree_start, launch.ancestor_bits)
-        kept = {
+        limits = {
             "threshold": dsa.threshold,
             "first_tokens": dsa.first_tokens,
             "recent_tokens": dsa.recent_tokens,
@@ -67,11 +67,15 @@ class IndexedAttention(nn.Module):
             launch.positions,
             index.budget,
             top_k=dsa.top_k,
-            **kept,
+            **limits,
         )
         checked, violations = torch_op("DsaCheck")(
-            lists, *rows, launch.positions, index.budget, **kept
+            lists, *rows, launch.positions, index.budget, **limits
         )
-        by_blocks = queries if weights is None else queries * weights.unsqueeze(2)
-        asked = self.blocks is not None and self.blocks.config.score == "indexer"
-        return checked, (written, violations), BlockKeys(by_blocks, written) if asked else None
+        weighted_queries = queries if weights is None else queries * weights.unsqueeze(2)
+        selects_blocks = self.blocks is not None and self.blocks.config.score == "indexer"
+        return (
+            checked,
+            (written, violations),
+            BlockKeys(weighted_queries, written) if selects_blocks else None,
+        )

@@ -1,4 +1,4 @@
-"""Norm and feed-forward of LLaMA, which other families and EAGLE3 drafts share."""
+"""Norm and feed-forward of LLaMA, shared by other families and EAGLE3 drafts."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ class RmsNorm(nn.Module):
 
 
 def norm_module(norm: Norm, width: int) -> nn.Module:
-    """The norm of this geometry over ``width`` values."""
+    """Return the norm of this geometry over ``width`` values."""
     kind = LlamaNorm if norm.rounding == "before_weight" else RmsNorm
     return kind(width, norm.eps)
 
 
 class SwigluMlp(nn.Module):
-    """SwiGLU feed-forward, ``W_down (silu(W_gate x) · W_up x)``, or with GELU in SiLU's place."""
+    """SwiGLU feed-forward, ``W_down (silu(W_gate x) · W_up x)``, optionally with GELU."""
 
     def __init__(
         self, hidden: int, inner: int, *, bias: bool = False, activation: str = "swiglu"

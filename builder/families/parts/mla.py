@@ -1,13 +1,13 @@
 """MLA with decoupled RoPE (DeepSeek-V2, arXiv 2405.04434), under Hugging Face's tensor names.
 
-The cache entry of a token is ``[c | r]``: the normed latent c [kv_lora_rank] and one rotated key r
+The cache entry of a token is ``[c | r]``: the normed latent c [kv_lora_rank], and a rotated key r
 [rope_dim] that all heads share. Head h scores ``q_h · W_uk,h c + p_h · r`` and its value is
-``W_uv,h c``; ``kv_b_proj`` holds ``[W_uk,h; W_uv,h]``. Three forms of that are here as executable
-definitions, and :meth:`MlaAttention.forward` is the absorbed one over a paged cache.
+``W_uv,h c``. ``kv_b_proj`` is ``[W_uk,h; W_uv,h]``. Three forms are executable definitions here.
+:meth:`MlaAttention.forward` is the absorbed form over a paged cache.
 
-Queries are absorbed while decoding, not when building: ``q_b_proj`` with W_uk taken in would have
-``rank + rope`` rows a head in place of ``nope + rope`` (2.5 times the bytes of both weights at
-DeepSeek-V3's sizes), and its rounding would be another one than the checkpoint's.
+Queries are absorbed at run time. Absorbing W_uk into ``q_b_proj`` at build time would need
+``rank + rope`` rows per head instead of ``nope + rope`` (2.5 times the bytes of both weights at
+DeepSeek-V3's sizes), and its rounding would differ from the checkpoint's.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ Tables = tuple[torch.Tensor, torch.Tensor]
 
 
 @dataclass(frozen=True)
-class Scene:
-    """What one sequence's rows attend with and to.
+class AttentionInputs:
+    """The inputs of attention for the rows of one sequence.
 
     ``q_nope`` [T, h, nope], rotated ``q_rope`` [T, h, rope], cache ``entries`` [S, rank + rope],
     ``w_uk`` [h, nope, rank], ``w_uv`` [h, v, rank], ``seen`` bool [T, S], ``sinks`` [h] or None.
@@ -47,16 +47,16 @@ class Scene:
 
     @property
     def latents(self) -> torch.Tensor:
-        """c of every token, [S, rank]."""
+        """The latents c of all tokens, [S, rank]."""
         return self.entries[:, : self.w_uk.shape[2]]
 
     @property
     def shared_keys(self) -> torch.Tensor:
-        """r of every token, [S, rope]."""
+        """The shared keys r of all tokens, [S, rope]."""
         return self.entries[:, self.w_uk.shape[2] :]
 
     def weights(self, scores: torch.Tensor) -> torch.Tensor:
-        """Softmax of ``scores`` [h, T, S] over what is seen and the head's sink."""
+        """Return the softmax of ``scores`` [h, T, S] over visible tokens and the head's sink."""
         scores = (scores * self.scale).masked_fill(~self.seen, -torch.inf)
         if self.sinks is not None:
             sink = self.sinks.view(-1, 1, 1).expand(-1, scores.shape[1], 1)
@@ -64,34 +64,34 @@ class Scene:
         return scores.softmax(dim=-1)[..., : self.entries.shape[0]]
 
 
-def naive(scene: Scene) -> torch.Tensor:
-    """Every head's keys and values are expanded, as a cache of them would hold → [T, h, v]."""
-    k_nope = torch.einsum("sr,hnr->shn", scene.latents, scene.w_uk)
-    shared = scene.shared_keys.unsqueeze(1).expand(-1, k_nope.shape[1], -1)
+def naive(inputs: AttentionInputs) -> torch.Tensor:
+    """Expand keys and values of every head, as without a latent cache → [T, h, v]."""
+    k_nope = torch.einsum("sr,hnr->shn", inputs.latents, inputs.w_uk)
+    shared = inputs.shared_keys.unsqueeze(1).expand(-1, k_nope.shape[1], -1)
     k = torch.cat([k_nope, shared], dim=-1)
-    v = torch.einsum("sr,hvr->shv", scene.latents, scene.w_uv)
-    q = torch.cat([scene.q_nope, scene.q_rope], dim=-1)
-    weights = scene.weights(torch.einsum("thd,shd->hts", q, k))
+    v = torch.einsum("sr,hvr->shv", inputs.latents, inputs.w_uv)
+    q = torch.cat([inputs.q_nope, inputs.q_rope], dim=-1)
+    weights = inputs.weights(torch.einsum("thd,shd->hts", q, k))
     return torch.einsum("hts,shv->thv", weights, v)
 
 
-def absorbed(scene: Scene) -> torch.Tensor:
-    """The query takes W_uk in: one key of all heads, the entry; one value, its first part."""
-    q = torch.cat([absorbed_query(scene.q_nope, scene.w_uk), scene.q_rope], dim=-1)
-    weights = scene.weights(torch.einsum("thd,sd->hts", q, scene.entries))
-    mixed = torch.einsum("hts,sr->thr", weights, scene.latents)
-    return torch.einsum("thr,hvr->thv", mixed, scene.w_uv)
+def absorbed(inputs: AttentionInputs) -> torch.Tensor:
+    """Absorb W_uk into the query: all heads share one key, the entry, and one value."""
+    q = torch.cat([absorbed_query(inputs.q_nope, inputs.w_uk), inputs.q_rope], dim=-1)
+    weights = inputs.weights(torch.einsum("thd,sd->hts", q, inputs.entries))
+    mixed = torch.einsum("hts,sr->thr", weights, inputs.latents)
+    return torch.einsum("thr,hvr->thv", mixed, inputs.w_uv)
 
 
-def split_scores(scene: Scene) -> torch.Tensor:
-    """Scores as the sum of a part without and a part with rotation, the two never side by side."""
-    nope = torch.einsum("thr,sr->hts", absorbed_query(scene.q_nope, scene.w_uk), scene.latents)
-    rope = torch.einsum("thp,sp->hts", scene.q_rope, scene.shared_keys)
-    mixed = torch.einsum("hts,sr->thr", scene.weights(nope + rope), scene.latents)
-    return torch.einsum("thr,hvr->thv", mixed, scene.w_uv)
+def split_scores(inputs: AttentionInputs) -> torch.Tensor:
+    """Add the scores of the parts without and with rotation, which are never concatenated."""
+    nope = torch.einsum("thr,sr->hts", absorbed_query(inputs.q_nope, inputs.w_uk), inputs.latents)
+    rope = torch.einsum("thp,sp->hts", inputs.q_rope, inputs.shared_keys)
+    mixed = torch.einsum("hts,sr->thr", inputs.weights(nope + rope), inputs.latents)
+    return torch.einsum("thr,hvr->thv", mixed, inputs.w_uv)
 
 
-FORMS: dict[str, Callable[[Scene], torch.Tensor]] = {
+FORMS: dict[str, Callable[[AttentionInputs], torch.Tensor]] = {
     "naive": naive,
     "absorbed": absorbed,
     "split scores": split_scores,
@@ -99,15 +99,15 @@ FORMS: dict[str, Callable[[Scene], torch.Tensor]] = {
 
 
 def absorbed_query(q_nope: torch.Tensor, w_uk: torch.Tensor) -> torch.Tensor:
-    """``q_nope`` [T, h, nope] in the space of latents, [T, h, rank]."""
+    """Project ``q_nope`` [T, h, nope] to the space of latents, [T, h, rank]."""
     return (q_nope.transpose(0, 1) @ w_uk).transpose(0, 1)
 
 
 class MlaAttention(nn.Module):
     """One layer's attention; parameter names are those of DeepSeek checkpoints.
 
-    ``interleaved`` weights hold the pairs that RoPE turns side by side, others half a head apart.
-    ``inputs`` is the width of what it reads, None: ``hidden``.
+    In ``interleaved`` weights rotated pairs are adjacent, in others half a head apart. ``inputs``
+    is the width of its input; None is ``hidden``.
     """
 
     def __init__(
@@ -135,12 +135,12 @@ class MlaAttention(nn.Module):
         self.o_proj = nn.Linear(heads * g.v_dim, hidden, bias=False)
 
     def make_up_projections(self) -> nn.Module:
-        """The module ``kv_b_proj``."""
+        """Return the module ``kv_b_proj``."""
         g = self.geometry
         return nn.Linear(g.kv_lora_rank, self.heads * (g.nope_dim + g.v_dim), bias=False)
 
     def up_projections(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """``W_uk`` [h, nope, rank] and ``W_uv`` [h, v, rank]."""
+        """Return ``W_uk`` [h, nope, rank] and ``W_uv`` [h, v, rank]."""
         g = self.geometry
         both = self.kv_b_proj.weight.unflatten(0, (self.heads, -1))
         w_uk, w_uv = both.split([g.nope_dim, g.v_dim], dim=1)
@@ -149,7 +149,7 @@ class MlaAttention(nn.Module):
     def queries(
         self, x: torch.Tensor, tables: Tables, positions: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """``x`` [T, H] → parts without [T, h, nope] and with rotation [T, h, rope]."""
+        """``x`` [T, H] → parts without rotation [T, h, nope] and with it [T, h, rope]."""
         g = self.geometry
         if g.q_lora_rank is None:
             q = self.q_proj(x)
@@ -157,13 +157,13 @@ class MlaAttention(nn.Module):
             q = self.q_b_proj(self.q_a_layernorm(self.q_a_proj(x)))
         q = q.view(-1, self.heads, g.nope_dim + g.rope_dim)
         nope, rope = q.split([g.nope_dim, g.rope_dim], dim=-1)
-        return nope, self._turned(rope, tables, positions)
+        return nope, self._rotated(rope, tables, positions)
 
     def entries(self, x: torch.Tensor, tables: Tables, positions: torch.Tensor) -> torch.Tensor:
-        """What the cache holds of ``x`` [T, H]: [T, rank + rope]."""
+        """Return the cache entries of ``x`` [T, H]: [T, rank + rope]."""
         g = self.geometry
         latent, rope = self.kv_a_proj_with_mqa(x).split([g.kv_lora_rank, g.rope_dim], dim=-1)
-        shared = self._turned(rope.unsqueeze(1), tables, positions).squeeze(1)
+        shared = self._rotated(rope.unsqueeze(1), tables, positions).squeeze(1)
         return torch.cat([self.kv_a_layernorm(latent), shared], dim=-1)
 
     def forward(  # noqa: PLR0917
@@ -173,10 +173,10 @@ class MlaAttention(nn.Module):
         view: GroupView,
         launch: Launch,
         tables: Tables,
-        blocks: None = None,  # noqa: ARG002  SpecPV and DSA choose by what this cache has not
+        blocks: None = None,  # noqa: ARG002  SpecPV and DSA need keys, which this cache lacks
         index: None = None,  # noqa: ARG002
     ) -> tuple[torch.Tensor, LatentPool, tuple[()], tuple[()]]:
-        """``x`` [T, H], normed → [T, H] and the written pool, of ``entry_width`` values a slot."""
+        """``x`` [T, H], normed → [T, H] and the written pool, ``entry_width`` values per slot."""
         entries = self.entries(x, tables, launch.positions).unsqueeze(1)
         written = LatentPool(torch_op("KvWrite")(pools.c, entries, view.write_slot))
         q_nope, q_rope = self.queries(x, tables, launch.positions)
@@ -190,15 +190,15 @@ class MlaAttention(nn.Module):
         )  # fmt: skip
         return self.o_proj(attended.flatten(1)), written, (), ()
 
-    def _turned(self, x: torch.Tensor, tables: Tables, positions: torch.Tensor) -> torch.Tensor:
-        """``x`` [T, heads, rope] rotated; interleaved pairs come out half-split."""
+    def _rotated(self, x: torch.Tensor, tables: Tables, positions: torch.Tensor) -> torch.Tensor:
+        """Rotate ``x`` [T, heads, rope]; interleaved pairs become half-split."""
         if self.interleaved:
             x = torch.cat([x[..., 0::2], x[..., 1::2]], dim=-1)
         return rotate(x.flatten(1), tables, positions, x.shape[1])
 
 
 class SplitUpProjections(nn.Module):
-    """``kv_b_proj`` as its two parts, each by head: W_uk and W_uv."""
+    """``kv_b_proj`` as two parameters per head: W_uk and W_uv."""
 
     def __init__(self, heads: int, g: MlaGeometry) -> None:
         super().__init__()
@@ -207,15 +207,15 @@ class SplitUpProjections(nn.Module):
 
 
 class EngineMlaAttention(MlaAttention):
-    """The layer with the weights of an engine: ``kv_b_proj`` apart, rotated pairs half-split."""
+    """The layer with an engine's weights: ``kv_b_proj`` split, rotated pairs half-split."""
 
     def __init__(self, hidden: int, heads: int, g: MlaGeometry, inputs: int | None = None) -> None:
         super().__init__(hidden, heads, g, interleaved=False, inputs=inputs)
 
     def make_up_projections(self) -> nn.Module:
-        """The module ``kv_b_proj``."""
+        """Return the module ``kv_b_proj``."""
         return SplitUpProjections(self.heads, self.geometry)
 
     def up_projections(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """``W_uk`` [h, nope, rank] and ``W_uv`` [h, v, rank]."""
+        """Return ``W_uk`` [h, nope, rank] and ``W_uv`` [h, v, rank]."""
         return self.kv_b_proj.key, self.kv_b_proj.value

@@ -1,4 +1,4 @@
-"""The sizes of MLA in a configuration, as DeepSeek's models spell them."""
+"""Reads the sizes of MLA from a configuration of DeepSeek's models."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from specbuild.builder.checkpoint.config_json import Config
 from specbuild.builder.checkpoint.rope import yarn_score_factor
 from specbuild.runtime.engine_dir.geometry import MlaGeometry, Norm, Rope
 
-LATENT_EPS = 1e-6  # of the latents' norms, whatever rms_norm_eps is
+LATENT_EPS = 1e-6  # for the norms of latents, independent of rms_norm_eps
 MLA_FIELDS = frozenset(
     {
         "kv_lora_rank",
@@ -20,10 +20,10 @@ MLA_FIELDS = frozenset(
 
 
 def read_mla(config: Config, rope: Rope) -> MlaGeometry:
-    """Raises SpecbuildError where a size is missing, or rotated parts have an odd width."""
+    """Read the geometry. SpecbuildError for a missing size, or an odd rotated width."""
     rope_dim, nope_dim = config.integer("qk_rope_head_dim"), config.integer("qk_nope_head_dim")
     if rope_dim % 2:
-        raise config.wrong("qk_rope_head_dim", "an even number, rotary embedding needs pairs")
+        raise config.wrong("qk_rope_head_dim", "an even number, because RoPE rotates pairs")
     return MlaGeometry(
         kv_lora_rank=config.integer("kv_lora_rank"),
         rope_dim=rope_dim,

@@ -1,4 +1,4 @@
-"""A block of MLA and a feed-forward that is dense, or routed experts beside shared ones."""
+"""A block of MLA and a feed-forward: dense, or routed experts with shared ones."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from specbuild.builder.families.parts.experts import ExpertWeights, mixed_experts
+from specbuild.builder.families.parts.experts import ExpertWeights, combine_experts
 from specbuild.builder.families.parts.llama import LlamaNorm, SwigluMlp
 from specbuild.builder.families.parts.mla import EngineMlaAttention
 from specbuild.builder.families.parts.target import Block
@@ -25,7 +25,7 @@ from specbuild.runtime.engine_dir.geometry import MlaGeometry
 class MlaLayer:
     """The sizes of a block; ``eps`` is that of the norms before attention and feed-forward.
 
-    ``inputs`` is the width of what its attention reads, None: ``hidden``.
+    ``inputs`` is the width of attention's input; None is ``hidden``.
     """
 
     hidden: int
@@ -36,18 +36,18 @@ class MlaLayer:
     inputs: int | None = None
 
     def module(self) -> Block:
-        """The block, under the names of checkpoints."""
+        """Return the block with the names of checkpoints."""
         return Block(*self.parts())
 
     def parts(self) -> tuple[tuple[nn.Module, nn.Module], nn.Module, nn.Module]:
-        """What a block is made of: both norms, attention, feed-forward."""
+        """Return the parts of a block: both norms, attention, feed-forward."""
         norms = LlamaNorm(self.hidden, self.eps), LlamaNorm(self.hidden, self.eps)
         attention = EngineMlaAttention(self.hidden, self.heads, self.mla, self.inputs)
         return norms, attention, feed_forward_module(self.hidden, self.feed_forward)
 
 
 class Router(nn.Module):
-    """The affinities of experts; in V3 there is a bias too that experts are chosen by."""
+    """Computes the logits of experts; V3 also has a selection bias."""
 
     def __init__(self, hidden: int, moe: MoeFeedForward) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ class Router(nn.Module):
 
 
 class MoeMlp(nn.Module):
-    """Routed experts, and those that every token has."""
+    """Routed experts, and shared experts that every token uses."""
 
     def __init__(self, hidden: int, moe: MoeFeedForward, shared: DenseFeedForward | None) -> None:
         super().__init__()
@@ -73,12 +73,12 @@ class MoeMlp(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """``x`` [T, H], normed → [T, H]."""
         bias = self.gate.e_score_correction_bias.float() if self.routing.choice_bias else None
-        routed = mixed_experts(x, self.gate(x), self.experts, self.routing, choice_bias=bias)
+        routed = combine_experts(x, self.gate(x), self.experts, self.routing, choice_bias=bias)
         return routed + self.shared_experts(x) if self.shared else routed
 
 
 def feed_forward_module(hidden: int, feed_forward: FeedForward) -> nn.Module:
-    """The dense feed-forward, or experts beside shared ones, under the names of checkpoints."""
+    """Return the dense feed-forward, or routed and shared experts, with checkpoints' names."""
     if isinstance(feed_forward, DenseFeedForward):
         return SwigluMlp(hidden, feed_forward.inner, bias=feed_forward.bias)
     if isinstance(feed_forward, BothFeedForward):

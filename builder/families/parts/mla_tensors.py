@@ -1,4 +1,4 @@
-"""The tensors of a block with MLA as checkpoints have them, and in the engine's forms."""
+"""The tensors of a block with MLA, in checkpoints and in the engine's form."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from specbuild.runtime.engine_dir.geometry import MlaGeometry
 
 
 def layer_shapes(layer: MlaLayer) -> Shapes:
-    """Attention and feed-forward without the norms before them, by names within the layer."""
+    """Return attention and feed-forward without the norms before them, by names in the layer."""
     attention = prefixed("self_attn.", _attention(layer))
     return attention | prefixed("mlp.", feed_forward_shapes(layer.hidden, layer.feed_forward))
 
@@ -29,23 +29,23 @@ def layer_shapes(layer: MlaLayer) -> Shapes:
 def layer_for_engine(
     tensors: dict[str, SourceTensor], prefix: str, layer: MlaLayer, *, interleaved: bool
 ) -> dict[str, SourceTensor]:
-    """Takes what engines have in another form out of ``tensors``; what it becomes.
+    """Remove the tensors that engines have in another form, and return their new forms.
 
-    ``kv_b_proj`` becomes ``key`` [h, nope, rank] and ``value`` [h, v, rank]. Rows that RoPE turns
-    stand half-split, in ``interleaved`` checkpoints side by side. The experts are
-    ``gate_up_proj`` [E, H, 2·I], gate and up interleaved, and ``down_proj`` [E, I, H].
+    ``kv_b_proj`` becomes ``key`` [h, nope, rank] and ``value`` [h, v, rank]. Rotated rows become
+    half-split; in ``interleaved`` checkpoints pairs are adjacent. The experts are ``gate_up_proj``
+    [E, H, 2·I], with gate and up interleaved, and ``down_proj`` [E, I, H].
     """
     attention, mla = f"{prefix}self_attn.", layer.mla
-    made = _up_projections(tensors.pop(f"{attention}kv_b_proj.weight"), layer.heads, mla)
+    converted = _up_projections(tensors.pop(f"{attention}kv_b_proj.weight"), layer.heads, mla)
     if interleaved:
         query = "q_proj" if mla.q_lora_rank is None else "q_b_proj"
         for part, heads in ((query, layer.heads), ("kv_a_proj_with_mqa", 1)):
             name = f"{attention}{part}.weight"
-            made[name] = _half_split(tensors.pop(name), heads, mla.rope_dim)
+            converted[name] = _half_split(tensors.pop(name), heads, mla.rope_dim)
     moe = routed_part(layer.feed_forward)
     if moe is not None:
-        made |= stacked_experts(tensors, f"{prefix}mlp.experts.", moe)
-    return made
+        converted |= stacked_experts(tensors, f"{prefix}mlp.experts.", moe)
+    return converted
 
 
 def _attention(layer: MlaLayer) -> Shapes:
@@ -67,7 +67,7 @@ def _attention(layer: MlaLayer) -> Shapes:
 
 
 def feed_forward_shapes(hidden: int, feed_forward: FeedForward) -> Shapes:
-    """Those of a dense feed-forward, or of experts with shared ones, by names within it."""
+    """Return the shapes of a dense feed-forward or of experts, by names within it."""
     if isinstance(feed_forward, DenseFeedForward):
         return swiglu_shapes(hidden, feed_forward.inner, bias=feed_forward.bias)
     if isinstance(feed_forward, BothFeedForward):
@@ -88,23 +88,23 @@ def _moe(hidden: int, moe: MoeFeedForward) -> Shapes:
 
 
 def _up_projections(tensor: SourceTensor, heads: int, mla: MlaGeometry) -> dict[str, SourceTensor]:
-    def part(place: int) -> Callable[[torch.Tensor], torch.Tensor]:
+    def part(index: int) -> Callable[[torch.Tensor], torch.Tensor]:
         sizes = [mla.nope_dim, mla.v_dim]
-        return lambda weight: weight.unflatten(0, (heads, -1)).split(sizes, dim=1)[place]
+        return lambda weight: weight.unflatten(0, (heads, -1)).split(sizes, dim=1)[index]
 
     stem = tensor.name.removesuffix("weight")
     return {
-        f"{stem}{name}": remade(f"{stem}{name}", tensor, part(place))
-        for place, name in enumerate(("key", "value"))
+        f"{stem}{name}": remade(f"{stem}{name}", tensor, part(index))
+        for index, name in enumerate(("key", "value"))
     }
 
 
 def _half_split(tensor: SourceTensor, heads: int, rope_dim: int) -> SourceTensor:
-    """The rows of each head's last ``rope_dim`` outputs, even ones first."""
+    """Reorder each head's last ``rope_dim`` rows, even ones first."""
 
     def split(weight: torch.Tensor) -> torch.Tensor:
         by_head = weight.unflatten(0, (heads, -1))
-        kept, turned = by_head[:, :-rope_dim], by_head[:, -rope_dim:]
-        return torch.cat([kept, turned[:, 0::2], turned[:, 1::2]], dim=1).flatten(0, 1)
+        unrotated, rotated = by_head[:, :-rope_dim], by_head[:, -rope_dim:]
+        return torch.cat([unrotated, rotated[:, 0::2], rotated[:, 1::2]], dim=1).flatten(0, 1)
 
     return remade(tensor.name, tensor, split)

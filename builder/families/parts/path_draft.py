@@ -1,4 +1,4 @@
-"""A draft over a literal path of tokens, in plain torch: what engines are held against."""
+"""A draft over an explicit path of tokens, in plain torch: the reference for engines."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import torch
 
 @dataclass(frozen=True)
 class DraftStates:
-    """What the draft computes at each row of a path, fp32.
+    """The results of the draft for each row of a path, fp32.
 
     ``attention`` [T, H] after o_proj, before the residual; ``ffn`` [T, H] after down_proj;
-    ``pre_head`` [T, H] after the final norm; ``logits`` [T, Vd]; ``recurrence`` [T, H] the hidden
+    ``pre_head`` [T, H] after the final norm; ``logits`` [T, Vd]; ``recurrence`` [T, H], the hidden
     state of the next level.
     """
 
@@ -25,10 +25,10 @@ class DraftStates:
 
 
 class BlockDraft(ABC):
-    """A draft whose queries are a block behind the target's states, without caches.
+    """A draft whose queries are a block after the target's states, without caches.
 
-    ``block_size`` counts the block's rows, ``mask_token`` stands at all but the first. ``causal``
-    blocks see what stands before a row alone.
+    ``block_size`` counts the block's rows; all but the first have ``mask_token``. Rows of a
+    ``causal`` block attend only to rows before them.
     """
 
     block_size: int
@@ -37,36 +37,37 @@ class BlockDraft(ABC):
 
     @abstractmethod
     def logits(self, aux_hidden: torch.Tensor, root: int) -> torch.Tensor:
-        """``aux_hidden`` [L, aux_layers·Ht] of the tokens before ``root`` → logits of the block's
-        mask rows [block_size − 1, V]."""
+        """Return logits [block_size − 1, V] of the block's mask rows.
+
+        ``aux_hidden`` [L, aux_layers·Ht] are the states of the tokens before ``root``.
+        """
 
 
 class PathDraft(ABC):
-    """A draft that recurs, without caches, pages or trees.
+    """A recurrent draft without caches, pages or trees.
 
-    ``mask`` is the token, and the aux hidden states [1, aux_layers·Ht], of rows that have neither;
-    None for a draft without such rows.
+    ``mask`` has the token and the aux hidden states [1, aux_layers·Ht] of mask rows, or is None.
     """
 
     mask: tuple[int, torch.Tensor] | None = None
 
     @abstractmethod
     def fuse(self, aux_hidden: torch.Tensor) -> torch.Tensor:
-        """The target's aux hidden states [T, aux_layers·Ht] → the draft's hidden states [T, H]."""
+        """Fuse the target's aux hidden states [T, aux_layers·Ht] to hidden states [T, H]."""
 
     @abstractmethod
     def run(self, ids: torch.Tensor, hidden: torch.Tensor, positions: torch.Tensor) -> DraftStates:
-        """One causal pass: row t has token ``ids`` [T] and hidden state ``hidden`` [T, H], rotated
-        at ``positions`` [T]."""
+        """Run one causal pass: row t has token ``ids`` [T], hidden state ``hidden`` [T, H] and
+        position ``positions`` [T].
+        """
 
     def follow(
         self, aux_hidden: torch.Tensor, next_ids: torch.Tensor, path: torch.Tensor
     ) -> DraftStates:
-        """The states of the last committed row and of each level down a ``path`` [m] of drafts.
+        """Return the states of the last committed row and of each level of a ``path`` [m].
 
-        Row t of the committed part pairs ``aux_hidden`` [L, aux_layers·Ht] with ``next_ids`` [L] at
-        position t; level l has position L − 1 + l and the hidden state its parent gave. The result
-        has 1 + m rows.
+        Committed row t pairs ``aux_hidden`` [L, aux_layers·Ht] with ``next_ids`` [L] at position t.
+        Level l has position L − 1 + l and its parent's hidden state. The result has 1 + m rows.
         """
         ids, hidden = next_ids, self.fuse(aux_hidden)
         for token in path:

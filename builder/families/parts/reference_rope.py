@@ -1,4 +1,4 @@
-"""Rotary frequencies as transformers makes them, for drafts in plain torch."""
+"""Rotary frequencies of transformers, for drafts in plain torch."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 
 
 def rotary_frequencies(decoder: dict[str, Any], head_dim: int) -> tuple[torch.Tensor, float]:
-    """Inverse frequencies [D/2] and attention factor, as transformers has them."""
+    """Return inverse frequencies [D/2] and attention factor, computed by transformers."""
     from transformers import LlamaConfig
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
     from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding

@@ -1,4 +1,4 @@
-"""Rotary embedding, half-split: plain, and with every scaling that configurations have."""
+"""Rotary embedding, half-split, with all scalings of supported configurations."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from specbuild.runtime.engine_dir.rope_scaling import (
 
 
 def inverse_frequencies(rope: Rope, head_dim: int) -> torch.Tensor:
-    """Angles per position, fp64 [head_dim / 2].
+    """Return angles per position, fp64 [head_dim / 2].
 
-    YaRN mixes ``1/freq`` (fast channels) with ``1/(factor·freq)`` (slow ones) by a ramp between
-    the channels that turn ``beta_fast`` and ``beta_slow`` times over the original context.
+    YaRN mixes ``1/freq`` (fast channels) with ``1/(factor·freq)`` (slow ones). Its ramp is between
+    the channels that rotate ``beta_fast`` and ``beta_slow`` times over the original context.
     """
     half, theta = head_dim // 2, rope.theta
     if isinstance(rope.scaling, DynamicScaling):
@@ -33,8 +33,8 @@ def inverse_frequencies(rope: Rope, head_dim: int) -> torch.Tensor:
     if isinstance(rope.scaling, LinearScaling):
         return 1.0 / (rope.scaling.factor * freq)
     if isinstance(rope.scaling, ProportionalScaling):
-        turning = torch.arange(half) < int(rope.scaling.share * head_dim / 2)
-        return turning / (rope.scaling.factor * freq)
+        is_rotated = torch.arange(half) < int(rope.scaling.share * head_dim / 2)
+        return is_rotated / (rope.scaling.factor * freq)
     if isinstance(rope.scaling, Llama3Scaling):
         return _llama3(rope.scaling, 1.0 / freq)
     yarn = rope.scaling
@@ -47,28 +47,28 @@ def inverse_frequencies(rope: Rope, head_dim: int) -> torch.Tensor:
     if yarn.truncate:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, head_dim - 1)
-    # Equal bounds would divide by zero; the ramp then becomes a step.
+    # Equal bounds would divide by zero, so the ramp becomes a step.
     ramp = (torch.arange(half, dtype=torch.float64) - low) / max(high - low, 1e-3)
     fast = 1.0 - ramp.clamp(0, 1)
     return fast / freq + (1.0 - fast) / (yarn.factor * freq)
 
 
 def _ntk_growth(scaling: DynamicScaling) -> float:
-    """What theta grows by, before its exponent: 1 within the original context."""
+    """Return the factor of theta before its exponent: 1 within the original context."""
     length = max(scaling.longest, scaling.original_max_positions)
     return scaling.factor * length / scaling.original_max_positions - (scaling.factor - 1)
 
 
 def _llama3(scaling: Llama3Scaling, plain: torch.Tensor) -> torch.Tensor:
-    """Long waves slow down by ``factor``, short ones stay, those between are mixed."""
+    """Divide low frequencies by ``factor``, keep high ones, and interpolate between them."""
     low, high = scaling.low_freq_factor, scaling.high_freq_factor
     waves = scaling.original_max_positions * plain / (2 * math.pi)  # in the original context
-    kept = ((waves - low) / (high - low)).clamp(0, 1)
-    return kept * plain + (1.0 - kept) * plain / scaling.factor
+    weight = ((waves - low) / (high - low)).clamp(0, 1)
+    return weight * plain + (1.0 - weight) * plain / scaling.factor
 
 
 def rope_tables(rope: Rope, head_dim: int, positions: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Cosine and sine tables, fp32 [positions, head_dim / 2], times the attention factor."""
+    """Return cosines and sines, fp32 [positions, head_dim / 2], times the attention factor."""
     angle = torch.outer(
         torch.arange(positions, dtype=torch.float64), inverse_frequencies(rope, head_dim)
     )
@@ -85,9 +85,9 @@ def rotate(
     heads: int,
     width: int = 0,
 ) -> torch.Tensor:
-    """Half-split rotation of ``x`` [T, heads·D] at ``positions`` [T] → [T, heads, D], in fp32.
+    """Rotate ``x`` [T, heads·D], half-split, at ``positions`` [T] → [T, heads, D], in fp32.
 
-    The first ``width`` values of a head turn, 0: all.
+    Only the first ``width`` values of a head are rotated; 0 is all.
     """
     cos, sin = tables
     rotated = torch.onnx.ops.rotary_embedding(

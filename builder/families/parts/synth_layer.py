@@ -1,4 +1,4 @@
-"""The weights of synthetic layers with a SwiGLU or experts, under Hugging Face's usual names."""
+"""Weights of synthetic layers with a SwiGLU or experts, with Hugging Face's names."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from specbuild.builder.synth.fill import BIAS_STD, Fill
 from specbuild.builder.synth.tensor import SynthTensor
 from specbuild.runtime.engine_dir.geometry import TargetGeometry
 
-_GATED_RMS = 0.6  # of silu(gate)·up, both of rms 1
+_GATED_RMS = 0.6  # the rms of silu(gate)·up, if both have rms 1
 
 
-# Norms of what a sublayer gives, by where a geometry has norms.
+# The norms of the outputs of attention and feed-forward.
 _OUTPUT_NORMS = tuple(f"post_{part}_layernorm.weight" for part in ("attention", "feedforward"))
 
 
@@ -25,9 +25,9 @@ def layer_tensor(
     shape: tuple[int, ...],
     norms_less: float = 0.0,
 ) -> SynthTensor:
-    """Makes the tensor of this name: a norm, a router, a bias, or a projection.
+    """Return the tensor of this name: a norm, a router, a bias, or a projection.
 
-    Checkpoints hold the weights of norms less ``norms_less``.
+    Checkpoints store the weights of norms minus ``norms_less``.
     """
     if g.norm_places != "inputs" and name.endswith(_OUTPUT_NORMS):
         return fill.norm(name, shape, fill.contribution, less=norms_less)
@@ -46,5 +46,5 @@ def layer_tensor(
 
 
 def gate_logits(load: Callable[[str], torch.Tensor], normed: torch.Tensor) -> torch.Tensor:
-    """The logits [n, E] of a router without bias, for normed rows [n, H]."""
+    """Return the logits [n, E] of a router without bias, for normed rows [n, H]."""
     return normed @ load("mlp.gate.weight").T

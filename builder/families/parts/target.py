@@ -1,7 +1,7 @@
-"""What every target is: blocks on a residual stream, as one ragged graph of the role ``target``.
+"""The parts of every target: blocks on a residual stream, as one ragged graph of role ``target``.
 
-Prefill chunks, plain decode and tree verification are one graph. Parameter names are those of
-Hugging Face checkpoints. A module is made on the meta device and exported; it holds no weights.
+Prefill chunks, plain decode and tree verification share the graph. Parameter names are those of
+Hugging Face checkpoints. Modules are created on the meta device for the export, without weights.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from specbuild.runtime.lossy.specpv.state import ViewGeometry
 
 @dataclass(frozen=True)
 class GraphSizes:
-    """What a build settles of a target's graph.
+    """The sizes of a target's graph.
 
-    ``aux_layers`` are the layers whose outputs are the aux hidden states (0-based), ``positions``
-    the length of the rotary tables. ``blocks`` is how layers choose blocks (SpecPV), ``dsa`` how
-    they choose tokens. ``longest`` is the longest sequence, 0: ``positions``; rows behind it are
-    never kept.
+    ``aux_layers`` are the 0-based layers whose outputs are the aux hidden states. ``positions`` is
+    the length of the rotary tables. ``blocks`` configures the selection of blocks (SpecPV), ``dsa``
+    that of tokens. ``longest`` is the maximum sequence length, 0 for ``positions``; results of rows
+    after it are discarded.
     """
 
     aux_layers: tuple[int, ...]
@@ -44,8 +44,8 @@ class GraphSizes:
     longest: int = 0
 
 
-# What a block's norms are called, by where they are: before and after attention, before and after
-# the feed-forward.
+# The names of a block's norms by placement: before and after attention, then before and after the
+# feed-forward.
 BLOCK_NORMS: dict[NormPlaces, tuple[str | None, ...]] = {
     "inputs": ("input_layernorm", None, "post_attention_layernorm", None),
     "outputs": (None, "post_attention_layernorm", None, "post_feedforward_layernorm"),
@@ -61,8 +61,8 @@ BLOCK_NORMS: dict[NormPlaces, tuple[str | None, ...]] = {
 class Block(nn.Module):
     """One transformer block: attention and a feed-forward, each with its norms.
 
-    ``norms`` are those of :data:`BLOCK_NORMS` at these ``places``, in its order; ``residual``
-    multiplies what is added to the stream. ``attention_name`` is what checkpoints call attention.
+    ``norms`` are those of :data:`BLOCK_NORMS` for ``places``, in its order. ``residual`` multiplies
+    the outputs before they are added. ``attention_name`` is the name of attention in checkpoints.
     """
 
     input_layernorm: nn.Module
@@ -99,27 +99,27 @@ class Block(nn.Module):
         index: LayerIndex | None = None,
         layer_input: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, *tuple[Any, ...]]:
-        """The residual stream ``x`` [T, H] after the block, and what attention gave beside it.
+        """Return the residual stream ``x`` [T, H] after the block, and attention's other outputs.
 
         ``layer_input`` [T, W] is for blocks of models with ``layer_inputs``.
         """
         before, after, mlp_before, mlp_after = BLOCK_NORMS[self.places]
-        attended, *beside = self.get_submodule(self.attention_name)(
+        attended, *others = self.get_submodule(self.attention_name)(
             self._normed(before, x), pools, view, launch, tables, blocks, index
         )
         x = self._added(x, self._normed(after, attended))
-        fed = self.fed(x, self._normed(mlp_before, x))
-        x = self._added(x, self._normed(mlp_after, fed))
-        return self.finished(x, layer_input), *beside
+        ff_output = self.feed_forward(x, self._normed(mlp_before, x))
+        x = self._added(x, self._normed(mlp_after, ff_output))
+        return self.finalize(x, layer_input), *others
 
-    def fed(self, x: torch.Tensor, normed: torch.Tensor) -> torch.Tensor:
-        """What the feed-forward makes of the stream ``x`` [T, H], which it reads ``normed``."""
+    def feed_forward(self, x: torch.Tensor, normed: torch.Tensor) -> torch.Tensor:
+        """Return the feed-forward's output for the stream ``x`` [T, H] and its norm ``normed``."""
         del x
-        made: torch.Tensor = self.mlp(normed)
-        return made
+        output: torch.Tensor = self.mlp(normed)
+        return output
 
-    def finished(self, x: torch.Tensor, layer_input: torch.Tensor | None) -> torch.Tensor:
-        """The stream ``x`` [T, H] behind the feed-forward as the next block has it."""
+    def finalize(self, x: torch.Tensor, layer_input: torch.Tensor | None) -> torch.Tensor:
+        """Return the next block's input for the stream ``x`` [T, H] after the feed-forward."""
         del layer_input
         return x
 
@@ -134,7 +134,7 @@ class Block(nn.Module):
 
 
 class Backbone(nn.Module):
-    """Embedding, blocks and the final norm, under the names of the checkpoint."""
+    """Embedding, blocks and the final norm, with the names of the checkpoint."""
 
     def __init__(self, g: TargetGeometry, layers: Iterable[Block], norm: nn.Module) -> None:
         super().__init__()
@@ -144,11 +144,10 @@ class Backbone(nn.Module):
 
 
 class TargetModel(nn.Module):
-    """The role ``target``. ``aux_layers`` are the layers whose outputs are the aux hidden states
-    (0-based).
+    """The role ``target``; ``aux_layers`` are the 0-based layers of the aux hidden states.
 
-    ``rotates_when_read``: keys in latents of the cache are rotated when they are read, so that
-    attention is told where each page stands.
+    With ``rotates_when_read`` keys in a latent cache are rotated when they are read, and attention
+    receives the position of each page.
     """
 
     rotates_when_read = False
@@ -164,7 +163,7 @@ class TargetModel(nn.Module):
     ) -> None:
         """``rope_table`` [positions, D / 2] has the shape of the cosines and sines.
 
-        Where layers with a window turn otherwise, there is a second pair of tables for them.
+        If layers with a window have another RoPE, there is a second pair of tables.
         """
         super().__init__()
         self.geometry, self.aux_layers = g, aux_layers
@@ -179,14 +178,14 @@ class TargetModel(nn.Module):
             self.window_rope_sin = nn.Buffer(torch.empty_like(self.window_rope_cos))
 
     def tables_of(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Cosines and sines of this layer."""
+        """Return the cosines and sines of this layer."""
         g = self.geometry
         if g.window_rope is not None and g.layer_types[layer] == "sliding_attention":
             return self.window_rope_cos, self.window_rope_sin
         return self.rope_cos, self.rope_sin
 
     def layer_inputs(self, token_ids: torch.Tensor, x: torch.Tensor) -> Sequence[Any]:
-        """What each layer reads beside the stream of tokens [T] embedded as ``x`` [T, H]."""
+        """Return each layer's additional input for tokens [T] embedded as ``x`` [T, H]."""
         del token_ids, x
         return (None,) * self.geometry.layers
 
@@ -205,24 +204,21 @@ class TargetModel(nn.Module):
     ) -> tuple[Any, ...]:
         """``token_ids`` [T] → logits [R, V] fp32, aux_hidden [T, aux_layers·H], new pools, stages.
 
-        ``views[group_of_layer[i]]`` is that of layer i: of pages, or of recurrent states.
-
-        With SpecPV, ``summaries`` of the full-attention layers in order go in, and come out behind
-        the pools, followed by the partial tables [Lg, B, kv_heads, V]. With DSA, the last of
-        ``views`` is the indexers'; behind all of these come their pools, and by layer and sequence
-        how many lists broke an invariant, [Lg, B].
-
-        The stages are the residual stream after every layer and the normed final one; they are
-        not outputs of an engine, but keep their names in it for ``verify``.
+        ``views[group_of_layer[i]]`` is the view of layer i: of pages, or of recurrent states. With
+        SpecPV, ``summaries`` of the full-attention layers are also returned after the pools,
+        followed by the partial tables [Lg, B, kv_heads, V]. With DSA, the last of ``views`` is the
+        indexers'; their pools and the number of invalid lists per layer and sequence, [Lg, B],
+        are returned last. The stages are the residual stream after every layer and the final norm.
+        Engines do not return them, but keep their names for ``verify``.
         """
         multipliers = self.geometry.multipliers or Multipliers()
         x = self.model.embed_tokens(token_ids)
         if multipliers.embedding != 1:
             x = x * multipliers.embedding
-        given = self.layer_inputs(token_ids, x)
+        layer_inputs = self.layer_inputs(token_ids, x)
         written: list[Any] = []
         stages = []
-        chosen: list[torch.Tensor] = []
+        selections: list[torch.Tensor] = []
         indexed: list[torch.Tensor] = []
         tables_used = [0] * len(views)
         layers: Any = self.model.layers
@@ -231,14 +227,14 @@ class TargetModel(nn.Module):
         ):
             blocks = index = None
             if asked is not None and layer.self_attn.blocks is not None:
-                place = len(chosen)
+                position = len(selections)
                 blocks = LayerBlocks(
-                    tables_used[group], asked, summaries[place], asked.partial_table[place]
+                    tables_used[group], asked, summaries[position], asked.partial_table[position]
                 )
                 tables_used[group] += 1
             if budget is not None and layer.self_attn.indexer is not None:
-                place = 0 if asked is None else len(indexed)
-                index = LayerIndex(place, views[-1], budget, key_pools[len(indexed)])
+                position = 0 if asked is None else len(indexed)
+                index = LayerIndex(position, views[-1], budget, key_pools[len(indexed)])
             source = self.geometry.cache_layer(number)
             x, new, partial, keyed = layer(
                 x,
@@ -248,10 +244,10 @@ class TargetModel(nn.Module):
                 self.tables_of(number),
                 blocks,
                 index,
-                given[number],
+                layer_inputs[number],
             )
             if partial:
-                chosen.append(partial)
+                selections.append(partial)
             if keyed:
                 indexed.append(keyed)
             written.append(new)
@@ -268,11 +264,11 @@ class TargetModel(nn.Module):
             if self.aux_layers
             else []
         )
-        new_summaries = [summary for summary, _ in chosen]
-        new_tables = [torch.stack([table for _, table in chosen])] if chosen else []
-        beside = [(*new_summaries, *new_tables)] if chosen else []
+        new_summaries = [summary for summary, _ in selections]
+        new_tables = [torch.stack([table for _, table in selections])] if selections else []
+        others = [(*new_summaries, *new_tables)] if selections else []
         if indexed:
-            broken = torch.stack([violations for _, violations in indexed])
-            beside.append((*[pool for pool, _ in indexed], broken))
-        kept = tuple(new for new in written if new is not None)
-        return logits, *aux_hidden, kept, *beside, tuple(stages), pre_head
+            violation_counts = torch.stack([violations for _, violations in indexed])
+            others.append((*[pool for pool, _ in indexed], violation_counts))
+        new_pools = tuple(new for new in written if new is not None)
+        return logits, *aux_hidden, new_pools, *others, tuple(stages), pre_head

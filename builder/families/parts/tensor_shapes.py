@@ -1,4 +1,4 @@
-"""Names and shapes of the tensors that families share, as Hugging Face checkpoints have them."""
+"""Names and shapes of tensors that families share, as in Hugging Face checkpoints."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Shapes = dict[str, tuple[int, ...]]
 
 
 def target_shapes(g: TargetGeometry, layer: Callable[[int], Shapes]) -> Shapes:
-    """Embedding, head, norms, and what ``layer`` gives of each layer, by names within it."""
+    """Return embedding, head, norms, and the tensors of ``layer`` by names within the layer."""
     shapes: Shapes = {
         EMBEDDING: (g.vocab, g.hidden),
         HEAD: (g.vocab, g.hidden),
@@ -20,18 +20,18 @@ def target_shapes(g: TargetGeometry, layer: Callable[[int], Shapes]) -> Shapes:
     }
     names = [name for name in BLOCK_NORMS[g.norm_places] if name is not None]
     for index in range(g.layers):
-        every: Shapes = {f"{name}.weight": (g.hidden,) for name in names}
-        shapes |= prefixed(f"model.layers.{index}.", every | layer(index))
+        norms: Shapes = {f"{name}.weight": (g.hidden,) for name in names}
+        shapes |= prefixed(f"model.layers.{index}.", norms | layer(index))
     return shapes
 
 
 def prefixed(prefix: str, shapes: Shapes) -> Shapes:
-    """The same shapes under longer names."""
+    """Return the same shapes with prefixed names."""
     return {f"{prefix}{name}": shape for name, shape in shapes.items()}
 
 
 def grouped_attention_shapes(g: TargetGeometry, layer: int = 0) -> Shapes:
-    """Those of the ``GroupedAttention`` of a layer in a checkpoint, by names within the layer."""
+    """Return the shapes of a layer's ``GroupedAttention`` in a checkpoint, by names within it."""
     heads, full = g.heads_of(layer), g.layer_types[layer] == "full_attention"
     rows = {"q": g.q_heads}
     if layer in g.caching_layers:
@@ -44,22 +44,22 @@ def grouped_attention_shapes(g: TargetGeometry, layer: int = 0) -> Shapes:
         if g.attention.qkv_bias:
             shapes[f"{name}_proj.bias"] = (count * width,)
     if g.attention.output_gate:
-        # Behind the queries of each head stand the rows of its gate.
+        # In each head the rows of the gate follow those of the queries.
         shapes["q_proj.weight"] = (2 * g.q_heads * width, g.hidden)
     shapes["o_proj.weight"] = (g.hidden, g.q_heads * width)
     if g.attention.output_bias:
         shapes["o_proj.bias"] = (g.hidden,)
     if g.attention.qk_norm != "none":
-        whole = g.attention.qk_norm == "all_heads"
+        is_full_norm = g.attention.qk_norm == "all_heads"
         for name in [name for name in rows if name != "v"]:
-            shapes[f"{name}_norm.weight"] = (rows[name] * width if whole else width,)
+            shapes[f"{name}_norm.weight"] = (rows[name] * width if is_full_norm else width,)
     if g.attention.sinks:
         shapes["sinks"] = (g.q_heads,)
     return prefixed("self_attn.", shapes)
 
 
 def swiglu_shapes(hidden: int, inner: int, *, bias: bool = False) -> Shapes:
-    """Those of ``SwigluMlp``, by names within it."""
+    """Return the shapes of ``SwigluMlp``, by names within it."""
     sizes = {"gate_proj": (inner, hidden), "up_proj": (inner, hidden), "down_proj": (hidden, inner)}
     shapes: Shapes = {f"{name}.weight": size for name, size in sizes.items()}
     if bias:

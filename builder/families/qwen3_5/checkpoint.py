@@ -28,9 +28,9 @@ from specbuild.builder.families.parts.grouped_config import (
     routed_swiglu,
 )
 from specbuild.builder.families.parts.grouped_tensors import (
+    full_norm,
     grouped_for_engine,
     grouped_tensors,
-    whole_norm,
 )
 from specbuild.runtime.engine_dir.feed_forward import (
     BothFeedForward,
@@ -247,7 +247,7 @@ def engine_tensors(tensors: Tensors, g: TargetGeometry, config: Config) -> Tenso
         for layer in g.linear_layers:
             _split_by_key_head(made, f"model.layers.{layer}.linear_attn.", g.gated_delta)
     return {
-        name: whole_norm(tensor) if is_stored_less_1(name) else tensor
+        name: full_norm(tensor) if is_stored_less_1(name) else tensor
         for name, tensor in grouped_for_engine(made, g, config).items()
     }
 

@@ -337,7 +337,10 @@ def test_layers_that_cache_latents_follow_the_same_permutation(tmp_path: Path) -
         (["--geometry", "tiny"], "give one of --output DIR, for checkpoints, and --engine DIR"),
         (["--geometry", "tiny", "--output", "o", "--engine", "e"], "give one of --output"),
         (["--geometry", "tiny", "--output", "o", "--acceptance", "0.5"], "needs a draft"),
-        (["--geometry", "tiny", "--output", "o", "--layers", "9"], "between 1 and the model's 4"),
+        (
+            ["--geometry", "tiny", "--output", "o", "--layers", "9"],
+            "--layers: got 9, expected 1 to 4",
+        ),
         (["--geometry", "tiny", "--engine", "e", "--unique-layers", "5"], "and the 4 layers"),
         (["--geometry", "tiny", "--output", "o", "--unique-layers", "2"], "needs --engine"),
         (["--geometry", "tiny", "--output", "o", "--latent", "16"], "run specbuild retrofit mla"),

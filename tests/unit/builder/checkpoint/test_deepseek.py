@@ -206,10 +206,7 @@ def test_what_belongs_to_gpt_oss(model: Path, tmp_path: Path) -> None:
     ):
         require_standard_support(geometry, None, options)
     (model / "mla_kv.safetensors").write_bytes(b"")
-    assert (
-        "belong to gpt_oss, but this is a deepseek_v3, which caches latents of its own"
-        in refusal(model)
-    )
+    assert "need gpt_oss, but this is a deepseek_v3, which caches native latents" in refusal(model)
     assert read_target(model, strict=True, mla=False).geometry == geometry
 
 

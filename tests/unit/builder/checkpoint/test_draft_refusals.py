@@ -97,7 +97,7 @@ def test_what_no_kernel_computes(
     [
         ({"vocab_size": 300}, "its vocab_size is 300, the target's 256"),
         ({"target_hidden_size": 128}, "its target_hidden_size is 128, the target's hidden size 64"),
-        ({"num_key_value_heads": 3}, "4 query heads do not divide among 3 KV heads"),
+        ({"num_key_value_heads": 3}, "4 query heads are not a multiple of 3 KV heads"),
         ({"head_dim": 33}, "head_dim 33 is odd"),
         ({"hidden_size": 48}, "shares the target's embedding, but its hidden size is 48"),
         ({"draft_vocab_size": 300}, "its draft vocabulary is 300, the target's only 256"),
@@ -146,8 +146,8 @@ def test_draft_of_a_wider_target(tmp_path: Path, geometry: TargetGeometry) -> No
             {"quantization_config": {"bits": 4}},
             "quantization_config: these weights are quantized, which is not implemented",
         ),
-        ({"architectures": ["MedusaModel"]}, "['MedusaModel'] is no draft that specbuild knows"),
-        ({"architectures": None}, "architectures [] is no draft that specbuild knows"),
+        ({"architectures": ["MedusaModel"]}, "got ['MedusaModel'], expected a supported draft"),
+        ({"architectures": None}, "architectures: got [], expected a supported draft"),
         ({"eagle_config": {"use_aux_hidden_state": False}}, "use_aux_hidden_state False is not"),
         ({"eagle_config": {"use_last_layernorm": False}}, "use_last_layernorm False is not"),
         ({"eagle_config": {"use_mtp_layernorm": True}}, "use_mtp_layernorm True is not"),
@@ -160,7 +160,7 @@ def test_draft_of_a_wider_target(tmp_path: Path, geometry: TargetGeometry) -> No
         ({"model_type": "gpt_oss"}, "model_type 'gpt_oss' is not implemented"),
         (
             {"model_type": "gpt_oss", "architectures": ["GptOssForCausalLM"]},
-            "is a GPT-OSS target, not a draft; give it with --model",
+            "is a GPT-OSS target, not a draft; pass it with --model",
         ),
     ],
 )

@@ -60,7 +60,9 @@ def test_deepseek(tmp_path: Path, apart: bool, q_lora_rank: int | None) -> None:
     found, expected = read_target(file, strict=True), read_target(model, strict=True)
     assert found.text_files == ()
     assert found.geometry.eos_token_ids == ()
-    assert found.warnings == ("target: no EOS token is named; output ends at its length only",)
+    assert found.warnings == (
+        "target: no EOS token is defined; output ends only at its maximum length",
+    )
     geometry = replace(expected.geometry, eos_token_ids=())
     assert_same(found, replace(expected, geometry=geometry))
 

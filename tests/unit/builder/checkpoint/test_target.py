@@ -109,7 +109,9 @@ def test_eos_of_config_only_without_generation_config(target: Path) -> None:
     remove_fields(target, "eos_token_id")
     checkpoint = read_target(target, strict=True)
     assert checkpoint.geometry.eos_token_ids == ()
-    assert checkpoint.warnings == ("target: no EOS token is named; output ends at its length only",)
+    assert checkpoint.warnings == (
+        "target: no EOS token is defined; output ends only at its maximum length",
+    )
 
 
 def test_text_files(tmp_path: Path) -> None:
@@ -315,7 +317,7 @@ def test_config_over_pickled_weights(target: Path) -> None:
         ({"attention_bias": False}, "left over: model.layers.{0-1}.self_attn.k_proj.bias, shape"),
         ({"attention_bias": "no"}, "attention_bias: got 'no', expected true or false"),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not implemented (supported: 'silu')"),
-        ({"num_key_value_heads": 3}, "4 query heads do not divide among 3 KV heads"),
+        ({"num_key_value_heads": 3}, "4 query heads are not a multiple of 3 KV heads"),
         ({"head_dim": 15}, "head_dim 15 is odd"),
         ({"num_experts_per_tok": 2}, "num_experts_per_tok: got 2, expected the value of"),
         (

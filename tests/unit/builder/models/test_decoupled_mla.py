@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from specbuild.builder.families.parts.graph_io import GroupView, LatentPool, Launch
-from specbuild.builder.families.parts.mla import FORMS, MlaAttention, Scene
+from specbuild.builder.families.parts.mla import FORMS, AttentionInputs, MlaAttention
 from specbuild.builder.families.parts.rope import rope_tables
 from specbuild.runtime.engine_dir.geometry import MlaGeometry, Norm, Rope
 
@@ -44,12 +44,12 @@ def inputs(g: MlaGeometry, rows: int = ROWS) -> tuple[torch.Tensor, torch.Tensor
 @torch.no_grad()
 def scene_of(
     module: MlaAttention, seen: torch.Tensor, positions: torch.Tensor, sinks: torch.Tensor | None
-) -> tuple[torch.Tensor, Scene]:
+) -> tuple[torch.Tensor, AttentionInputs]:
     g = module.geometry
     x, _, tables = inputs(g, len(positions))
     q = module.queries(x, tables, positions)
     entries = module.entries(x, tables, positions)
-    return x, Scene(*q, entries, *module.up_projections(), seen, g.scale, sinks)
+    return x, AttentionInputs(*q, entries, *module.up_projections(), seen, g.scale, sinks)
 
 
 @pytest.mark.parametrize("with_sinks", [False, True])
