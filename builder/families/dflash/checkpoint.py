@@ -1,4 +1,4 @@
-"""Reads a DFlash draft, and holds it against its target."""
+"""Reads a DFlash draft, and checks that it fits its target."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ def read_dflash(
 ) -> DraftCheckpoint:
     """Read the draft at ``path``; no weights are loaded.
 
-    Raises SpecbuildError if it is no DFlash draft, needs what is not implemented, does not hold
-    exactly the tensors that it should, or does not fit ``target``.
+    Raises SpecbuildError if the draft is unsupported, has other tensors than required, or does not
+    fit ``target``.
     """
     if norm_output is not None:
         raise SpecbuildError(
-            f"--draft-norm-output {norm_output} is of EAGLE3 drafts, and this is a DFlash draft; "
-            "leave it out"
+            f"--draft-norm-output {norm_output} needs an EAGLE3 draft, but this is a DFlash draft; "
+            "remove the option"
         )
     config = read_dflash_config(top, strict=strict)
     tensors = open_directory(path)
@@ -57,7 +57,7 @@ def read_dflash(
 
 
 def dflash_shapes(g: DFlashGeometry, target: TargetGeometry) -> Shapes:
-    """The tensors of a draft of this geometry, by their names on disk."""
+    """Return the shapes of a draft's tensors, by their names on disk."""
     q_rows, kv_rows = g.q_heads * g.head_dim, g.kv_heads * g.head_dim
     rows = {"q": q_rows, "k": kv_rows, "v": kv_rows}
     attention: Shapes = {f"{part}_proj.weight": (n, g.hidden) for part, n in rows.items()}
@@ -87,7 +87,9 @@ def _geometry(
     decoder = config.decoder
     hidden, q_heads = decoder.integer("hidden_size"), decoder.integer("num_attention_heads")
     biases = decoder.boolean("attention_bias", False)
-    normed = "layers.0.self_attn.q_norm.weight" in tensors or decoder.get("model_type") == "qwen3"
+    has_norms = (
+        "layers.0.self_attn.q_norm.weight" in tensors or decoder.get("model_type") == "qwen3"
+    )
     rope = read_rope(decoder, default_theta=DEFAULT_THETA)
     return DFlashGeometry(
         architecture=ARCHITECTURES[0],
@@ -106,40 +108,44 @@ def _geometry(
         mask_token=config.mask_token,
         causal=config.causal,
         attention=AttentionParts(
-            qkv_bias=biases, output_bias=biases, qk_norm="head" if normed else "none"
+            qkv_bias=biases, output_bias=biases, qk_norm="head" if has_norms else "none"
         ),
     )
 
 
 def _check_fit(path: Path, g: DFlashGeometry, config: DFlashConfig, target: TargetGeometry) -> None:
-    wrong = []
+    problems = []
     vocab = config.decoder.optional_integer("vocab_size")
     if vocab not in (None, target.vocab):
-        wrong.append(f"its vocab_size is {vocab}, the target's {target.vocab}")
+        problems.append(f"its vocab_size is {vocab}, the target's {target.vocab}")
     if g.hidden != target.hidden:
-        wrong.append(
+        problems.append(
             f"it shares the target's embedding and head, but its hidden size is {g.hidden}, the "
             f"target's {target.hidden}"
         )
     outside = [layer for layer in g.aux_layers if not 0 <= layer < target.layers]
     if outside:
-        wrong.append(f"it reads layers {outside}, the target has layers 0 to {target.layers - 1}")
+        problems.append(
+            f"it reads layers {outside}, but the target has layers 0 to {target.layers - 1}"
+        )
     if g.mask_token >= target.vocab:
-        wrong.append(f"its mask token {g.mask_token} is none of the target's {target.vocab} tokens")
+        problems.append(
+            f"its mask token {g.mask_token} is not below the target's vocabulary of {target.vocab}"
+        )
     if g.q_heads % g.kv_heads:
-        wrong.append(f"{g.q_heads} query heads do not divide among {g.kv_heads} KV heads")
+        problems.append(f"{g.q_heads} query heads are not a multiple of {g.kv_heads} KV heads")
     if g.head_dim % 2:
-        wrong.append(f"head_dim {g.head_dim} is odd, rotary embedding needs pairs")
-    if wrong:
-        raise SpecbuildError(f"{path}: does not fit the target: {'; '.join(wrong)}")
+        problems.append(f"head_dim {g.head_dim} is odd, but rotary embedding needs pairs")
+    if problems:
+        raise SpecbuildError(f"{path}: does not fit the target: {'; '.join(problems)}")
 
 
 def _hints(tensors: dict[str, SourceTensor]) -> list[str]:
     hints = []
     if {"lm_head.weight", "d2t"} & set(tensors):
-        hints.append("a DFlash draft with a head or vocabulary of its own is not implemented")
+        hints.append("DFlash drafts with a separate head or vocabulary are not supported")
     if any(name.startswith(("markov_head.", "confidence_head.")) for name in tensors):
-        hints.append("heads that walk from left to right (DSpark, DFlash2) are not implemented")
+        hints.append("autoregressive heads (DSpark, DFlash2) are not supported")
     return hints
 
 
@@ -148,5 +154,5 @@ def _rope_note(top: Config, g: DFlashGeometry, target: TargetGeometry) -> tuple[
         return ()
     return (
         f"{top.label}: RoPE is {describe(g.rope)}, the target's {describe(target.rope)}; the draft "
-        "runs with its own",
+        "uses its own",
     )

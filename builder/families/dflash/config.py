@@ -1,4 +1,4 @@
-"""The configuration of a DFlash draft: as its authors write it, or speculators."""
+"""The configuration of a DFlash draft, in its authors' format or that of speculators."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from specbuild.builder.checkpoint.config_json import Config
 from specbuild.runtime.errors import SpecbuildError
 
 ARCHITECTURES = ("DFlashDraftModel", "DFlashSpeculator", "JetSpecSpeculator")
-# What drafts that are trained here call themselves.
+# The architecture of drafts that specbuild trains.
 OWN_ARCHITECTURE = ARCHITECTURES[0]
 OWN_MODEL_TYPE = "qwen3"
 MIN_BLOCK = 2
@@ -91,9 +91,9 @@ _DFLASH = FieldTable(
 
 @dataclass(frozen=True)
 class DFlashConfig:
-    """What a config says beside its layers, whose fields are in ``decoder``.
+    """A draft's configuration; ``decoder`` has the fields of its layers.
 
-    ``aux_layers`` are layer outputs, counted from 0.
+    ``aux_layers`` are layer outputs (0-based).
     """
 
     decoder: Config
@@ -105,21 +105,21 @@ class DFlashConfig:
 
 
 def is_dflash(config: Config) -> bool:
-    """Whether a config has a section ``dflash_config``, or one of the architectures."""
+    """Return whether a config has a section ``dflash_config``, or one of the architectures."""
     if config.get("dflash_config") is not None:
         return True
     return bool(set(config.texts("architectures")) & set(ARCHITECTURES))
 
 
 def read_dflash_config(top: Config, *, strict: bool) -> DFlashConfig:
-    """Either form; SpecbuildError for values not implemented, and with ``strict`` unknown fields.
+    """Read either format. SpecbuildError for unsupported values; ``strict`` rejects unknown fields.
 
-    ``target_layer_ids`` and speculators' ``aux_hidden_state_layer_ids`` both count layer outputs.
+    ``target_layer_ids`` and speculators' ``aux_hidden_state_layer_ids`` are both layer outputs.
     """
-    own = top.section("dflash_config")
+    section = top.section("dflash_config")
     nested = top.get("transformer_layer_config") is not None
     decoder = top.section("transformer_layer_config") if nested else top
-    warnings = check_fields(own, _DFLASH, strict=strict)
+    warnings = check_fields(section, _DFLASH, strict=strict)
     if nested:
         warnings += check_fields(top, _TOP, strict=strict)
         warnings += check_fields(decoder, _LAYERS, strict=strict)
@@ -129,18 +129,18 @@ def read_dflash_config(top: Config, *, strict: bool) -> DFlashConfig:
     if kind not in (None, "dflash", "jetspec"):
         raise top.wrong("speculators_model_type", "'dflash' or 'jetspec'")
     _require_full_attention(decoder)
-    aux_layers = own.integers("target_layer_ids") or top.integers("aux_hidden_state_layer_ids")
+    aux_layers = section.integers("target_layer_ids") or top.integers("aux_hidden_state_layer_ids")
     if not aux_layers:
         raise SpecbuildError(
-            f"{top.where}: names no layers of the target; add dflash_config.target_layer_ids, the "
-            "layers whose outputs the draft reads"
+            f"{top.where}: the layers of the target are missing; add "
+            "dflash_config.target_layer_ids, the layers whose outputs the draft reads"
         )
-    causal = own.boolean("causal_head", False) or own.boolean("causal", False)
+    causal = section.boolean("causal_head", False) or section.boolean("causal", False)
     return DFlashConfig(
         decoder=decoder,
         aux_layers=aux_layers,
-        block_size=_either(top, own, "block_size", MIN_BLOCK),
-        mask_token=_either(top, own, "mask_token_id", 0),
+        block_size=_either(top, section, "block_size", MIN_BLOCK),
+        mask_token=_either(top, section, "mask_token_id", 0),
         causal=causal or kind == "jetspec",
         warnings=warnings,
     )
@@ -150,17 +150,17 @@ def _require_full_attention(decoder: Config) -> None:
     kinds = set(decoder.texts("layer_types"))
     if kinds - {"full_attention"}:
         raise SpecbuildError(
-            f"{decoder.where}: layer_types has {', '.join(sorted(kinds))}; windows in the layers "
-            "of a DFlash draft are not implemented, only full_attention is"
+            f"{decoder.where}: layer_types: got {', '.join(sorted(kinds))}, expected only "
+            "full_attention in a DFlash draft"
         )
 
 
-def _either(top: Config, own: Config, name: str, least: int) -> int:
-    """A number that stands in the section, outside of it, or in both alike."""
-    places = [part for part in (own, top) if part.get(name) is not None]
-    values = [part.integer(name, least=least) for part in places]
+def _either(top: Config, section: Config, name: str, least: int) -> int:
+    """Return a number from the section or from outside of it; both must be equal."""
+    sections = [part for part in (section, top) if part.get(name) is not None]
+    values = [part.integer(name, least=least) for part in sections]
     if not values:
-        raise SpecbuildError(f"{top.where}: the field {name} is missing, in dflash_config or here")
+        raise SpecbuildError(f"{top.where}: the field {name} is missing; add it to dflash_config")
     if len(set(values)) > 1:
         raise top.wrong(name, f"dflash_config's {values[0]}")
     return values[0]

@@ -1,4 +1,4 @@
-"""DFlash in CUDA engines: context of the target's states, and a block of queries over it."""
+"""DFlash in CUDA engines: a context from the target's states, and a block of queries over it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from specbuild.builder.backends.cuda.step.target import logits
 from specbuild.plugins_cuda.tree_select.op import pack_bits
 from specbuild.runtime.engine_dir.drafters.dflash import DFlashGeometry
 
-# A sequence's token limit does not move the rows of a block.
+# Replaces a sequence's token limit, which must not affect the rows of a block.
 _NO_LIMIT = 1 << 30
 
 
@@ -51,24 +51,24 @@ DFLASH_CUDA = CudaDraft(BlockStep(), require_draft_layers)
 
 
 def _block(drafting: Drafting) -> dict[str, Tensor]:
-    """The TreeExpand of all levels: one node a level, of the first mask rows of each block."""
+    """Return the TreeExpand of all levels: one node per level, from the mask rows of each block."""
     parts, draft, program = drafting.parts, drafting.draft, drafting.program
     batch, shape, block = drafting.batch, drafting.shape, draft.geometry
     assert isinstance(block, DFlashGeometry)
-    depth, every = shape.draft_depth, parts.ports.sizes.batch
+    depth, max_batch = shape.draft_depth, parts.ports.sizes.batch
     count = block.block_rows(depth)
     table = parts.page_table(draft.group, batch)
     rows = _rows(parts, program, block, table, count)
-    wanted = torch.arange(every)[:, None] * count + torch.arange(1, depth + 1)
-    every_row = parts.fixed(f"block.{count}.logit_rows.{depth}", wanted.flatten().int())
-    inputs = draft.inputs({**rows, "logit_rows": every_row.rows(0, batch * depth)}, table)
+    indices = torch.arange(max_batch)[:, None] * count + torch.arange(1, depth + 1)
+    logit_rows = parts.fixed(f"block.{count}.logit_rows.{depth}", indices.flatten().int())
+    inputs = draft.inputs({**rows, "logit_rows": logit_rows.rows(0, batch * depth)}, table)
     placement = parts.placement(
         draft.full_name("draft"), program, inputs, rows=batch * count, logit_rows=batch * depth
     )
     graph = placement.graph
     assert graph.head is not None and graph.head.inputs[0] is not None
     placement.place([*graph.pools, graph.head.inputs[0]])
-    score = parts.fixed(f"block.score.{depth}", torch.zeros(every, depth)).rows(0, batch)
+    score = parts.fixed(f"block.score.{depth}", torch.zeros(max_batch, depth)).rows(0, batch)
     children = shape.draft_top_k
     frontier = {"logits": logits(placement), "score": score}
     return expand(parts, draft, program, frontier, children=children, level=None)
@@ -77,18 +77,18 @@ def _block(drafting: Drafting) -> dict[str, Tensor]:
 def _rows(
     parts: EngineParts, program: ProgramIr, draft: DFlashGeometry, table: Tensor, count: int
 ) -> dict[str, Tensor]:
-    """The root and mask tokens of each sequence: the rows of a tree that sees what a block does."""
-    batch, every = table.shape[0], parts.ports.sizes.batch
-    seen = torch.ones(count, count, dtype=torch.bool)
-    bits = pack_bits(seen.tril() if draft.causal else seen)
+    """Return the rows of blocks, root and mask tokens, as a tree with the block's visibility."""
+    batch, max_batch = table.shape[0], parts.ports.sizes.batch
+    visible = torch.ones(count, count, dtype=torch.bool)
+    bits = pack_bits(visible.tril() if draft.causal else visible)
     tree = {
-        "tree_tokens": torch.full((every, count), draft.mask_token, dtype=torch.int32),
-        "depths": torch.arange(count, dtype=torch.int32).repeat(every, 1),
-        "tree_bits": bits.repeat(every, 1, 1),
-        "count": torch.full((every,), count, dtype=torch.int32),
+        "tree_tokens": torch.full((max_batch, count), draft.mask_token, dtype=torch.int32),
+        "depths": torch.arange(count, dtype=torch.int32).repeat(max_batch, 1),
+        "tree_bits": bits.repeat(max_batch, 1, 1),
+        "count": torch.full((max_batch,), count, dtype=torch.int32),
     }
-    limit = torch.full((every,), _NO_LIMIT, dtype=torch.int32)
-    made = program.call(
+    limit = torch.full((max_batch,), _NO_LIMIT, dtype=torch.int32)
+    rows = program.call(
         "VerifyInputs",
         {
             **{n: parts.fixed(f"block.{count}.{n}", t).rows(0, batch) for n, t in tree.items()},
@@ -99,4 +99,4 @@ def _rows(
         {"page_size": parts.page_size},
         sizes={"T": batch * count, "B1": batch + 1, "words": bits.shape[-1]},
     )
-    return {**made, "write_slot": made["write_slot_full"]}
+    return {**rows, "write_slot": rows["write_slot_full"]}

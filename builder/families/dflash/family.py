@@ -1,4 +1,4 @@
-"""DFlash drafts as the registry knows them."""
+"""The registry's entry for DFlash drafts."""
 
 from __future__ import annotations
 

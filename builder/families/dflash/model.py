@@ -1,4 +1,4 @@
-"""DFlash's modules: what writes the target's states to the caches, and a pass over a block."""
+"""DFlash's modules: one writes the target's states to the caches, one runs a block."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from specbuild.runtime.engine_dir.geometry import TargetGeometry
 
 
 class DFlashAttention(nn.Module):
-    """Attention of one layer; keys and values come of the block's rows or of states alike."""
+    """Attention of one layer, which projects keys and values from block rows or target states."""
 
     def __init__(self, d: DFlashGeometry) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ class DFlashAttention(nn.Module):
 
 
 class DFlashLayer(nn.Module):
-    """A block of Qwen3's form under the names of checkpoints."""
+    """A block as in Qwen3, with the names of checkpoints."""
 
     def __init__(self, d: DFlashGeometry) -> None:
         super().__init__()
@@ -66,7 +66,7 @@ class DFlashLayer(nn.Module):
 
 
 class DFlashWeights(nn.Module):
-    """All tensors of a checkpoint; an engine stores them under the prefix ``draft.``."""
+    """All tensors of a checkpoint; engines store them with the prefix ``draft.``."""
 
     def __init__(self, d: DFlashGeometry, target: TargetGeometry) -> None:
         super().__init__()
@@ -76,8 +76,8 @@ class DFlashWeights(nn.Module):
         self.norm = LlamaNorm(d.hidden, d.rms_eps)
 
 
-class _Rotated(nn.Module):
-    """Has the draft's weights and its rotary tables."""
+class _RotaryModule(nn.Module):
+    """A module with the draft's weights and rotary tables."""
 
     def __init__(self, d: DFlashGeometry, target: TargetGeometry, max_positions: int) -> None:
         super().__init__()
@@ -92,8 +92,8 @@ class _Rotated(nn.Module):
         return self.draft_rope_cos, self.draft_rope_sin
 
 
-class DFlashContext(_Rotated):
-    """The role ``draft_fuse``: every layer's keys and values of the target's states, written."""
+class DFlashContext(_RotaryModule):
+    """The role ``draft_fuse``: writes each layer's keys and values of the target's states."""
 
     def forward(
         self,
@@ -113,14 +113,14 @@ class DFlashContext(_Rotated):
 
 
 class _TargetEmbedding(nn.Module):
-    """The target's embedding, under its own name."""
+    """The target's embedding with the target's name."""
 
     def __init__(self, target: TargetGeometry) -> None:
         super().__init__()
         self.embed_tokens = nn.Embedding(target.vocab, target.hidden)
 
 
-class DFlash(_Rotated):
+class DFlash(_RotaryModule):
     """The role ``draft``: one pass over blocks of a token and mask tokens."""
 
     def __init__(self, d: DFlashGeometry, target: TargetGeometry, max_positions: int) -> None:
@@ -135,10 +135,10 @@ class DFlash(_Rotated):
         view: GroupView,
         pools: tuple[LayerPools, ...],
     ) -> tuple[Any, ...]:
-        """Rows of blocks; which rows of its block one sees is in the launch's ancestor bits.
+        """Run rows of blocks, whose visibility is in the launch's ancestor bits.
 
-        Returns draft_logits [R, V] fp32, the written pools, and the stages attention and ffn, which
-        are the last layer's, and pre_head.
+        Returns draft_logits [R, V] fp32, the written pools, the last layer's stages attention and
+        ffn, and pre_head.
         """
         x, written = self.model.embed_tokens(token_ids), []
         stages: tuple[Any, ...] = ()

@@ -1,4 +1,4 @@
-"""A DFlash draft in plain torch, fp32, without caches: Qwen3's form around states and a block."""
+"""A DFlash draft in plain torch, fp32, without caches: Qwen3 layers over states and a block."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ class ReferenceDFlash(BlockDraft):
         embedding: torch.Tensor,
         head: torch.Tensor,
     ) -> None:
-        own = config.get("dflash_config") or {}
+        section = config.get("dflash_config") or {}
         decoder = config.get("transformer_layer_config") or config
         self.weights = {name: tensor.float() for name, tensor in weights.items()}
         self.embedding, self.head = embedding.float(), head.float()
-        self.block_size = own.get("block_size") or config["block_size"]
-        named = own.get("mask_token_id")
-        self.mask_token = config["mask_token_id"] if named is None else named
+        self.block_size = section.get("block_size") or config["block_size"]
+        mask_token = section.get("mask_token_id")
+        self.mask_token = config["mask_token_id"] if mask_token is None else mask_token
         self.causal = bool(
-            own.get("causal_head")
-            or own.get("causal")
+            section.get("causal_head")
+            or section.get("causal")
             or config.get("speculators_model_type") == "jetspec"
         )
         self.eps = decoder.get("rms_norm_eps", 1e-6)
@@ -45,8 +45,7 @@ class ReferenceDFlash(BlockDraft):
         self.frequencies, self.attention_factor = rotary_frequencies(decoder, self.width)
 
     def logits(self, aux_hidden: torch.Tensor, root: int) -> torch.Tensor:
-        """``aux_hidden`` [L, aux_layers·Ht] of the tokens before ``root`` → logits of the block's
-        mask rows [block_size − 1, V]."""
+        """See :class:`BlockDraft`."""
         context = self._norm(aux_hidden @ self.weights["fc.weight"].T, "hidden_norm")
         block = torch.tensor([root, *[self.mask_token] * (self.block_size - 1)])
         x = self.embedding[block]
@@ -61,13 +60,13 @@ class ReferenceDFlash(BlockDraft):
 
     def _attention(self, name: str, x: torch.Tensor, context: torch.Tensor) -> torch.Tensor:
         rows, start = torch.cat([context, x]), len(context)
-        places = torch.arange(len(rows))
-        q = self._turned(self._heads(x, f"{name}.q"), places[start:])
-        k = self._turned(self._heads(rows, f"{name}.k"), places)
+        positions = torch.arange(len(rows))
+        q = self._rotated(self._heads(x, f"{name}.q"), positions[start:])
+        k = self._rotated(self._heads(rows, f"{name}.k"), positions)
         v = self._linear(rows, f"{name}.v_proj").unflatten(-1, (-1, self.width))
         group = q.shape[1] // k.shape[1]
         k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
-        distance = places[start:, None] - places
+        distance = positions[start:, None] - positions
         hidden = (distance < 0) if self.causal else torch.zeros_like(distance, dtype=torch.bool)
         if self.window is not None:
             hidden = hidden | (distance >= self.window)
@@ -79,8 +78,8 @@ class ReferenceDFlash(BlockDraft):
         y = self._linear(x, f"{name}_proj").unflatten(-1, (-1, self.width))
         return self._norm(y, f"{name}_norm") if f"{name}_norm.weight" in self.weights else y
 
-    def _turned(self, x: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-        angle = places[:, None, None] * self.frequencies
+    def _rotated(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        angle = positions[:, None, None] * self.frequencies
         cos, sin = angle.cos() * self.attention_factor, angle.sin() * self.attention_factor
         first, second = x.chunk(2, dim=-1)
         return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
@@ -107,8 +106,8 @@ def read_reference(path: Path, target: Any, built: DFlashGeometry, engine: Path)
     if (draft.layers, draft.block_size) != (built.layers, built.block_size):
         raise SpecbuildError(
             f"{engine}: its draft has {built.layers} layers and blocks of {built.block_size}, but "
-            f"{path} has {draft.layers} and {draft.block_size}; give the draft it was built from"
+            f"{path} has {draft.layers} and {draft.block_size}; use the draft of the build"
         )
-    # A window chosen when building bounds the engine's draft, not the checkpoint's.
+    # The engine's window can differ from the checkpoint's: it is an option of the build.
     draft.window = built.sliding_window or None
     return draft

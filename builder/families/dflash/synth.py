@@ -1,16 +1,16 @@
-"""Synthetic DFlash drafts, right at every row of a block with a known probability.
+"""Synthetic DFlash drafts, correct at every row of a block with a known probability.
 
-Embedding and head are the target's, whose directions of tokens hold φ of two places
-(synth/places.py): one that is read, and one at which the head says what follows the token. ``fc``
-takes the former of the target's states to coordinates of its own, where no embedding has anything.
-So a block's rows say nothing, and the context alone does.
+Embedding and head are the target's. The direction of each token contains φ of two places
+(synth/places.py): one to read, and one from which the head predicts the next token. ``fc`` moves
+the former from the target's states to separate coordinates, which are empty in embeddings. The rows
+of a block therefore carry no information: only the context does.
 
-KV head i attends to the row i + 1 positions before a row, and nowhere else: its queries' rotary
-phases are so far behind its keys'. It reads φ there and adds w_i·R^i·φ, the w_i falling. Row d of a
-block is d positions behind the newest token: head d meets the token before that, at place c, heads
-in front of it the block, and those behind it earlier tokens, which say the same in a text that
-follows the cycle. So row d holds the place c + d of the token in front of its own, at which the
-target's head says what the draft's rules have. Deeper layers add noise.
+KV head i attends only to the row i + 1 positions earlier, because the rotary phases of its queries
+lag those of its keys by this much. It reads φ there and adds w_i·R^i·φ, with decreasing w_i. Row d
+of a block is d positions after the newest token. Head d reads the token before that, at place c.
+Heads before it read the block, and heads after it earlier tokens, which agree in a text that
+follows the cycle. Row d thus has the place c + d of the token before its own, from which the
+target's head predicts by the draft's rules. Deeper layers add noise.
 """
 
 from __future__ import annotations
@@ -40,38 +40,38 @@ from specbuild.builder.synth.tokens import DraftRules
 from specbuild.runtime.engine_dir.drafters.dflash import DFlashGeometry, DFlashRecord
 from specbuild.runtime.engine_dir.geometry import AttentionParts, TargetGeometry
 
-# Rows of a block: each but the first has a KV head. The published drafts have eight layers.
+# Rows of a block; each but the first has a KV head. Published drafts have eight layers.
 BLOCK, LAYERS = 8, 8
-_STATES = 5  # of the target that the published drafts read
+_STATES = 5  # the number of target states that published drafts read
 _TILE = 32
-_FALL = 0.6  # of w_i and w_(i − 1)
-_STRENGTH = 40.0  # of what head 1 adds, against the rms of an embedding
-_GAIN = 8.0  # of the strength, what values have: weights beyond 12 have no MXFP4 form
-_CONTEXT = 0.25  # what of each state's constant and place fc takes
-_CONTEXT_NOISE = 1.0  # rms of what else it gives
-_DEEP_NOISE = 0.01  # what a layer adds beside, against the rms of an embedding
+_FALL = 0.6  # the ratio of w_i to w_(i − 1)
+_STRENGTH = 40.0  # of head 1's contribution, relative to the rms of an embedding
+_GAIN = 8.0  # the part of the strength in v_proj: weights beyond 12 have no MXFP4 form
+_CONTEXT = 0.25  # fc's factor for the constant and the place of each state
+_CONTEXT_NOISE = 1.0  # rms of fc's other outputs
+_DEEP_NOISE = 0.01  # a layer's noise, relative to the rms of an embedding
 _QUERY_NOISE = 0.02
 _GATED_RMS = 0.6
 _ATTENTION = "layers.0.self_attn."
 
 
 def draft_geometry(target: TargetGeometry, sizes: DraftSizes) -> DFlashGeometry:
-    """Heads as the target's, but a KV head for each row; layers as published ones have them."""
-    del sizes  # of a draft with a vocabulary of its own
-    plain = draft_heads(target)
+    """Return the target's heads with a KV head for each row, and the layers of published drafts."""
+    del sizes  # used only by drafts with a separate vocabulary
+    heads = draft_heads(target)
     step = max(1, (target.layers - 4) // (_STATES - 1))
     aux_layers = tuple(range(1, target.layers, step))[:_STATES] or (0,)
     return DFlashGeometry(
         architecture=ARCHITECTURES[0],
         hidden=target.hidden,
         vocab=target.vocab,
-        q_heads=max(plain.q_heads - plain.q_heads % BLOCK, BLOCK),
+        q_heads=max(heads.q_heads - heads.q_heads % BLOCK, BLOCK),
         kv_heads=BLOCK,
-        head_dim=plain.head_dim,
+        head_dim=heads.head_dim,
         inner=target.hidden * 8 // (3 * _TILE) * _TILE,
         layers=LAYERS,
         rms_eps=1e-6,
-        rope=plain.rope,
+        rope=heads.rope,
         aux_layers=aux_layers,
         max_positions=target.max_positions,
         block_size=BLOCK,
@@ -82,13 +82,13 @@ def draft_geometry(target: TargetGeometry, sizes: DraftSizes) -> DFlashGeometry:
 
 
 def draft_config(d: DFlashGeometry, target: TargetGeometry) -> dict[str, Any]:
-    """The ``config.json`` of this geometry."""
-    own = {"mask_token_id": d.mask_token, "target_layer_ids": list(d.aux_layers)}
+    """Return the ``config.json`` of this geometry."""
+    section = {"mask_token_id": d.mask_token, "target_layer_ids": list(d.aux_layers)}
     return {
         "architectures": [d.architecture],
         "attention_bias": False,
         "block_size": d.block_size,
-        "dflash_config": own,
+        "dflash_config": section,
         "head_dim": d.head_dim,
         "hidden_act": "silu",
         "hidden_size": d.hidden,
@@ -108,12 +108,12 @@ def draft_config(d: DFlashGeometry, target: TargetGeometry) -> dict[str, Any]:
 
 
 def draft_checkpoint(d: DFlashGeometry, tensors: dict[str, SourceTensor]) -> DraftCheckpoint:
-    """What the reader would give of these tensors."""
+    """Return the result of reading these tensors."""
     return DraftCheckpoint(d, tensors, (), DFlashRecord)
 
 
 def block_places(noise: Noise, d: DFlashGeometry, rules: DraftRules) -> Places:
-    """As wide as a head; the mask token is followed by none."""
+    """Return places with the width of a head; no token follows the mask token."""
     return told_places(noise, rules, d.vocab, d.head_dim, silent=d.mask_token)
 
 
@@ -125,7 +125,7 @@ class DFlashWriter:
         self._angles = angles_of(noise, len(rules.cycle), geometry.head_dim // 2)
 
     def tensors(self, target: TargetGeometry) -> dict[str, SynthTensor]:
-        """All of them, by their names in a checkpoint."""
+        """Return all tensors by their names in a checkpoint."""
         d = self._geometry
         special: dict[str, Callable[[], torch.Tensor]] = {
             "fc.weight": lambda: self._context(target.hidden),
@@ -136,18 +136,18 @@ class DFlashWriter:
             f"{_ATTENTION}q_norm.weight": self._head_norm,
             f"{_ATTENTION}k_norm.weight": self._head_norm,
         }
-        made = {}
+        tensors = {}
         for name, shape in dflash_shapes(d, target).items():
             if name in special:
-                made[name] = whole_tensor("BF16", shape, special[name])
+                tensors[name] = whole_tensor("BF16", shape, special[name])
             elif name.endswith("norm.weight"):
-                made[name] = whole_tensor("BF16", shape, partial(self._norm, name, shape[0]))
+                tensors[name] = whole_tensor("BF16", shape, partial(self._norm, name, shape[0]))
             else:
-                made[name] = self._noisy(name, shape)
-        return made
+                tensors[name] = self._noisy(name, shape)
+        return tensors
 
     def _context(self, hidden: int) -> torch.Tensor:
-        """fc [H, aux_layers·Ht]: the constant stays, φ goes to the free coordinates."""
+        """fc [H, aux_layers·Ht]: keeps the constant, and moves φ to the free coordinates."""
         d, width = self._geometry, self._geometry.head_dim
         count = len(d.aux_layers)
         weight = self._normal("fc.weight", d.hidden, count * hidden)
@@ -160,7 +160,7 @@ class DFlashWriter:
         return weight.bfloat16()
 
     def _queries(self, name: str, heads: int) -> torch.Tensor:
-        """q_proj or k_proj [heads·D, H]; queries of KV head i are i + 1 positions behind."""
+        """q_proj or k_proj [heads·D, H]; queries of KV head i lag by i + 1 positions."""
         d = self._geometry
         half, shared = d.head_dim // 2, heads // d.kv_heads
         weight = self._normal(f"{_ATTENTION}{name}.weight", heads * d.head_dim, d.hidden)
@@ -176,20 +176,20 @@ class DFlashWriter:
         return weight.bfloat16()
 
     def _head_norm(self) -> torch.Tensor:
-        """q_norm or k_norm [D]: what makes the pairs as long as they are meant to be."""
+        """q_norm or k_norm [D]: restores the length of the rotary pairs."""
         width = self._geometry.head_dim
         length = float(torch.linalg.vector_norm(self._amplitudes)) / math.sqrt(width)
         return torch.full((width,), length, dtype=torch.bfloat16)
 
     def _values(self) -> torch.Tensor:
-        """v_proj [kv_heads·D, H]: every head reads φ where fc has put it."""
+        """v_proj [kv_heads·D, H]: every head reads φ from fc's output."""
         d, width = self._geometry, self._geometry.head_dim
-        one = torch.zeros(width, d.hidden)
-        one[:, 1 + 2 * width : 1 + 3 * width] = _GAIN * torch.eye(width)
-        return one.repeat(d.kv_heads, 1).bfloat16()
+        per_head = torch.zeros(width, d.hidden)
+        per_head[:, 1 + 2 * width : 1 + 3 * width] = _GAIN * torch.eye(width)
+        return per_head.repeat(d.kv_heads, 1).bfloat16()
 
     def _output(self) -> torch.Tensor:
-        """o_proj [H, Hq·D]: KV head i turns by i places and weighs w_i; the head reads it there."""
+        """o_proj [H, Hq·D]: KV head i rotates by i places with weight w_i, for the head to read."""
         d, width = self._geometry, self._geometry.head_dim
         shared = d.q_heads // d.kv_heads
         weight = self._normal(f"{_ATTENTION}o_proj.weight", d.hidden, d.q_heads * width)
@@ -204,7 +204,7 @@ class DFlashWriter:
         return weight.bfloat16()
 
     def _noisy(self, name: str, shape: tuple[int, ...]) -> SynthTensor:
-        """What adds noise: the MLPs, and the attention of deeper layers."""
+        """Return weights that add noise: the MLPs, and the attention of deeper layers."""
         std = 1 / math.sqrt(shape[1])
         if name.endswith(("down_proj.weight", "o_proj.weight")):
             std *= _DEEP_NOISE / _GATED_RMS
@@ -223,17 +223,17 @@ class DFlashWriter:
 
     @cached_property
     def _amplitudes(self) -> torch.Tensor:
-        """Lengths of the pairs of queries and keys, fp64 [D / 2]."""
+        """The lengths of the pairs of queries and keys, fp64 [D / 2]."""
         d = self._geometry
         assert d.max_positions is not None
         return self_amplitudes(d, d.max_positions)
 
     @property
     def _read_length(self) -> float:
-        """How long φ is in a normed context, where values read it."""
+        """The length of φ in a normed context, from which values are projected."""
         d = self._geometry
-        taken = len(d.aux_layers) * _CONTEXT
-        place, constant = taken * math.sqrt(READ_SHARE * (d.hidden - 1)), taken * CONSTANT
+        scale = len(d.aux_layers) * _CONTEXT
+        place, constant = scale * math.sqrt(READ_SHARE * (d.hidden - 1)), scale * CONSTANT
         noise = _CONTEXT_NOISE**2 * (d.hidden - 1 - d.head_dim)
         return place * math.sqrt(d.hidden / (place**2 + constant**2 + noise))
 

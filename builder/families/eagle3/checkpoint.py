@@ -1,4 +1,4 @@
-"""Reads an EAGLE3 draft in any of its spellings, and holds it against its target."""
+"""Reads an EAGLE3 draft in any format, and checks that it fits its target."""
 
 from __future__ import annotations
 
@@ -37,12 +37,11 @@ def read_eagle3(
     strict: bool,
     norm_output: NormOutput | None = None,
 ) -> DraftCheckpoint:
-    """Read the draft at ``path``; of the weights only ``d2t`` and ``t2d`` are loaded.
+    """Read the draft at ``path``; of its weights only ``d2t`` and ``t2d`` are loaded.
 
-    ``norm_output`` says what the config's flag of this name means, where that is known.
-
-    Raises SpecbuildError if it is no EAGLE3 draft, needs what is not implemented, does not hold
-    exactly the tensors that it should, or does not fit ``target``.
+    ``norm_output`` is the meaning of the config's flag of this name; None means unspecified. Raises
+    SpecbuildError if the draft is unsupported, has other tensors than required, or does not fit
+    ``target``.
     """
     config = read_draft_config(top, target, strict, norm_output)
     return read_tensors(path, config, target, open_directory(path))
@@ -51,7 +50,7 @@ def read_eagle3(
 def read_tensors(
     path: Path, config: DraftConfig, target: TargetGeometry, stored: dict[str, SourceTensor]
 ) -> DraftCheckpoint:
-    """The draft of the tensors ``stored``, by their names on disk; ``path`` names it in errors."""
+    """Return the draft of the tensors ``stored``, by names on disk; ``path`` is for errors."""
     tensors = _canonical_names(path, stored)
     if config.tied_head:
         _tie_head(path, tensors, target)
@@ -67,14 +66,14 @@ def read_tensors(
 
 
 def _layers_note(decoder: Config, g: Eagle3Geometry) -> tuple[str, ...]:
-    """That the config's number of layers is not the draft's."""
-    named = decoder.count("num_hidden_layers", g.layers)
-    if named == g.layers:
+    """Return a note if the config's number of layers differs from the draft's."""
+    configured = decoder.count("num_hidden_layers", g.layers)
+    if configured == g.layers:
         return ()
     layers = "one layer" if g.layers == 1 else f"{g.layers} layers"
     return (
-        f"{decoder.label}: num_hidden_layers {named} was taken for the target's; the draft is "
-        f"read as {layers}",
+        f"{decoder.label}: num_hidden_layers {configured} is ignored, because it seems to be the "
+        f"target's; the draft has {layers}",
     )
 
 
@@ -97,16 +96,16 @@ def _read_geometry(
     decoder = config.decoder
     hidden = decoder.integer("hidden_size")
     q_heads = decoder.integer("num_attention_heads")
-    own_embedding = "embed_tokens.weight" in tensors
+    has_embedding = "embed_tokens.weight" in tensors
     head = _matrix(tensors, "lm_head.weight")
-    own_head = head is not None or config.vocab not in (None, target.vocab)
+    has_head = head is not None or config.vocab not in (None, target.vocab)
     vocab = config.vocab or (head.shape[0] if head else target.vocab)
     mla = decoder.get("kv_lora_rank") is not None
     reading = "kv_a_proj_with_mqa" if mla else "q_proj"
-    reads = _matrix(tensors, f"{LAYER}self_attn.{reading}.weight")
-    narrow = reads is not None and reads.shape[1] == hidden
-    per_state = "fc_norm.0.weight" in tensors
-    offsets = own_head and (vocab != target.vocab or "d2t" in tensors)
+    projection = _matrix(tensors, f"{LAYER}self_attn.{reading}.weight")
+    reads_hidden_only = projection is not None and projection.shape[1] == hidden
+    has_norm_per_state = "fc_norm.0.weight" in tensors
+    has_offsets = has_head and (vocab != target.vocab or "d2t" in tensors)
     head_dim = decoder.optional_integer("head_dim") or hidden // q_heads
     rope = read_rope(decoder, default_theta=DEFAULT_THETA)
     geometry = Eagle3Geometry(
@@ -121,15 +120,15 @@ def _read_geometry(
         rope=rope,
         aux_layers=_read_aux_layers(path, config, tensors, target),
         max_positions=read_optional_positions(decoder, rope),
-        d2t_form="offsets" if offsets else "identity",
+        d2t_form="offsets" if has_offsets else "identity",
         sliding_window=config.sliding_window,
-        own_embedding=own_embedding and not narrow,
-        own_head=own_head,
-        norm_before_fc=config.norm_before_fc and not per_state,
-        input_width="hidden" if narrow else "embedding_and_hidden",
+        own_embedding=has_embedding and not reads_hidden_only,
+        own_head=has_head,
+        norm_before_fc=config.norm_before_fc and not has_norm_per_state,
+        input_width="hidden" if reads_hidden_only else "embedding_and_hidden",
         norm_before_residual=config.norm_before_residual,
         norm_output=config.norm_output,
-        fc_norm=config.fc_norm or (config.norm_before_fc and per_state),
+        fc_norm=config.fc_norm or (config.norm_before_fc and has_norm_per_state),
         attention=_attention_parts(decoder),
         mlp_bias=decoder.boolean("mlp_bias", False),
         layers=count_layers(tensors),
@@ -141,14 +140,14 @@ def _read_geometry(
 
 
 def _with_latents(g: Eagle3Geometry, decoder: Config) -> Eagle3Geometry:
-    """The geometry with MLA, whose heads are those of the absorbed form.
+    """Return the geometry with MLA, whose heads are those of the absorbed form.
 
     Raises SpecbuildError for biases, norms of queries and keys, and windows.
     """
     if g.attention != AttentionParts() or g.mlp_bias or g.sliding_window:
         raise SpecbuildError(
-            f"{decoder.where}: biases, norms of queries and keys, and windows are not implemented "
-            "in a draft with MLA (kv_lora_rank)"
+            f"{decoder.where}: drafts with MLA (kv_lora_rank) do not support biases, norms of "
+            "queries and keys, or windows"
         )
     rope = dataclasses.replace(g.rope, interleaved=decoder.boolean("rope_interleave", True))
     mla = read_mla(decoder, rope)
@@ -156,24 +155,24 @@ def _with_latents(g: Eagle3Geometry, decoder: Config) -> Eagle3Geometry:
 
 
 def _attention_parts(decoder: Config) -> AttentionParts:
-    """``attention_bias`` is that of all four projections, ``qkv_bias`` of the first three."""
-    every = decoder.boolean("attention_bias", False)
+    """``attention_bias`` applies to all four projections, ``qkv_bias`` to the first three."""
+    all_biased = decoder.boolean("attention_bias", False)
     return AttentionParts(
-        qkv_bias=every or decoder.boolean("qkv_bias", False),
-        output_bias=every,
+        qkv_bias=all_biased or decoder.boolean("qkv_bias", False),
+        output_bias=all_biased,
         qk_norm="head" if decoder.get("model_type") == "qwen3" else "none",
     )
 
 
 def _tie_head(path: Path, tensors: dict[str, SourceTensor], target: TargetGeometry) -> None:
-    """Makes the draft's own embedding its head's source, where it has no head."""
+    """Use the draft's embedding for its head, if its head is tied and absent."""
     embedding = tensors.get("embed_tokens.weight")
     if "lm_head.weight" in tensors or (embedding is None and target.tied_head):
         return
     if embedding is None:
         raise SpecbuildError(
-            f"{path}: tie_word_embeddings is true, but the draft has no embedding of its own; set "
-            "it to false to take the target's head"
+            f"{path}: tie_word_embeddings is true, but the draft has no embedding; set it to false "
+            "to use the target's head"
         )
     tensors["lm_head.weight"] = dataclasses.replace(embedding, name="lm_head.weight")
 
@@ -185,54 +184,56 @@ def _read_aux_layers(
     if fc is None:
         if any(name.startswith(LAYER) for name in tensors):
             raise SpecbuildError(
-                f"{path}: has no fc.weight; drafts that read the target's final state only are not "
-                "implemented"
+                f"{path}: has no fc.weight; drafts that read only the target's final state are not "
+                "supported"
             )
         raise SpecbuildError(f"{path}: not an EAGLE3 draft, it has neither fc.weight nor {LAYER}*")
-    count, rest = divmod(fc.shape[1], target.hidden)
-    if rest or not count:
+    count, remainder = divmod(fc.shape[1], target.hidden)
+    if remainder or not count:
         raise SpecbuildError(
-            f"{path}: does not fit the target: fc.weight is {fc.shape[1]} wide, no multiple of the "
-            f"target's hidden size {target.hidden}"
+            f"{path}: does not fit the target: fc.weight is {fc.shape[1]} wide, expected a "
+            f"multiple of the target's hidden size {target.hidden}"
         )
     aux_layers = config.aux_layers
     if aux_layers is None and count == 3:
         return default_aux_layers(target.layers)
     if aux_layers is None:
         raise SpecbuildError(
-            f"{config.top.where}: fc.weight is {count} states wide, but "
-            "eagle_config.eagle_aux_hidden_state_layer_ids does not say which; add it"
+            f"{config.top.where}: fc.weight reads {count} hidden states, but "
+            "eagle_config.eagle_aux_hidden_state_layer_ids does not list their layers; add it"
         )
     if len(aux_layers) != count:
         raise SpecbuildError(
-            f"{config.top.where}: names {len(aux_layers)} aux layers, but fc.weight is {count} "
-            f"states of {target.hidden} wide"
+            f"{config.top.where}: got {len(aux_layers)} aux layers, but fc.weight reads {count} "
+            f"states of {target.hidden}"
         )
     return aux_layers
 
 
 def default_aux_layers(target_layers: int) -> tuple[int, int, int]:
-    """The layers whose outputs a draft without a list of its own reads (0-based)."""
+    """Return the default layers (0-based) whose outputs a draft reads."""
     if target_layers > 5:
         return 1, target_layers // 2 - 1, target_layers - 4
     return 0, target_layers // 2, target_layers - 1
 
 
 def _check_fit(path: Path, g: Eagle3Geometry, config: DraftConfig, target: TargetGeometry) -> None:
-    wrong = []
+    problems = []
     vocab = config.decoder.optional_integer("vocab_size")
     if vocab not in (None, target.vocab):
-        wrong.append(f"its vocab_size is {vocab}, the target's {target.vocab}")
+        problems.append(f"its vocab_size is {vocab}, the target's {target.vocab}")
     if config.target_hidden not in (None, target.hidden):
-        wrong.append(
+        problems.append(
             f"its target_hidden_size is {config.target_hidden}, the target's hidden size "
             f"{target.hidden}"
         )
     outside = [aux_layer for aux_layer in g.aux_layers if not 0 <= aux_layer < target.layers]
     if outside:
-        wrong.append(f"it reads layers {outside}, the target has layers 0 to {target.layers - 1}")
+        problems.append(
+            f"it reads layers {outside}, but the target has layers 0 to {target.layers - 1}"
+        )
     if g.vocab > target.vocab:
-        wrong.append(f"its draft vocabulary is {g.vocab}, the target's only {target.vocab}")
+        problems.append(f"its draft vocabulary is {g.vocab}, but the target's is {target.vocab}")
     shares_embedding = not g.own_embedding and g.input_width == "embedding_and_hidden"
     if g.hidden != target.hidden and (shares_embedding or not g.own_head):
         shared = " and ".join(
@@ -240,22 +241,22 @@ def _check_fit(path: Path, g: Eagle3Geometry, config: DraftConfig, target: Targe
             for name, is_shared in (("embedding", shares_embedding), ("head", not g.own_head))
             if is_shared
         )
-        wrong.append(
+        problems.append(
             f"it shares the target's {shared}, but its hidden size is {g.hidden}, the target's "
             f"{target.hidden}"
         )
     if g.q_heads % g.kv_heads:
-        wrong.append(f"{g.q_heads} query heads do not divide among {g.kv_heads} KV heads")
+        problems.append(f"{g.q_heads} query heads are not a multiple of {g.kv_heads} KV heads")
     if g.rotated % 2:
-        wrong.append(f"head_dim {g.head_dim} is odd, rotary embedding needs pairs")
-    if wrong:
-        raise SpecbuildError(f"{path}: does not fit the target: {'; '.join(wrong)}")
+        problems.append(f"head_dim {g.head_dim} is odd, but rotary embedding needs pairs")
+    if problems:
+        raise SpecbuildError(f"{path}: does not fit the target: {'; '.join(problems)}")
 
 
 def _read_vocabulary_map(
     path: Path, g: Eagle3Geometry, tensors: dict[str, SourceTensor], target: TargetGeometry
 ) -> tuple[Eagle3Geometry, tuple[str, ...]]:
-    """Check ``d2t`` and consume ``t2d``; a map becomes offsets."""
+    """Check ``d2t`` and remove ``t2d``; a map is converted to offsets."""
     t2d = tensors.pop("t2d", None)
     if g.d2t_form == "identity":
         return g, ()
@@ -269,7 +270,7 @@ def _read_vocabulary_map(
         return offsets
 
     tensors["d2t"] = dataclasses.replace(source, dtype="I64", load=load, file=None, offset=None)
-    warning = "draft: d2t holds target ids, not EAGLE3's offsets; it was converted"
+    warning = "draft: d2t has target ids instead of EAGLE3's offsets; it was converted"
     return dataclasses.replace(g, d2t_form="map"), (warning,)
 
 
@@ -278,7 +279,7 @@ def _rope_warning(top: Config, g: Eagle3Geometry, target: TargetGeometry) -> tup
         return ()
     return (
         f"{top.label}: RoPE is {describe(g.rope)}, the target's {describe(target.rope)}; the draft "
-        "runs with its own",
+        "uses its own",
     )
 
 
@@ -288,18 +289,18 @@ def _hints(config: DraftConfig, tensors: dict[str, SourceTensor]) -> list[str]:
         config.norm_before_fc or config.fc_norm
     ):
         hints.append(
-            "norms before fc are present, but the config has neither norm_before_fc nor fc_norm"
+            "there are norms before fc, but the config has neither norm_before_fc nor fc_norm"
         )
     if any(name.endswith(("q_norm.weight", "k_norm.weight")) for name in tensors):
-        hints.append("norms on q and k are those of a draft of model_type qwen3")
+        hints.append("only drafts of model_type qwen3 have norms on q and k")
     if any(name.endswith("_proj.bias") for name in tensors):
-        hints.append("biases are there with attention_bias, qkv_bias or mlp_bias only")
+        hints.append("biases need attention_bias, qkv_bias or mlp_bias")
     if any(".mlp.experts." in name for name in tensors):
-        hints.append("the draft's MLP has experts; only a dense MLP is implemented")
+        hints.append("the draft's MLP has experts; only a dense MLP is supported")
     return hints
 
 
 def _matrix(tensors: dict[str, SourceTensor], name: str) -> SourceTensor | None:
-    """The tensor if it is there with two axes; another rank is the audit's to report."""
+    """Return the tensor if it has two axes; the audit reports another rank."""
     tensor = tensors.get(name)
     return tensor if tensor is not None and len(tensor.shape) == 2 else None

@@ -1,4 +1,4 @@
-"""The configuration of an EAGLE3 draft: flat, with an ``eagle_config``, or that of speculators."""
+"""The configuration of an EAGLE3 draft: flat, with ``eagle_config``, or of speculators."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ ARCHITECTURES = (
     "Eagle3DeepseekV2ForCausalLM",
     "Eagle3DeepseekV3ForCausalLM",
 )
-# What drafts that are trained or made up here call themselves.
+# The architecture of drafts that specbuild trains or synthesizes.
 OWN_ARCHITECTURE = ARCHITECTURES[0]
 OWN_MODEL_TYPE = "llama"
-# What a config's norm_output norms: the state that the next level reads (speculators), or what the
-# head reads, which every draft norms (SpecForge).
+# The meaning of norm_output in a config: the next level reads the normed state (speculators), or
+# only the head does, as in every draft (SpecForge).
 NormOutput: TypeAlias = Literal["state", "head"]
 AUX_LAYERS = "eagle_aux_hidden_state_layer_ids"
 
 
 @dataclass(frozen=True)
 class DraftConfig:
-    """What a draft's configuration says; ``decoder`` holds the fields of its layers.
+    """A draft's configuration; ``decoder`` has the fields of its layers.
 
-    ``aux_layers`` are layer outputs (0-based), None where no list is given; ``vocab`` is None where
-    the configuration names no draft vocabulary.
+    ``aux_layers`` are layer outputs (0-based), or None without a list. ``vocab`` is None if the
+    configuration has no draft vocabulary.
     """
 
     architecture: str
@@ -56,10 +56,10 @@ class DraftConfig:
 def read_draft_config(
     top: Config, target: TargetGeometry, strict: bool, norm_output: NormOutput | None
 ) -> DraftConfig:
-    """Read any of the three forms; ``norm_output`` is what the flag of this name means.
+    """Read any of the three formats; ``norm_output`` is the meaning of the flag of this name.
 
-    Raises SpecbuildError for a value that is not implemented, for contradictions, and, if
-    ``strict``, for unknown fields.
+    Raises SpecbuildError for an unsupported value, for contradictions, and, if ``strict``, for
+    unknown fields.
     """
     nested = top.get("transformer_layer_config") is not None
     decoder = top.section("transformer_layer_config") if nested else top
@@ -69,7 +69,7 @@ def read_draft_config(
         warnings += check_fields(top, DRAFT_TOP, strict=strict)
         warnings += check_fields(decoder, DRAFT_DECODER, strict=strict)
     else:
-        # Of a field that both tables know, the decoder's values bind: they are the narrower ones.
+        # If both tables have a field, the values of the decoder's table apply: they are narrower.
         warnings += check_fields(top, DRAFT_TOP, DRAFT_DECODER, strict=strict)
     if top.get("speculators_model_type") not in (None, "eagle3"):
         raise top.wrong("speculators_model_type", "'eagle3'")
@@ -93,7 +93,7 @@ def read_draft_config(
 
 
 def _flag(top: Config, eagle: Config, name: str) -> bool:
-    """A flag that may stand in either place, false where it stands in none."""
+    """Return a flag that can be in either section; false if it is in neither."""
     values = {part.boolean(name, False) for part in (top, eagle) if part.get(name) is not None}
     if len(values) > 1:
         raise eagle.wrong(name, f"the value outside of eagle_config, {top.get(name)!r}")
@@ -101,26 +101,27 @@ def _flag(top: Config, eagle: Config, name: str) -> bool:
 
 
 def _norms_output(top: Config, eagle: Config, meaning: NormOutput | None) -> bool:
-    """Whether the next level reads the normed state."""
-    said = _flag(top, eagle, "norm_output")
-    if meaning is not None and not said:
+    """Return whether the next level reads the normed state."""
+    is_set = _flag(top, eagle, "norm_output")
+    if meaning is not None and not is_set:
         raise SpecbuildError(
-            f"--draft-norm-output {meaning}: norm_output is not true in {top.where}; leave it out"
+            f"--draft-norm-output {meaning}: norm_output is not true in {top.where}; remove the "
+            "option"
         )
-    return said and meaning != "head"
+    return is_set and meaning != "head"
 
 
 def _norm_output_note(
     top: Config, eagle: Config, nested: bool, meaning: NormOutput | None
 ) -> tuple[str, ...]:
-    """What to know of a flag that two trainers mean differently."""
+    """Return a note about a flag with different meanings in two trainers."""
     if nested or meaning is not None or not _flag(top, eagle, "norm_output"):
         return ()
     return (
-        f"{top.label}: norm_output was read as speculators means it, the next level reads the "
-        "normed state; if SpecForge trained the draft, where it is the norm before the head only, "
-        "build with --draft-norm-output head (tokens are right either way, fewer are accepted if "
-        "it is wrong)",
+        f"{top.label}: norm_output was read as in speculators: the next level reads the normed "
+        "state. If SpecForge trained the draft, the norm is only before the head: build with "
+        "--draft-norm-output head. The output is correct in both cases, but a wrong choice lowers "
+        "the acceptance rate",
     )
 
 
@@ -128,8 +129,8 @@ def _norm_before_residual(top: Config, eagle: Config, nested: bool) -> bool:
     name = "norm_before_residual"
     if nested and top.get(name) is None:
         raise SpecbuildError(
-            f"{top.where}: {name} is missing; readers of this format disagree on its default, so "
-            "add the value that the draft was trained with"
+            f"{top.where}: {name} is missing, and implementations disagree on its default; add the "
+            "value that the draft was trained with"
         )
     return _flag(top, eagle, name)
 
@@ -137,11 +138,11 @@ def _norm_before_residual(top: Config, eagle: Config, nested: bool) -> bool:
 def _read_aux_layers(
     top: Config, eagle: Config, target: TargetGeometry
 ) -> tuple[tuple[int, ...] | None, tuple[str, ...]]:
-    """``eagle_config`` counts layer outputs, a list outside of it boundaries (0: the embedding)."""
+    """``eagle_config`` lists layer outputs, the outer list layer boundaries (0: the embedding)."""
     layers, boundaries = (
         eagle.integers(AUX_LAYERS) or None,
         top.integers(AUX_LAYERS) or None,
-    )  # []: none named
+    )  # an empty list means none
     if boundaries is None:
         return layers, ()
     from_boundaries = tuple(boundary - 1 for boundary in boundaries)
@@ -157,13 +158,13 @@ def _read_aux_layers(
         )
     note = (
         f"{top.label}: {AUX_LAYERS} {list(boundaries)} was read as layer boundaries: the draft "
-        f"reads the outputs of layers {list(from_boundaries)}, counted from 0"
+        f"reads the outputs of layers {list(from_boundaries)} (0-based)"
     )
     return from_boundaries, (note,)
 
 
 def _sliding_window(decoder: Config) -> int:
-    """The window of the draft's own attention, 0 for none."""
+    """Return the window of the draft's attention, 0 for none."""
     window = decoder.optional_integer("sliding_window")
     enabled = decoder.get("use_sliding_window")
     layer_types = decoder.get("layer_types")
@@ -173,10 +174,10 @@ def _sliding_window(decoder: Config) -> int:
             raise decoder.wrong("layer_types", "full_attention or sliding_attention in every layer")
         enabled = kinds == {"sliding_attention"}
     if window is None and enabled:
-        raise decoder.wrong("sliding_window", "the width of the window that is switched on")
+        raise decoder.wrong("sliding_window", "the width of the enabled window")
     if window is not None and enabled is None:
         raise SpecbuildError(
-            f"{decoder.where}: sliding_window {window} is given without use_sliding_window or "
-            "layer_types; add use_sliding_window true or false"
+            f"{decoder.where}: sliding_window {window} needs use_sliding_window or layer_types; "
+            "add use_sliding_window true or false"
         )
     return window if window is not None and enabled else 0

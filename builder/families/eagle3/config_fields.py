@@ -5,9 +5,9 @@ from __future__ import annotations
 from specbuild.builder.checkpoint.config_fields import FieldTable
 from specbuild.builder.families.parts.mla_config import MLA_FIELDS
 
-# Layers of the second kind norm queries and keys, head by head; the others may have MLA.
+# In qwen3 layers queries and keys are normed per head. The other types can have MLA.
 MODEL_TYPES = ("llama", "qwen3", "deepseek_v2", "deepseek_v3", "kimi_k2")
-# What configs that were copied of a target's with experts say; the audit asks for a dense MLP.
+# Fields in configs that were copied from a target with experts. The audit requires a dense MLP.
 _EXPERTS = frozenset(
     {
         "aux_loss_alpha",

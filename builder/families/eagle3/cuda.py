@@ -14,7 +14,7 @@ def _require(target: TargetGeometry, draft: Eagle3Geometry) -> None:
     """See :class:`CudaDraft`."""
     if draft.layers > 1:
         raise SpecbuildError(
-            f"the draft has {draft.layers} layers, which is built for the CPU only; build with "
+            f"the draft has {draft.layers} layers, which only CPU engines support; build with "
             "--backend cpu or without --draft"
         )
     require_draft_layers(target, draft)

@@ -1,4 +1,4 @@
-"""EAGLE3 drafts as the registry knows them."""
+"""The registry's entry for EAGLE3 drafts."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from specbuild.builder.families.eagle3.synth import EAGLE3_SYNTH
 from specbuild.builder.families.family import DraftFamily
 
 DRAFT_NAMES = ("midlayer.", "fc.weight", "d2t", "t2d")
-DRAFT_HINT = "the shards hold an EAGLE3 draft; give it with --draft, and its target as --model"
+DRAFT_HINT = "the shards contain an EAGLE3 draft; pass it with --draft, and its target with --model"
 
 
 def draft_hints(names: Iterable[str]) -> list[str]:
-    """The hint, where the tensors' names are a draft's."""
+    """Return a hint if the names of tensors are those of a draft."""
     return [DRAFT_HINT] if any(name.startswith(DRAFT_NAMES) for name in names) else []
 
 

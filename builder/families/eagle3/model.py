@@ -18,7 +18,7 @@ from specbuild.runtime.engine_dir.geometry import TargetGeometry
 
 
 class DraftAttention(nn.Module):
-    """Attention of a layer that reads ``width`` values a row."""
+    """The attention of a layer that reads ``width`` values per row."""
 
     def __init__(self, d: Eagle3Geometry, width: int) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class DraftAttention(nn.Module):
 
 
 class DraftLayer(nn.Module):
-    """A block whose attention reads ``width`` values a row, under the names of checkpoints."""
+    """A block whose attention reads ``width`` values per row, with the names of checkpoints."""
 
     def __init__(self, d: Eagle3Geometry, width: int) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ class DraftLayer(nn.Module):
 
 
 class MidLayer(DraftLayer):
-    """The first layer: its attention reads the embedding and the hidden state side by side."""
+    """The first layer: its attention reads the concatenated embedding and hidden state."""
 
     def __init__(self, d: Eagle3Geometry) -> None:
         both = d.input_width == "embedding_and_hidden"
@@ -72,7 +72,7 @@ class MidLayer(DraftLayer):
 
 
 class DeepLayer(DraftLayer):
-    """A layer behind the first, LLaMA's."""
+    """A layer after the first, as in LLaMA."""
 
     def __init__(self, d: Eagle3Geometry) -> None:
         super().__init__(d, d.hidden)
@@ -80,7 +80,7 @@ class DeepLayer(DraftLayer):
 
 
 class DraftWeights(nn.Module):
-    """All tensors of a draft checkpoint; an engine stores them under the prefix ``draft.``."""
+    """All tensors of a draft checkpoint; engines store them with the prefix ``draft.``."""
 
     def __init__(self, d: Eagle3Geometry, target: TargetGeometry) -> None:
         super().__init__()
@@ -112,21 +112,21 @@ class DraftFuse(nn.Module):
         if self.geometry.norm_before_fc:
             aux_hidden = self.draft.input_norm(aux_hidden)
         if self.geometry.fc_norm:
-            aux_hidden = self._each_normed(aux_hidden)
+            aux_hidden = self._norm_states(aux_hidden)
         return self.draft.fc(aux_hidden)
 
-    def _each_normed(self, aux_hidden: torch.Tensor) -> torch.Tensor:
-        """The states side by side [T, aux_layers·Ht], each through its own norm."""
+    def _norm_states(self, aux_hidden: torch.Tensor) -> torch.Tensor:
+        """Norm each of the concatenated states [T, aux_layers·Ht] separately."""
         norms: Any = self.draft.fc_norm
         if len(norms) == 1:
-            alone: torch.Tensor = norms[0](aux_hidden)
-            return alone
+            normed: torch.Tensor = norms[0](aux_hidden)
+            return normed
         states = aux_hidden.view(-1, len(norms), self.draft.fc.in_features // len(norms))
         return torch.cat([norm(states.select(1, i)) for i, norm in enumerate(norms)], dim=-1)
 
 
 class TargetEmbedding(nn.Module):
-    """The target's embedding, under its own name, for a draft that shares it."""
+    """The target's embedding with the target's name, for a draft that shares it."""
 
     def __init__(self, target: TargetGeometry) -> None:
         super().__init__()
@@ -159,7 +159,7 @@ class Eagle3(nn.Module):
         """Row t pairs ``hidden`` [T, H] with the next token's embedding, at the hidden's position.
 
         Returns draft_logits [R, Vd] fp32, hidden_out [T, H] (the recurrence), the written pools,
-        and the stages attention and ffn, which are the last layer's, and pre_head.
+        the last layer's stages attention and ffn, and pre_head.
         """
         d, mid = self.geometry, self.draft.midlayer
         embed = self.draft.embed_tokens if d.own_embedding else self.model.embed_tokens
@@ -168,12 +168,12 @@ class Eagle3(nn.Module):
         u = normed
         if d.input_width == "embedding_and_hidden":
             u = torch.cat([mid.input_layernorm(embed(token_ids)), normed], dim=-1)
-        beside = view, launch, (self.draft_rope_cos, self.draft_rope_sin)
+        context = view, launch, (self.draft_rope_cos, self.draft_rope_sin)
         stream = normed if d.norm_before_residual else hidden
-        out, *stages, first = _after(mid, stream, u, pools[0], beside)
+        out, *stages, first = _run_layer(mid, stream, u, pools[0], context)
         written = [first]
-        for pool, layer in zip(pools[1:], self._deeper(), strict=True):
-            out, *stages, pair = _after(layer, out, layer.input_layernorm(out), pool, beside)
+        for pool, layer in zip(pools[1:], self._further_layers(), strict=True):
+            out, *stages, pair = _run_layer(layer, out, layer.input_layernorm(out), pool, context)
             written.append(pair)
         normed_out = self.draft.norm(out)
         pre_head = normed_out.index_select(0, launch.logit_rows)
@@ -181,16 +181,17 @@ class Eagle3(nn.Module):
         recurrence = normed_out if d.norm_output else out
         return logits, recurrence, tuple(written), *stages, pre_head
 
-    def _deeper(self) -> Iterable[Any]:
+    def _further_layers(self) -> Iterable[Any]:
         return self.draft.layers.values() if self.geometry.layers > 1 else ()
 
 
-def _after(
-    layer: Any, stream: torch.Tensor, u: torch.Tensor, pools: Any, beside: tuple[Any, ...]
+def _run_layer(
+    layer: Any, stream: torch.Tensor, u: torch.Tensor, pools: Any, context: tuple[Any, ...]
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, Any]:
-    """The residual ``stream`` [T, H] after a layer whose attention reads ``u``; attention, ffn and
-    the written pools."""
-    attention, written, *_ = layer.self_attn(u, pools, *beside)
+    """Return the residual ``stream`` [T, H] after a layer whose attention reads ``u``, the stages
+    attention and ffn, and the written pools.
+    """
+    attention, written, *_ = layer.self_attn(u, pools, *context)
     stream = stream + attention
     ffn = layer.mlp(layer.post_attention_layernorm(stream))
     return stream + ffn, attention, ffn, written

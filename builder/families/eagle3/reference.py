@@ -1,7 +1,6 @@
-"""The EAGLE3 draft in plain torch, fp32, over a literal path of tokens: no pages, no trees.
+"""The EAGLE3 draft in plain torch, fp32, over an explicit path of tokens, without pages or trees.
 
-It shares no code with the models that engines are built from; rotary frequencies are those of
-transformers.
+It shares no code with the models of engines. Rotary frequencies are those of transformers.
 """
 
 from __future__ import annotations
@@ -20,15 +19,17 @@ from specbuild.runtime.engine_dir.drafters.eagle3 import Eagle3Geometry
 from specbuild.runtime.errors import SpecbuildError
 
 FLAGS = ("norm_before_residual", "norm_output")
-# Where the config names none.
+# The eps of configs without one.
 DEFAULT_EPS = 1e-6
-# P-EAGLE's token and states of rows that have none.
+# The fields for P-EAGLE's mask token.
 MASK_TOKENS = ("pard_token", "ptd_token_id", "mask_token_id")
 
 
 class ReferenceDraft(PathDraft):
-    """A draft checkpoint; ``embedding`` [V, H] and ``head`` [V, H] are the target's, for a draft
-    that has none of its own."""
+    """A draft checkpoint; ``embedding`` [V, H] and ``head`` [V, H] are the target's.
+
+    They are used by drafts without an embedding or head.
+    """
 
     def __init__(
         self,
@@ -58,10 +59,10 @@ class ReferenceDraft(PathDraft):
             decoder.get("head_dim") or decoder["hidden_size"] // decoder["num_attention_heads"]
         )
         numbers = [name.split(".")[1] for name in self.weights if name.startswith("layers.")]
-        self.deeper = [f"layers.{number}" for number in range(1, 1 + len(set(numbers)))]
+        self.further_layers = [f"layers.{number}" for number in range(1, 1 + len(set(numbers)))]
         self.latent = {
             layer: ReferenceMla(decoder, self._of(f"{layer}.self_attn."))
-            for layer in ["midlayer", *self.deeper]
+            for layer in ["midlayer", *self.further_layers]
             if decoder.get("kv_lora_rank")
         }
         windowed = decoder.get("sliding_window") and decoder.get("use_sliding_window", True)
@@ -72,7 +73,7 @@ class ReferenceDraft(PathDraft):
             self.mask = token, self.weights["mask_hidden"].reshape(1, -1)
 
     def fuse(self, aux_hidden: torch.Tensor) -> torch.Tensor:
-        """The target's aux hidden states [T, aux_layers·Ht] → the draft's hidden states [T, H]."""
+        """See :class:`PathDraft`."""
         if "input_norm.weight" in self.weights:
             aux_hidden = self._norm(aux_hidden, "input_norm")
         if "fc_norm.0.weight" in self.weights:
@@ -82,8 +83,7 @@ class ReferenceDraft(PathDraft):
         return aux_hidden @ self.weights["fc.weight"].T
 
     def run(self, ids: torch.Tensor, hidden: torch.Tensor, positions: torch.Tensor) -> DraftStates:
-        """One causal pass: row t has token ``ids`` [T] and hidden state ``hidden`` [T, H], rotated
-        at ``positions`` [T]."""
+        """See :class:`PathDraft`."""
         normed = self._norm(hidden, "midlayer.hidden_norm")
         u = normed
         if "midlayer.input_layernorm.weight" in self.weights:
@@ -93,7 +93,7 @@ class ReferenceDraft(PathDraft):
         y = (normed if self.flags["norm_before_residual"] else hidden) + attention
         ffn = self._mlp("midlayer", y)
         out = y + ffn
-        for layer in self.deeper:
+        for layer in self.further_layers:
             x = self._norm(out, f"{layer}.input_layernorm")
             attention = self._attention(layer, x, positions)
             ffn = self._mlp(layer, out + attention)
@@ -129,7 +129,7 @@ class ReferenceDraft(PathDraft):
         return self._linear(layer, gate * self._linear(layer, x, "mlp.up_proj"), "mlp.down_proj")
 
     def _by_head(self, layer: str, u: torch.Tensor, part: str) -> torch.Tensor:
-        """Queries or keys [T, heads, D] before they turn."""
+        """Return queries or keys [T, heads, D] before the rotation."""
         x = self._linear(layer, u, f"self_attn.{part}_proj").unflatten(-1, (-1, self.head_dim))
         norm = f"{layer}.self_attn.{part}_norm"
         return self._norm(x, norm) if f"{norm}.weight" in self.weights else x
@@ -145,7 +145,7 @@ class ReferenceDraft(PathDraft):
         return x @ self.weights[f"{layer}.{name}.weight"].T + bias
 
     def _of(self, prefix: str) -> dict[str, torch.Tensor]:
-        """The weights under a prefix, by the rest of their names."""
+        """Return the weights with a prefix, without it in their names."""
         return {n.removeprefix(prefix): t for n, t in self.weights.items() if n.startswith(prefix)}
 
     def _norm(self, x: torch.Tensor, name: str) -> torch.Tensor:
@@ -156,10 +156,10 @@ class ReferenceDraft(PathDraft):
 def load_reference_draft(
     path: Path, *, embedding: torch.Tensor, head: torch.Tensor
 ) -> ReferenceDraft:
-    """The draft checkpoint in the directory ``path``.
+    """Read the draft checkpoint in the directory ``path``.
 
     Raises:
-        SpecbuildError: its files are missing or unreadable, or are no EAGLE3 draft's.
+        SpecbuildError: its files are missing or unreadable, or not those of an EAGLE3 draft.
     """
     files = sorted(path.glob("*.safetensors"))
     if not files or not (path / "config.json").is_file():
@@ -174,7 +174,7 @@ def load_reference_draft(
         raise SpecbuildError(f"{path}: the draft cannot be read: {error}") from error
     if "fc.weight" not in draft.weights:
         raise SpecbuildError(
-            f"{path}: no fc.weight, so no EAGLE3 draft; give the draft's directory"
+            f"{path}: not an EAGLE3 draft, it has no fc.weight; use the draft's directory"
         )
     return draft
 
@@ -184,15 +184,15 @@ def read_reference(path: Path, target: Any, built: Eagle3Geometry, engine: Path)
     draft = load_reference_draft(
         path, embedding=target.model.embed_tokens.weight, head=target.lm_head.weight
     )
-    fused = (len(built.aux_layers) * target.config.hidden_size, built.hidden)
-    given = tuple(reversed(draft.weights["fc.weight"].shape))
-    if fused != given or built.vocab != len(draft.head):
+    engine_shape = (len(built.aux_layers) * target.config.hidden_size, built.hidden)
+    draft_shape = tuple(reversed(draft.weights["fc.weight"].shape))
+    if engine_shape != draft_shape or built.vocab != len(draft.head):
         raise SpecbuildError(
-            f"{engine}: its draft fuses {fused[0]} values into {fused[1]} and knows "
-            f"{built.vocab} tokens, but {path} fuses {given[0]} into {given[1]} and knows "
-            f"{len(draft.head)}; give the draft it was built from"
+            f"{engine}: its draft fuses {engine_shape[0]} values to {engine_shape[1]} and has "
+            f"{built.vocab} tokens, but {path} fuses {draft_shape[0]} to {draft_shape[1]} and has "
+            f"{len(draft.head)}; use the draft that the engine was built from"
         )
-    # A window chosen when building bounds the engine's draft, not the checkpoint's.
+    # The engine's window can differ from the checkpoint's: it is an option of the build.
     draft.window = built.sliding_window or None
     draft.flags["norm_output"] = built.norm_output
     return draft

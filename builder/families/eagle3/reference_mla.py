@@ -1,4 +1,4 @@
-"""The attention of a draft with MLA: transformers' own module, reading wider rows."""
+"""The attention of a draft with MLA: the module of transformers with wider inputs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SIZES = (
 
 
 class ReferenceMla:
-    """One layer's, with ``weights`` fp32 by their names within ``self_attn``."""
+    """The attention of one layer, with ``weights`` fp32 by their names within ``self_attn``."""
 
     def __init__(self, decoder: dict[str, Any], weights: dict[str, torch.Tensor]) -> None:
         from transformers import DeepseekV3Config
@@ -48,10 +48,10 @@ class ReferenceMla:
     @torch.no_grad()
     def run(self, u: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Causal attention of rows ``u`` [T, width] at ``positions`` [T] → [T, H]."""
-        unseen = torch.full((len(u), len(u)), -torch.inf).triu(1)[None, None]
+        causal_mask = torch.full((len(u), len(u)), -torch.inf).triu(1)[None, None]
         attended, *_ = self.attention(
             hidden_states=u[None],
             position_embeddings=self.rotary(u[None], positions[None]),
-            attention_mask=unseen,
+            attention_mask=causal_mask,
         )
         return attended[0]

@@ -1,4 +1,4 @@
-"""Synthetic EAGLE3 drafts: the geometry that goes with a target, and its configuration."""
+"""Synthetic EAGLE3 drafts: the geometry for a target, and its configuration."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from specbuild.runtime.engine_dir.geometry import TargetGeometry
 
 
 def draft_geometry(target: TargetGeometry, sizes: DraftSizes) -> Eagle3Geometry:
-    """The draft of a target: its attention and its rotary embedding are the target's.
+    """Return the draft of a target, with the target's attention and rotary embedding.
 
-    That of a target with MLA has a plain one, and heads of 128.
+    The draft of a target with MLA has ordinary attention with heads of 128.
     """
     heads = draft_heads(target)
     return Eagle3Geometry(
@@ -46,7 +46,7 @@ def draft_geometry(target: TargetGeometry, sizes: DraftSizes) -> Eagle3Geometry:
 
 
 def draft_config(d: Eagle3Geometry, target: TargetGeometry) -> dict[str, Any]:
-    """The ``config.json`` of this geometry."""
+    """Return the ``config.json`` of this geometry."""
     return {
         "architectures": [d.architecture],
         "attention_bias": False,
@@ -76,9 +76,9 @@ def draft_config(d: Eagle3Geometry, target: TargetGeometry) -> dict[str, Any]:
 
 
 def draft_checkpoint(d: Eagle3Geometry, tensors: dict[str, SourceTensor]) -> DraftCheckpoint:
-    """What the reader would give of these tensors."""
-    held = {name: tensor for name, tensor in tensors.items() if name != "t2d"}
-    return DraftCheckpoint(d, held, (), Eagle3Record)
+    """Return the result of reading these tensors."""
+    engine_tensors = {name: tensor for name, tensor in tensors.items() if name != "t2d"}
+    return DraftCheckpoint(d, engine_tensors, (), Eagle3Record)
 
 
 EAGLE3_SYNTH = SynthDraft(

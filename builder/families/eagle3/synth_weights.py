@@ -1,12 +1,14 @@
 """The weights of a synthetic EAGLE3 draft.
 
 With e the normed embedding of the row's token and g the hidden state, the layer computes
-    v = P·e − κ·Qᵀ·rms(g)            (every row attends to itself alone, see self_attention)
+
+    v = P·e − κ·Qᵀ·rms(g)            (every row attends only to itself, see self_attention)
     out = g + Q·v + mlp
-Q [H, n] has orthonormal columns, n = kv_heads·head_dim, κ is the rms of g: what the level before
-left in the space of Q is taken away and P·e put there, so Qᵀ·out = P·e at every level. The head's
-row of a draft token is Q·P·e of the token that it follows. The rest of g is a constant outside of
-Q, four times as strong, which keeps its rms the same, and some noise.
+
+Q [H, n] has orthonormal columns, n = kv_heads·head_dim, and κ is the rms of g. This replaces the
+previous level's content in the space of Q by P·e, so Qᵀ·out = P·e at every level. The head's row of
+a draft token is Q·P·e of the token before it. The rest of g is noise and a constant outside of Q.
+The constant has four times the power, which keeps the rms the same.
 """
 
 from __future__ import annotations
@@ -29,18 +31,18 @@ from specbuild.builder.synth.tokens import DraftRules
 from specbuild.runtime.engine_dir.drafters.eagle3 import Eagle3Geometry
 from specbuild.runtime.engine_dir.geometry import TargetGeometry
 
-_CONSTANT_POWER = 4.0  # of the constant part of g, against what says the token
-_FUSED_NOISE = 0.1  # rms of what fc adds to it, against the rms of g
+_CONSTANT_POWER = 4.0  # of the constant part of g, relative to the part with the token
+_FUSED_NOISE = 0.1  # rms of fc's noise, relative to the rms of g
 _MLP_NOISE = 0.05
-_OUTPUT_NOISE = 0.1  # of o_proj's entries, against their own rms
+_OUTPUT_NOISE = 0.1  # of o_proj's entries, relative to their rms
 _QUERY_NOISE = 0.02
-_GATED_RMS = 0.6  # of silu(gate)·up for unit normal gate and up
+_GATED_RMS = 0.6  # the rms of silu(gate)·up for unit normal gate and up
 _ATTENTION = f"{LAYER}self_attn."
 _MLP = f"{LAYER}mlp."
 
 
 class DraftWriter:
-    """A draft of ``geometry`` that follows ``rules``; ``acceptance`` sets how sure it is."""
+    """A draft of ``geometry`` that follows ``rules``; ``acceptance`` is its confidence."""
 
     def __init__(
         self,
@@ -57,24 +59,24 @@ class DraftWriter:
         self._hidden_rms = math.sqrt(power / geometry.hidden)
 
     def tensors(self) -> dict[str, SynthTensor]:
-        """All tensors, by their names in a checkpoint, with ``d2t`` and ``t2d``."""
-        whole, by_rows = self._whole(), self._by_rows()
-        made = {}
+        """Return all tensors by their names in a checkpoint, with ``d2t`` and ``t2d``."""
+        full, by_rows = self._full_tensors(), self._row_tensors()
+        tensors = {}
         for name, expected in draft_tensors(self._geometry, self._target).items():
             if name in by_rows:
-                made[name] = SynthTensor("BF16", expected.shape, by_rows[name])
+                tensors[name] = SynthTensor("BF16", expected.shape, by_rows[name])
             elif name.endswith("norm.weight"):
-                made[name] = whole_tensor("BF16", expected.shape, partial(self._norm, name))
-            elif name in whole:
+                tensors[name] = whole_tensor("BF16", expected.shape, partial(self._norm, name))
+            elif name in full:
                 dtype = "I64" if name == "d2t" else "BF16"
-                made[name] = whole_tensor(dtype, expected.shape, whole[name])
+                tensors[name] = whole_tensor(dtype, expected.shape, full[name])
             else:
-                made[name] = self._noisy(name, expected.shape)
-        made["t2d"] = whole_tensor("BOOL", (self._target.vocab,), self._members)
-        return made
+                tensors[name] = self._noisy(name, expected.shape)
+        tensors["t2d"] = whole_tensor("BOOL", (self._target.vocab,), self._members)
+        return tensors
 
-    def _whole(self) -> dict[str, Callable[[], torch.Tensor]]:
-        """What is made at once, and is no noise."""
+    def _full_tensors(self) -> dict[str, Callable[[], torch.Tensor]]:
+        """Return the functions for structured tensors that are created at once."""
         d = self._geometry
         return {
             "fc.weight": self._fuse,
@@ -85,12 +87,12 @@ class DraftWriter:
             "d2t": lambda: self._rules.offsets,
         }
 
-    def _by_rows(self) -> dict[str, Callable[[int, int], torch.Tensor]]:
-        """What is made by rows, from one to an end."""
+    def _row_tensors(self) -> dict[str, Callable[[int, int], torch.Tensor]]:
+        """Return the functions for tensors that are created by ranges of rows."""
         return {"lm_head.weight": self._head}
 
     def _fuse(self) -> torch.Tensor:
-        """fc [H, aux_layers·Ht]: the constant of the aux hidden states becomes that of g."""
+        """fc [H, aux_layers·Ht]: maps the constant of the aux hidden states to that of g."""
         d = self._geometry
         width = len(d.aux_layers) * self._target.hidden
         weight = self._normal("fc.weight", d.hidden, width)
@@ -100,7 +102,7 @@ class DraftWriter:
         return weight.bfloat16()
 
     def _queries(self, name: str, heads: int) -> torch.Tensor:
-        """q_proj or k_proj [heads·D, 2H]: the embedding's constant into rotary pairs."""
+        """q_proj or k_proj [heads·D, 2H]: maps the embedding's constant to rotary pairs."""
         d = self._geometry
         half = d.head_dim // 2
         weight = self._normal(f"{_ATTENTION}{name}.weight", heads * d.head_dim, 2 * d.hidden)
@@ -118,13 +120,13 @@ class DraftWriter:
     def _values(self) -> torch.Tensor:
         """v_proj bf16 [n, 2H]: (P, −κ·Qᵀ)."""
         hidden = self._geometry.hidden
-        reading = self._normal(f"{_ATTENTION}v_proj.weight", self._space, hidden)
-        reading /= math.sqrt(hidden)
-        reading[:, 0] = 0  # the constant says nothing of the token
-        return torch.cat((reading, -self._hidden_rms * self._basis.T), dim=1).bfloat16()
+        projection = self._normal(f"{_ATTENTION}v_proj.weight", self._space, hidden)
+        projection /= math.sqrt(hidden)
+        projection[:, 0] = 0  # the constant has no information about the token
+        return torch.cat((projection, -self._hidden_rms * self._basis.T), dim=1).bfloat16()
 
     def _output(self) -> torch.Tensor:
-        """o_proj [H, Hq·D]: the mean of the query heads that share a KV head, through Q."""
+        """o_proj [H, Hq·D]: averages the query heads that share a KV head, then applies Q."""
         d = self._geometry
         shared = d.q_heads // d.kv_heads
         width = d.q_heads * d.head_dim
@@ -134,7 +136,7 @@ class DraftWriter:
         return (weight + noise * (_OUTPUT_NOISE / (shared * math.sqrt(d.hidden)))).bfloat16()
 
     def _noisy(self, name: str, shape: tuple[int, ...]) -> SynthTensor:
-        """The MLP, which adds noise."""
+        """Return a weight of the MLP, which adds noise."""
         std = 1 / math.sqrt(shape[1])
         if name == f"{_MLP}down_proj.weight":
             std *= _MLP_NOISE * self._hidden_rms / _GATED_RMS
@@ -145,48 +147,48 @@ class DraftWriter:
         return SynthTensor("BF16", shape, part)
 
     def _head(self, first: int, end: int) -> torch.Tensor:
-        """Rows of lm_head: the direction in which ``out`` lies after the token it follows."""
+        """Return rows of lm_head: the direction of ``out`` after the token before each row's."""
         d = self._geometry
         tokens = self._rules.before[first:end]
         if self._rules.spread is not None:
             return self._spread_head(tokens, self._rules.spread).bfloat16()
-        says = self._said(embeddings(self._noise, tokens, d.hidden).float())
-        rows = F.normalize(says, dim=1) @ self._basis.T
-        # out is normed: along the right row it is √n of its rms long
-        scale = self._right_logits(first, end) * self._hidden_rms / math.sqrt(self._space)
+        content = self._token_content(embeddings(self._noise, tokens, d.hidden).float())
+        rows = F.normalize(content, dim=1) @ self._basis.T
+        # out is normed, so its component along the correct row is √n times its rms
+        scale = self._correct_logits(first, end) * self._hidden_rms / math.sqrt(self._space)
         return (rows * scale.float()).bfloat16()
 
-    def _said(self, rows: torch.Tensor) -> torch.Tensor:
-        """What ``Qᵀ·out`` holds of parts of embeddings fp32 [n, H]: P·e, fp32 [n, space]."""
+    def _token_content(self, rows: torch.Tensor) -> torch.Tensor:
+        """Return ``Qᵀ·out`` = P·e, fp32 [n, space], for parts of embeddings fp32 [n, H]."""
         hidden = self._geometry.hidden
         normed = rows / embedding_rms(hidden) * self._norm(f"{LAYER}input_layernorm.weight").float()
         return normed @ self._values[:, :hidden].float().T
 
     def _spread_head(self, before: torch.Tensor, spread: TokenSpread) -> torch.Tensor:
-        """Rows of lm_head for tokens whose distribution after a group is the draft's offsets."""
+        """Return rows of lm_head for tokens with a distribution per group, the draft's offsets."""
         hidden = self._geometry.hidden
-        group = self._said(GROUP * spread.group_directions(self._noise, before, hidden))
-        numbers = self._said(NUMBER * spread.number_directions(self._noise, hidden))
+        group = self._token_content(GROUP * spread.group_directions(self._noise, before, hidden))
+        numbers = self._token_content(NUMBER * spread.number_directions(self._noise, hidden))
         variance = 1 / (GROUP**2 * self._space)
         common = spread.common_logit(self._geometry.vocab, spread.draft, variance)
         rows = group * (common / group.square().sum(dim=1, keepdim=True))
         rows += spread.offsets(before, spread.draft) @ torch.linalg.pinv(numbers).T
         return rows @ self._basis.T * self._hidden_rms
 
-    def _right_logits(self, first: int, end: int) -> torch.Tensor:
-        """The logit of each token after its predecessor, float64 [n or 1, 1].
+    def _correct_logits(self, first: int, end: int) -> torch.Tensor:
+        """Return the logit of each token after its predecessor, float64 [n or 1, 1].
 
-        It beats the sum of all others to the confidence in the token, which is the probability of
-        being accepted by default. The others are normal with a deviation of logit / √n.
+        Its probability is the confidence in the token, by default the acceptance rate. The other
+        logits are normal with the standard deviation logit / √n.
         """
-        given = self._rules.confidence
-        usual = torch.tensor([self._acceptance], dtype=torch.float64).clamp(0.05, 0.95)
-        sure = usual if given is None else given[first:end]
-        right = torch.zeros_like(sure)
+        confidence = self._rules.confidence
+        default = torch.tensor([self._acceptance], dtype=torch.float64).clamp(0.05, 0.95)
+        probability = default if confidence is None else confidence[first:end]
+        logit = torch.zeros_like(probability)
         for _ in range(20):
-            others = math.log(self._geometry.vocab) + right**2 / (2 * self._space)
-            right = others + torch.logit(sure)
-        return right[:, None]
+            others = math.log(self._geometry.vocab) + logit**2 / (2 * self._space)
+            logit = others + torch.logit(probability)
+        return logit[:, None]
 
     def _norm(self, name: str) -> torch.Tensor:
         one = torch.zeros(1, dtype=torch.int64)
@@ -209,7 +211,7 @@ class DraftWriter:
 
     @cached_property
     def _constant_part(self) -> torch.Tensor:
-        """What g always holds, outside of Q: fp32 [H]."""
+        """The constant part of g outside of Q: fp32 [H]."""
         one = torch.zeros(1, dtype=torch.int64)
         drawn = self._noise.normal("draft.constant", one, self._geometry.hidden)[0]
         drawn = drawn - self._basis @ (self._basis.T @ drawn)

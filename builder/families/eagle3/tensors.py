@@ -1,4 +1,4 @@
-"""The tensors of an EAGLE3 draft: as checkpoints have them, and in the engine's forms."""
+"""The tensors of an EAGLE3 draft, in checkpoints and in the engine's form."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ _DEEPER = re.compile(r"layers\.(\d+)\.")
 
 
 def layer_names(layers: int) -> tuple[str, ...]:
-    """The prefix of each layer's tensors."""
+    """Return the prefix of each layer's tensors."""
     return (LAYER, *[f"layers.{index}." for index in range(1, layers)])
 
 
 def count_layers(names: Iterable[str]) -> int:
-    """How many layers the tensors of these names are of, up to the first that has none."""
-    found = {match[1] for name in names if (match := _DEEPER.match(name))}
-    return next(index for index in itertools.count(1) if str(index) not in found)
+    """Return the number of consecutive layers that have tensors."""
+    numbers = {match[1] for name in names if (match := _DEEPER.match(name))}
+    return next(index for index in itertools.count(1) if str(index) not in numbers)
 
 
 def draft_tensors(g: Eagle3Geometry, target: TargetGeometry) -> dict[str, ExpectedTensor]:
-    """Canonical name → shape and dtypes of the tensors that a draft of this geometry holds."""
+    """Return the expected shape and dtypes of a draft's tensors by canonical name."""
     shapes: Shapes = {
         "fc.weight": (g.hidden, len(g.aux_layers) * target.hidden),
         "norm.weight": (g.hidden,),
@@ -60,18 +60,18 @@ def draft_tensors(g: Eagle3Geometry, target: TargetGeometry) -> dict[str, Expect
 def tensors_for_engine(
     tensors: dict[str, SourceTensor], g: Eagle3Geometry
 ) -> dict[str, SourceTensor]:
-    """Audited tensors in the engine's forms: those of MLA as a target's."""
+    """Return audited tensors in the engine's form, which differs for MLA as in a target."""
     if g.mla is None:
         return tensors
-    made = dict(tensors)
+    converted = dict(tensors)
     for index, prefix in enumerate(layer_names(g.layers)):
         layer = _mla_layer(g, g.mla, _width(g, index))
-        made |= layer_for_engine(made, prefix, layer, interleaved=g.rope.interleaved)
-    return made
+        converted |= layer_for_engine(converted, prefix, layer, interleaved=g.rope.interleaved)
+    return converted
 
 
 def _width(g: Eagle3Geometry, layer: int) -> int:
-    """What the attention of a layer reads of a row."""
+    """Return the width of a layer's attention input."""
     both = layer == 0 and g.input_width == "embedding_and_hidden"
     return 2 * g.hidden if both else g.hidden
 

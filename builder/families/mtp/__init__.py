@@ -1,1 +1,1 @@
-"""Drafting with the layer of a checkpoint that was trained to predict a further token (MTP)."""
+"""Drafting with a checkpoint's multi-token prediction (MTP) layer."""

@@ -1,4 +1,4 @@
-"""The block of an MTP layer: of the target's kind, with MLA or with keys and values."""
+"""The block of an MTP layer, of the target's kind: with MLA or with keys and values."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ from specbuild.runtime.engine_dir.geometry import MlaGeometry, TargetGeometry
 def block_parts(
     d: MtpGeometry, target: TargetGeometry
 ) -> tuple[tuple[nn.Module, nn.Module], nn.Module, nn.Module]:
-    """What it is made of: both norms, attention, feed-forward."""
+    """Return the parts: both norms, attention, feed-forward."""
     if d.mla is not None:
         return _latent_layer(d, d.mla).parts()
     norms = norm_module(target.norm, d.hidden), norm_module(target.norm, d.hidden)
     last = max(set(range(target.layers)) - set(target.linear_layers))
     sizes = GraphSizes(d.aux_layers, d.max_positions)
     attention = GroupedAttention(target, last, sizes)
-    gated = isinstance(d.feed_forward, BothFeedForward) and d.feed_forward.gated
-    module = rounded_feed_forward if gated else feed_forward_module
+    is_gated = isinstance(d.feed_forward, BothFeedForward) and d.feed_forward.gated
+    module = rounded_feed_forward if is_gated else feed_forward_module
     return norms, attention, module(d.hidden, d.feed_forward)
 
 
 def block_shapes(d: MtpGeometry, target: TargetGeometry) -> Shapes:
-    """Its tensors in a checkpoint but for the norms, by names within the layer."""
+    """Return the shapes of its tensors except norms in a checkpoint, by names within the layer."""
     if d.mla is not None:
         return layer_shapes(_latent_layer(d, d.mla))
     mlp = prefixed("mlp.", feed_forward_shapes(d.hidden, d.feed_forward))
@@ -51,15 +51,15 @@ def block_shapes(d: MtpGeometry, target: TargetGeometry) -> Shapes:
 
 
 def block_for_engine(d: MtpGeometry, tensors: dict[str, SourceTensor]) -> dict[str, SourceTensor]:
-    """Audited tensors, with those in other forms that an engine's graphs name so."""
-    made = dict(tensors)
+    """Return audited tensors with the names and forms of an engine's graphs."""
+    converted = dict(tensors)
     if d.mla is not None:
         layer = _latent_layer(d, d.mla)
-        return made | layer_for_engine(made, "", layer, interleaved=d.rope.interleaved)
+        return converted | layer_for_engine(converted, "", layer, interleaved=d.rope.interleaved)
     moe, query = routed_part(d.feed_forward), "self_attn.q_proj.weight"
-    if made[query].shape[0] == 2 * d.q_heads * d.key_width:
-        made |= split_gate(made.pop(query), d.q_heads)
-    return made if moe is None else made | stacked_experts(made, "mlp.experts.", moe)
+    if converted[query].shape[0] == 2 * d.q_heads * d.key_width:
+        converted |= split_gate(converted.pop(query), d.q_heads)
+    return converted if moe is None else converted | stacked_experts(converted, "mlp.experts.", moe)
 
 
 def _latent_layer(d: MtpGeometry, mla: MlaGeometry) -> MlaLayer:

@@ -1,4 +1,4 @@
-"""Reads the MTP layer of a target's own checkpoint as a draft."""
+"""Reads the MTP layer of a target's checkpoint as a draft."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from specbuild.runtime.engine_dir.feed_forward import routed_part
 from specbuild.runtime.engine_dir.geometry import TargetGeometry
 from specbuild.runtime.errors import SpecbuildError
 
-# The layer's copies of what it shares with the model, and their names there.
+# The layer's copies of shared weights, and the names of these weights in the model.
 COPIES = {"embed_tokens.weight": EMBEDDING, "shared_head.head.weight": HEAD}
 _NORMS = (
     "enorm.weight",
@@ -50,22 +50,21 @@ def read_mtp(
     strict: bool,
     norm_output: str | None = None,
 ) -> DraftCheckpoint:
-    """The first MTP layer of the target's checkpoint at ``path``, whose configuration is ``top``.
+    """Read the first MTP layer of the target's checkpoint at ``path`` with the config ``top``.
 
-    Raises SpecbuildError where there is none, or it does not hold exactly the tensors that it
-    should.
+    Raises SpecbuildError if there is none, or it has other tensors than required.
     """
     if norm_output is not None:
         raise SpecbuildError(
-            f"--draft-norm-output {norm_output} is of EAGLE3 drafts; an MTP layer always norms the "
-            "state that it reads, leave it out"
+            f"--draft-norm-output {norm_output} needs an EAGLE3 draft; an MTP layer always reads "
+            "the normed state, remove the option"
         )
     naming = naming_of(target)
-    counted = predictors(top) or (naming is not None and naming.prefix == BESIDE)
-    if naming is None or not counted:
+    has_layer = predictors(top) or (naming is not None and naming.prefix == BESIDE)
+    if naming is None or not has_layer:
         raise SpecbuildError(
-            f"{top.where}: names no MTP layer that drafts (num_nextn_predict_layers, in a model "
-            "with MLA, a MiMo or a Qwen3.5); give a draft's directory with --draft"
+            f"{top.where}: has no supported MTP layer (num_nextn_predict_layers, in a model with "
+            "MLA, a MiMo or a Qwen3.5); pass a draft's directory with --draft"
         )
     stored = open_target(path, {}).tensors()
     stored = float_tensors(stored, top, strict=strict).tensors
@@ -78,48 +77,50 @@ def read_mtp(
             tensors[new] = replace(tensor, name=new)
     if not tensors:
         raise SpecbuildError(
-            f"{path}: config.json names an MTP layer, but no tensor begins with {first}; the "
-            "weights were saved without it, fetch those that its maker published"
+            f"{path}: config.json has an MTP layer, but no tensor starts with {first}; the weights "
+            "were saved without it, use the published checkpoint"
         )
     geometry = mtp_geometry(target)
     moe = routed_part(geometry.feed_forward)
     if moe is not None:
         split_experts(tensors, naming.stored("mlp.experts."), moe)
-    wanted = mtp_shapes(geometry, target)
-    shapes = {naming.stored(name): shape for name, shape in wanted.items()}
-    held = (target.vocab, target.hidden)
-    shapes |= {name: held for name in COPIES if name in tensors}
+    expected = mtp_shapes(geometry, target)
+    shapes = {naming.stored(name): shape for name, shape in expected.items()}
+    shared_shape = (target.vocab, target.hidden)
+    shapes |= {name: shared_shape for name in COPIES if name in tensors}
     audit(
         f"{path}: MTP layer {first.split('.')[-2]}",
         {name: ExpectedTensor(shape, FLOAT_DTYPES) for name, shape in shapes.items()},
         tensors,
     )
     warnings = _warnings(stored, tensors, top)
-    own = _as_deepseeks({name: tensors[naming.stored(name)] for name in wanted}, naming)
-    return mtp_checkpoint(geometry, own, warnings)
+    own_tensors = _with_deepseek_names(
+        {name: tensors[naming.stored(name)] for name in expected}, naming
+    )
+    return mtp_checkpoint(geometry, own_tensors, warnings)
 
 
 def naming_of(target: TargetGeometry) -> Naming | None:
-    """How such a model's MTP layer is named; None where none is known to have one."""
-    named = NAMINGS.get(target.model_type)
-    return DEEPSEEK if named is None and target.mla is not None else named
+    """Return the naming of such a model's MTP layer, or None without one."""
+    naming = NAMINGS.get(target.model_type)
+    return DEEPSEEK if naming is None and target.mla is not None else naming
 
 
 def mtp_checkpoint(
     d: MtpGeometry, tensors: Tensors, warnings: tuple[str, ...] = ()
 ) -> DraftCheckpoint:
-    """What a reader gives of these tensors, which have the names of :func:`mtp_shapes`."""
+    """Return the result of reading these tensors, with the names of :func:`mtp_shapes`."""
     return DraftCheckpoint(d, block_for_engine(d, tensors), warnings, MtpRecord)
 
 
 def mtp_shapes(d: MtpGeometry, target: TargetGeometry) -> Shapes:
-    """The tensors of the layer, by names within it, without copies of the target's."""
+    """Return the layer's tensors by names within it, without copies of the target's."""
     norms: Shapes = dict.fromkeys(_NORMS, (d.hidden,))
     return norms | {PROJECTION: (d.hidden, 2 * d.hidden)} | block_shapes(d, target)
 
 
 def mtp_geometry(target: TargetGeometry) -> MtpGeometry:
-    """The layer of a target of which :func:`naming_of` knows one."""
+    """Return the MTP layer of a target that has a :func:`naming_of`."""
     last, grouped = target.layers - 1, target.mla is None
     naming = naming_of(target)
     assert naming is not None
@@ -139,30 +140,29 @@ def mtp_geometry(target: TargetGeometry) -> MtpGeometry:
     )
 
 
-def _as_deepseeks(tensors: Tensors, naming: Naming) -> Tensors:
-    """The tensors under DeepSeek's names, the projection's columns in DeepSeek's order."""
-    made = {name: replace(tensor, name=name) for name, tensor in tensors.items()}
+def _with_deepseek_names(tensors: Tensors, naming: Naming) -> Tensors:
+    """Rename the tensors as in DeepSeek, with the projection's columns in DeepSeek's order."""
+    renamed = {name: replace(tensor, name=name) for name, tensor in tensors.items()}
     if naming.hidden_first:
-        made[PROJECTION] = remade(PROJECTION, made[PROJECTION], embedding_first)
+        renamed[PROJECTION] = remade(PROJECTION, renamed[PROJECTION], embedding_first)
     if naming.norms_less_1:
-        norms = [name for name in made if name.endswith("norm.weight")]
-        made |= {name: full_norm(made[name]) for name in norms}
-    return made
+        norms = [name for name in renamed if name.endswith("norm.weight")]
+        renamed |= {name: full_norm(renamed[name]) for name in norms}
+    return renamed
 
 
 def _warnings(stored: Tensors, tensors: Tensors, top: Config) -> tuple[str, ...]:
-    said = []
+    warnings = []
     count = predictors(top)
     if count > 1:
-        said.append(
-            f"draft: of {count} MTP layers the first one drafts every level; the others are left "
-            "out"
+        warnings.append(
+            f"draft: the first of {count} MTP layers drafts all levels; the others are not used"
         )
     for copy, name in COPIES.items():
         one, other = tensors.get(copy), stored.get(name)
         if one is not None and other is not None and not torch.equal(one.load(), other.load()):
-            said.append(
-                f"draft: the MTP layer's {copy} differs from {name}, which is used; fewer drafts "
-                "may be accepted"
+            warnings.append(
+                f"draft: the MTP layer's {copy} differs from {name}, which is used; this can lower "
+                "the acceptance rate"
             )
-    return tuple(said)
+    return tuple(warnings)

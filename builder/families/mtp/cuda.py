@@ -1,4 +1,4 @@
-"""MTP layers in CUDA engines: drafted level by level, by a block of the target's own form."""
+"""MTP layers in CUDA engines: drafted level by level, by a block of the target's kind."""
 
 from __future__ import annotations
 

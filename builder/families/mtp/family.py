@@ -1,4 +1,4 @@
-"""MTP layers as the registry knows them."""
+"""The registry's entry for MTP layers."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""An MTP layer (arXiv 2412.19437, section 2.2) as a draft that recurs.
+"""An MTP layer (arXiv 2412.19437, section 2.2) as a recurrent draft.
 
 ``u = W [enorm(embedding of t + 1); hnorm(h_t)]``, ``y = block(u)``, the next h is
-``shared_head.norm(y)``, and the head of it drafts token t + 2. The first h is the target's state
-after its final norm.
+``shared_head.norm(y)``, and the head predicts token t + 2 from it. The first h is the target's
+state after its final norm.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from specbuild.runtime.engine_dir.geometry import TargetGeometry
 
 
 class _Norm(nn.Module):
-    """The target's norm under the name ``norm``."""
+    """The target's norm with the name ``norm``."""
 
     def __init__(self, target: TargetGeometry) -> None:
         super().__init__()
@@ -29,7 +29,7 @@ class _Norm(nn.Module):
 
 
 class MtpLayer(Block):
-    """The layer under the names of its checkpoint; an engine stores them with ``draft.`` before."""
+    """The layer with the names of its checkpoint; engines store it with the prefix ``draft.``."""
 
     def __init__(self, d: MtpGeometry, target: TargetGeometry) -> None:
         super().__init__(*block_parts(d, target))
@@ -52,7 +52,7 @@ class FinalNorm(nn.Module):
 
 
 class _Embedding(nn.Module):
-    """The target's embedding, under its own name."""
+    """The target's embedding with the target's name."""
 
     def __init__(self, target: TargetGeometry) -> None:
         super().__init__()
@@ -80,8 +80,8 @@ class Mtp(nn.Module):
     ) -> tuple[Any, ...]:
         """Row t pairs ``hidden`` [T, H] with the next token's embedding, at the hidden's position.
 
-        Returns draft_logits [R, V] fp32, hidden_out [T, H] (the recurrence), the written pool,
-        and the stages attention, ffn, pre_head.
+        Returns draft_logits [R, V] fp32, hidden_out [T, H] (the recurrence), the written pool, and
+        the stages attention, ffn, pre_head.
         """
         layer = self.draft
         embedded = layer.enorm(self.model.embed_tokens(token_ids))

@@ -1,4 +1,4 @@
-"""How checkpoints name the tensors of an MTP layer; engines have DeepSeek's names."""
+"""The names of an MTP layer's tensors in checkpoints; engines use DeepSeek's names."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ import torch
 
 @dataclass(frozen=True)
 class Naming:
-    """The first layer of a model with so many ``{layers}`` stands under ``prefix``.
+    """The names in one kind of checkpoint; the first layer has the prefix ``prefix``.
 
-    ``modules`` maps engines' names within it to the checkpoint's, where these differ.
-    ``architecture`` is what the layer is called as a model. ``hidden_first``: the projection reads
-    the hidden state in front of the embedding. ``block`` is what the names of all other modules
-    begin with. ``norms_less_1``: the weights of norms are stored less 1.
+    ``{layers}`` in the prefix is the model's number of layers. ``modules`` maps engines' names to
+    different names in the checkpoint, both within the layer. All other modules have the prefix
+    ``block``. ``architecture`` is the layer's name as a model. With ``hidden_first`` the projection
+    reads the hidden state before the embedding. With ``norms_less_1`` the weights of norms are
+    stored minus 1.
     """
 
     architecture: str
@@ -26,23 +27,23 @@ class Naming:
     norms_less_1: bool = False
 
     def first(self, layers: int) -> str:
-        """What the names of the first layer begin with."""
+        """Return the prefix of the first layer."""
         return self.prefix.format(layers=layers)
 
     def stored(self, name: str) -> str:
-        """The checkpoint's name of an engine's tensor, both within the layer."""
+        """Return the checkpoint's name of an engine's tensor, both within the layer."""
         module, _, part = name.rpartition(".")
         return f"{self.modules.get(module, f'{self.block}{module}')}.{part}"
 
-    def own(self, stored: str) -> str:
-        """The engine's name of a checkpoint's tensor, both within the layer."""
+    def engine_name(self, stored: str) -> str:
+        """Return the engine's name of a checkpoint's tensor, both within the layer."""
         module, _, part = stored.rpartition(".")
-        ours = {there: here for here, there in self.modules.items()}
-        return f"{ours.get(module, module.removeprefix(self.block))}.{part}"
+        engine_modules = {checkpoint: engine for engine, checkpoint in self.modules.items()}
+        return f"{engine_modules.get(module, module.removeprefix(self.block))}.{part}"
 
 
 DEEPSEEK = Naming("DeepSeekMTPModel", "model.layers.{layers}.")
-# Of XiaomiMiMo/MiMo-7B.
+# XiaomiMiMo/MiMo-7B.
 MIMO = Naming(
     "MiMoMTPModel",
     "model.mtp_layers.0.",
@@ -54,7 +55,7 @@ MIMO = Naming(
     },
     hidden_first=True,
 )
-# Of Qwen3.5 and Qwen3-Next.
+# Qwen3.5 and Qwen3-Next.
 QWEN = Naming(
     "Qwen3_5MTPModel",
     "mtp.",
@@ -67,7 +68,7 @@ QWEN = Naming(
     block="layers.0.",
     norms_less_1=True,
 )
-# By model type, of models without MLA.
+# By model type, for models without MLA.
 NAMINGS = {
     "mimo": MIMO,
     "glm4_moe": DEEPSEEK,
@@ -79,6 +80,6 @@ PROJECTION = "eh_proj.weight"
 
 
 def embedding_first(projection: torch.Tensor) -> torch.Tensor:
-    """``eh_proj`` [H, 2H] of one that reads the hidden state first."""
+    """Reorder ``eh_proj`` [H, 2H] of a layer that reads the hidden state first."""
     hidden, embedding = projection.chunk(2, dim=1)
     return torch.cat([embedding, hidden], dim=1)

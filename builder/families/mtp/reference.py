@@ -1,4 +1,4 @@
-"""An MTP layer over a literal path: its formula in plain torch around transformers' own block."""
+"""An MTP layer over an explicit path: its formula in plain torch with transformers' block."""
 
 from __future__ import annotations
 
@@ -34,32 +34,36 @@ class ReferenceMtp(PathDraft):
         layers = model.model.layers
         last = max(i for i, layer in enumerate(layers) if hasattr(layer, "self_attn"))
         self.block = type(layers[last])(model.config, last)
-        own = {n: t for n, t in self.weights.items() if n.startswith(("self_attn", "mlp"))}
+        block_weights = {
+            n: t for n, t in self.weights.items() if n.startswith(("self_attn", "mlp"))
+        }
         norms = ("input_layernorm.weight", "post_attention_layernorm.weight")
-        own |= {name: self.weights[name] for name in norms}
-        self.block.load_state_dict(_stacked(own))
+        block_weights |= {name: self.weights[name] for name in norms}
+        self.block.load_state_dict(_stacked(block_weights))
         self.block.float().eval().requires_grad_(False)
 
     @torch.no_grad()
     def fuse(self, aux_hidden: torch.Tensor) -> torch.Tensor:
-        """The output of the target's last layer [T, H], normed."""
+        """Norm the output of the target's last layer [T, H]."""
         normed: torch.Tensor = self.model.model.norm(aux_hidden)
         return normed
 
     @torch.no_grad()
     def run(self, ids: torch.Tensor, hidden: torch.Tensor, positions: torch.Tensor) -> DraftStates:
-        """``eh_proj [enorm(embedding); hnorm(hidden)]`` through the block, normed for the head."""
+        """Run ``eh_proj [enorm(embedding); hnorm(hidden)]`` through block and final norm."""
         embedded = self._norm(self.model.model.embed_tokens(ids), "enorm")
         both = torch.cat([embedded, self._norm(hidden, "hnorm")], dim=-1)
         x = (both @ self.weights["eh_proj.weight"].T)[None]
-        unseen = torch.full((len(ids), len(ids)), -torch.inf).triu(1)[None, None]
-        rotary, places = self.model.model.rotary_emb, positions[None]
+        causal_mask = torch.full((len(ids), len(ids)), -torch.inf).triu(1)[None, None]
+        rotary, rotary_positions = self.model.model.rotary_emb, positions[None]
         if hasattr(rotary, "mrope_section"):
-            places = places.expand(3, 1, -1)  # text has the same position in all sections
+            rotary_positions = rotary_positions.expand(
+                3, 1, -1
+            )  # text has the same position in all sections
         attention, *_ = self.block.self_attn(
             hidden_states=self.block.input_layernorm(x),
-            position_embeddings=rotary(x, places),
-            attention_mask=unseen,
+            position_embeddings=rotary(x, rotary_positions),
+            attention_mask=causal_mask,
         )
         x = x + attention
         ffn = self.block.mlp(self.block.post_attention_layernorm(x))
@@ -74,19 +78,19 @@ class ReferenceMtp(PathDraft):
 
 
 def load_reference_mtp(path: Path, model: Any, fields: dict[str, Any]) -> ReferenceMtp:
-    """That of the checkpoint at ``path`` with this ``config.json``.
+    """Read the layer from the checkpoint at ``path`` with this ``config.json``.
 
-    Raises SpecbuildError where the checkpoint has no MTP layer.
+    Raises SpecbuildError if the checkpoint has no MTP layer.
     """
     naming = NAMINGS.get(fields["model_type"], DEEPSEEK)
     first = naming.first(len(model.model.layers))
     config = Config(str(path / "config.json"), "target config.json", fields)
     stored = float_tensors(open_directory(path), config, strict=False).tensors
-    found = {n.removeprefix(first): t.load() for n, t in stored.items() if n.startswith(first)}
+    tensors = {n.removeprefix(first): t.load() for n, t in stored.items() if n.startswith(first)}
     projection = naming.stored(PROJECTION)
-    if projection not in found:
-        raise SpecbuildError(f"{path}: has no {first}{projection}; give the engine's own model")
-    weights = {naming.own(name): tensor for name, tensor in found.items()}
+    if projection not in tensors:
+        raise SpecbuildError(f"{path}: has no {first}{projection}; use the engine's model")
+    weights = {naming.engine_name(name): tensor for name, tensor in tensors.items()}
     if naming.hidden_first:
         weights[PROJECTION] = embedding_first(weights[PROJECTION])
     return ReferenceMtp(model, weights, norms_less_1=naming.norms_less_1)
@@ -103,17 +107,17 @@ def read_reference(
 
 
 def _stacked(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Experts as transformers holds them: gates above ups [E, 2·I, H], downs [E, H, I]."""
-    made = {name: tensor for name, tensor in weights.items() if ".experts." not in name}
-    downs = [name for name in weights.keys() - made.keys() if "down_proj" in name]
+    """Stack experts as in transformers: gates before ups [E, 2·I, H], downs [E, H, I]."""
+    stacked = {name: tensor for name, tensor in weights.items() if ".experts." not in name}
+    downs = [name for name in weights.keys() - stacked.keys() if "down_proj" in name]
     if not downs:
-        return made
+        return stacked
     experts = range(len(downs))
 
-    def of(part: str) -> list[torch.Tensor]:
+    def weights_of(part: str) -> list[torch.Tensor]:
         return [weights[f"mlp.experts.{expert}.{part}.weight"] for expert in experts]
 
-    pairs = zip(of("gate_proj"), of("up_proj"), strict=True)
-    made["mlp.experts.gate_up_proj"] = torch.stack([torch.cat(pair) for pair in pairs])
-    made["mlp.experts.down_proj"] = torch.stack(of("down_proj"))
-    return made
+    pairs = zip(weights_of("gate_proj"), weights_of("up_proj"), strict=True)
+    stacked["mlp.experts.gate_up_proj"] = torch.stack([torch.cat(pair) for pair in pairs])
+    stacked["mlp.experts.down_proj"] = torch.stack(weights_of("down_proj"))
+    return stacked

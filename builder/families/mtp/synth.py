@@ -1,10 +1,9 @@
-"""Synthetic MTP layers, right at every level with a known probability.
+"""Synthetic MTP layers, correct at every level with a known probability.
 
-Embedding and head are the target's, whose directions of tokens hold φ of two places
-(synth/places.py): one that is read, and one at which the head says what follows the token.
-``eh_proj`` carries φ of the row's token from the former to the latter, where it outweighs all else,
-so that the head says what the draft's rules have behind the token. The hidden state, attention and
-feed-forward add noise.
+Embedding and head are the target's. The direction of each token contains φ of two places
+(synth/places.py): one to read, and one from which the head predicts the next token. ``eh_proj``
+copies φ of the row's token from the former to the latter, where it dominates. The head thus
+predicts by the draft's rules. The hidden state, attention and feed-forward add noise.
 """
 
 from __future__ import annotations
@@ -33,52 +32,52 @@ from specbuild.runtime.engine_dir.drafters.mtp import MtpGeometry
 from specbuild.runtime.engine_dir.geometry import TargetGeometry
 from specbuild.runtime.errors import SpecbuildError
 
-_PROJECTED_NOISE = 0.1  # rms of what else eh_proj gives, against the rms of its output
+_PROJECTED_NOISE = 0.1  # rms of eh_proj's noise, relative to the rms of its output
 
 
 def draft_geometry(target: TargetGeometry, _sizes: DraftSizes) -> MtpGeometry:
-    """The target's layer. SpecbuildError for a target of a kind that has none."""
+    """Return the target's layer. SpecbuildError for a kind of target without one."""
     if naming_of(target) is None:
         raise SpecbuildError(
-            f"--draft-kind mtp: a {target.model_type} has no MTP layer; choose a MiMo, a Qwen3.5 "
-            "or a model with MLA with --geometry"
+            f"--draft-kind mtp: a {target.model_type} has no MTP layer; use --geometry with a "
+            "MiMo, a Qwen3.5 or a model with MLA"
         )
     return mtp_geometry(target)
 
 
 def layer_places(noise: Noise, d: MtpGeometry, rules: DraftRules) -> Places:
-    """As wide as a quarter of the stream; every token is followed by one."""
+    """Return places with up to a third of the state's width; every token has a successor."""
     return told_places(noise, rules, d.vocab, _width(d))
 
 
 def layer_tensors(
     noise: Noise, d: MtpGeometry, target: TargetGeometry, _rules: DraftRules, _acceptance: float
 ) -> dict[str, SynthTensor]:
-    """All of them, by engines' names."""
-    fill, made = Fill(noise), {}
+    """Return all tensors by the engine's names."""
+    fill, tensors = Fill(noise), {}
     for name, shape in mtp_shapes(d, target).items():
         if name == PROJECTION:
-            made[name] = whole_tensor("BF16", shape, partial(_projection, noise, d))
+            tensors[name] = whole_tensor("BF16", shape, partial(_projection, noise, d))
         elif name.endswith("norm.weight"):
-            made[name] = whole_tensor("BF16", shape, partial(_norm, noise, name, shape[0]))
+            tensors[name] = whole_tensor("BF16", shape, partial(_norm, noise, name, shape[0]))
         else:
-            made[name] = layer_tensor(fill, target, f"draft.{name}", shape)
-    return made
+            tensors[name] = layer_tensor(fill, target, f"draft.{name}", shape)
+    return tensors
 
 
 def _width(d: MtpGeometry) -> int:
-    """Values of φ: two of them and what is free stand side by side in a state."""
+    """Return the number of values of φ: two copies and the rest share a state."""
     return min(128, (d.hidden - 1) // 3 // 2 * 2)
 
 
 def _projection(noise: Noise, d: MtpGeometry) -> torch.Tensor:
-    """eh_proj [H, 2H]: φ that is read becomes φ that is said, of the stream's whole length."""
+    """eh_proj [H, 2H]: copies φ from the place to read to the place of the prediction."""
     width = _width(d)
     weight = noise.normal(f"draft.{PROJECTION}", torch.arange(d.hidden), 2 * d.hidden)
     weight *= _PROJECTED_NOISE / math.sqrt(2 * d.hidden)
     read = math.sqrt(READ_SHARE * (d.hidden - 1)) / embedding_rms(d.hidden)
-    said = torch.eye(width) * (math.sqrt(d.hidden) / read)
-    weight[1 + width : 1 + 2 * width, 1 : 1 + width] += said
+    prediction = torch.eye(width) * (math.sqrt(d.hidden) / read)
+    weight[1 + width : 1 + 2 * width, 1 : 1 + width] += prediction
     return weight.bfloat16()
 
 

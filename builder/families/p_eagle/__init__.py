@@ -1,1 +1,1 @@
-"""P-EAGLE (arXiv 2602.01469): EAGLE3 drafts that draft every position in one causal pass."""
+"""P-EAGLE (arXiv 2602.01469): EAGLE3 drafts that draft all positions in one causal pass."""

@@ -21,7 +21,7 @@ from specbuild.runtime.engine_dir.geometry import TargetGeometry
 from specbuild.runtime.errors import SpecbuildError
 
 MASK_HIDDEN = "mask_hidden"
-# In an engine: the hidden state that the draft's fc makes of it.
+# The engine's tensor with fc's result for mask_hidden.
 MASK_STATE = "mask_state"
 
 
@@ -35,8 +35,8 @@ def read_p_eagle(
 ) -> DraftCheckpoint:
     """Read the draft at ``path``.
 
-    Raises SpecbuildError if it is no P-EAGLE draft, needs what is not implemented, does not hold
-    exactly the tensors that it should, or does not fit ``target``.
+    Raises SpecbuildError if the draft is unsupported, has other tensors than required, or does not
+    fit ``target``.
     """
     token = mask_token(top, target)
     config = read_draft_config(as_eagle3(top), target, strict, norm_output)
@@ -44,8 +44,8 @@ def read_p_eagle(
     masks = {name: stored.pop(name) for name in list(stored) if name == MASK_HIDDEN}
     if not masks:
         raise SpecbuildError(
-            f"{path}: has no {MASK_HIDDEN}, the state of rows that have none; a draft without it "
-            "is EAGLE3's: remove the mask token from config.json to build it as one"
+            f"{path}: has no {MASK_HIDDEN}, the hidden state of mask rows; to build it as an "
+            "EAGLE3 draft, remove the mask token from config.json"
         )
     draft = read_tensors(path, config, target, stored)
     assert isinstance(draft.geometry, Eagle3Geometry)
@@ -54,13 +54,13 @@ def read_p_eagle(
     width = len(geometry.aux_layers) * target.hidden
     mask = masks[MASK_HIDDEN]
     leading = (1,) * max(len(mask.shape) - 1, 0)
-    wanted = ExpectedTensor((*leading[:2], width), FLOAT_DTYPES)
-    audit(str(path), {MASK_HIDDEN: wanted}, masks)
-    made = mask_tensors(mask, draft.tensors, geometry)
+    expected = ExpectedTensor((*leading[:2], width), FLOAT_DTYPES)
+    audit(str(path), {MASK_HIDDEN: expected}, masks)
+    engine_masks = mask_tensors(mask, draft.tensors, geometry)
     return replace(
         draft,
         geometry=geometry,
-        tensors=draft.tensors | made,
+        tensors=draft.tensors | engine_masks,
         record=PEagleRecord,
     )
 
@@ -68,9 +68,9 @@ def read_p_eagle(
 def mask_tensors(
     mask: SourceTensor, tensors: dict[str, SourceTensor], g: PEagleGeometry
 ) -> dict[str, SourceTensor]:
-    """``mask_hidden`` as one row [C], and after the norms in front of ``fc``, and ``fc``: [1, H].
+    """Return ``mask_hidden`` as one row [C], and its result after the norms and ``fc``, [1, H].
 
-    That is the same in every pass, so an engine with graphs holds what comes of it.
+    The result is the same in every pass, so engines with graphs store it.
     """
     width = mask.shape[-1]
     row = replace(

@@ -1,4 +1,4 @@
-"""What a P-EAGLE config says beside an EAGLE3 draft's."""
+"""The additional fields of a P-EAGLE config."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from specbuild.runtime.engine_dir.geometry import TargetGeometry
 from specbuild.runtime.errors import SpecbuildError
 
 ARCHITECTURES = ("PEagleDraftModel", "PEagleSpeculator", "PeagleLlamaForCausalLM")
-# Spellings of the token that stands in for drafts not known yet: vLLM's two, and speculators'.
+# The fields for the token of mask rows: vLLM's two, and speculators'.
 MASK_TOKENS = ("pard_token", "ptd_token_id", "mask_token_id")
 _MODEL_TYPE = "speculators_model_type"
-# How a draft was trained; nothing of what it computes depends on these.
+# Fields of the training, which do not affect inference.
 _TRAINING = frozenset(
     {
         "parallel_drafting",
@@ -31,29 +31,29 @@ _TRAINING = frozenset(
 
 
 def is_p_eagle(config: Config) -> bool:
-    """Whether a config names a mask token of parallel drafting, or one of the architectures.
+    """Return whether a config has a mask token for parallel drafting, or one of the architectures.
 
-    Published drafts call themselves EAGLE3's architecture. A config with a ``dflash_config`` is
-    another kind of draft.
+    Published drafts have EAGLE3's architecture. A config with a ``dflash_config`` is another kind
+    of draft.
     """
     if config.get("dflash_config") is not None:
         return False
-    named = any(config.get(name) is not None for name in MASK_TOKENS[:2])
-    said = config.get(_MODEL_TYPE) == "peagle"
-    return named or said or bool(set(config.texts("architectures")) & set(ARCHITECTURES))
+    has_token = any(config.get(name) is not None for name in MASK_TOKENS[:2])
+    has_type = config.get(_MODEL_TYPE) == "peagle"
+    return has_token or has_type or bool(set(config.texts("architectures")) & set(ARCHITECTURES))
 
 
 def mask_token(config: Config, target: TargetGeometry) -> int:
-    """The token of rows whose token is not known; SpecbuildError where none or two are named."""
-    named = {
+    """Return the token of mask rows. SpecbuildError if it is missing or ambiguous."""
+    tokens = {
         name: config.integer(name, least=0) for name in MASK_TOKENS if config.get(name) is not None
     }
-    if not named:
+    if not tokens:
         raise SpecbuildError(
-            f"{config.where}: names no mask token; add pard_token, the token that the draft was "
-            "trained with in the place of unknown ones"
+            f"{config.where}: the mask token is missing; add pard_token, the token that replaced "
+            "unknown tokens in training"
         )
-    (name, token), *others = named.items()
+    (name, token), *others = tokens.items()
     for other, value in others:
         if value != token:
             raise config.wrong(other, f"{name}'s {token}")
@@ -63,9 +63,9 @@ def mask_token(config: Config, target: TargetGeometry) -> int:
 
 
 def as_eagle3(config: Config) -> Config:
-    """The config without what is P-EAGLE's own: that of the EAGLE3 draft within."""
-    own = {*MASK_TOKENS, *_TRAINING}
-    fields = {name: value for name, value in config.fields.items() if name not in own}
+    """Return the config of the EAGLE3 draft, without P-EAGLE's fields."""
+    excluded = {*MASK_TOKENS, *_TRAINING}
+    fields = {name: value for name, value in config.fields.items() if name not in excluded}
     if not set(config.texts("architectures")) & set(EAGLE3_ARCHITECTURES):
         fields["architectures"] = [EAGLE3_ARCHITECTURES[0]]
     if config.get(_MODEL_TYPE) == "peagle":

@@ -1,4 +1,4 @@
-"""P-EAGLE in CUDA engines: every level is drafted at mask rows, in the pass that ingests tokens."""
+"""P-EAGLE in CUDA engines: the pass that ingests tokens also drafts all levels at mask rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""P-EAGLE drafts as the registry knows them."""
+"""The registry's entry for P-EAGLE drafts."""
 
 from __future__ import annotations
 

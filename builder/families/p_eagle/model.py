@@ -1,4 +1,4 @@
-"""P-EAGLE's modules: EAGLE3's, and the hidden state of rows that have none."""
+"""P-EAGLE's modules: those of EAGLE3, and the hidden state of mask rows."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from specbuild.runtime.engine_dir.geometry import TargetGeometry
 
 
 class PEagleFuse(DraftFuse):
-    """The role ``draft_fuse``: hidden states of rows, and the one that mask rows take."""
+    """The role ``draft_fuse``: the hidden states of rows, and that of mask rows."""
 
     def __init__(self, d: PEagleGeometry, target: TargetGeometry) -> None:
         super().__init__(d, target)

@@ -1,12 +1,12 @@
-"""Synthetic P-EAGLE drafts, right at every position of a pass with a known probability.
+"""Synthetic P-EAGLE drafts, correct at every position of a pass with a known probability.
 
-A token of the target's cycle is embedded by φ of its place c there (synth/places.py): the token d
-places further is R^d·φ(c), R turning each pair by its frequency. KV head i attends to the row i
-positions before a row, and nowhere else: its queries' rotary phases are i positions behind its
-keys'. It reads φ there and adds w_i·R^i·φ, the w_i falling. At depth d of a pass head d meets the
-last accepted row, the heads before it mask rows, whose φ is 0, and those behind it earlier rows,
-which say the same in a text that follows the cycle. So the state holds the place c + d at every
-depth, and the head says what the draft's rules have after the token there. Deeper layers add noise.
+A token of the target's cycle is embedded by φ of its place c (synth/places.py). The token d places
+later is R^d·φ(c), where R rotates each pair by its frequency. KV head i attends only to the row i
+positions earlier, because the rotary phases of its queries lag those of its keys by i positions. It
+reads φ there and adds w_i·R^i·φ, with decreasing w_i. At depth d of a pass head d reads the last
+accepted row. Heads before it read mask rows, whose φ is 0, and heads after it earlier rows, which
+agree in a text that follows the cycle. The state thus has the place c + d at every depth, from
+which the head predicts by the draft's rules. Deeper layers add noise.
 """
 
 from __future__ import annotations
@@ -38,47 +38,51 @@ from specbuild.runtime.engine_dir.drafters.eagle3 import Eagle3Geometry
 from specbuild.runtime.engine_dir.drafters.p_eagle import PEagleGeometry, PEagleRecord
 from specbuild.runtime.engine_dir.geometry import TargetGeometry
 
-# Positions of a pass: each has a KV head. The published drafts have four layers.
+# Positions of a pass; each has a KV head. Published drafts have four layers.
 POSITIONS, LAYERS = 8, 4
-_FALL = 0.8  # of w_i and w_(i − 1)
-_DEEP_NOISE = 0.01  # what a deeper layer adds, against the rms of the state
+_FALL = 0.8  # the ratio of w_i to w_(i − 1)
+_DEEP_NOISE = 0.01  # a deeper layer's noise, relative to the rms of the state
 _QUERY_NOISE = 0.02
 _GATED_RMS = 0.6
 _ATTENTION = f"{LAYER}self_attn."
 
 
 def draft_geometry(target: TargetGeometry, sizes: DraftSizes) -> PEagleGeometry:
-    """EAGLE3's of the same target, with a KV head for each position and embeddings of its own."""
-    plain = eagle3_geometry(target, sizes)
-    heads = max(plain.q_heads - plain.q_heads % POSITIONS, POSITIONS)
-    own = replace(
-        plain,
+    """Return EAGLE3's geometry with a KV head for each position and a separate embedding."""
+    base = eagle3_geometry(target, sizes)
+    heads = max(base.q_heads - base.q_heads % POSITIONS, POSITIONS)
+    changed = replace(
+        base,
         architecture=ARCHITECTURES[0],
         q_heads=heads,
         kv_heads=POSITIONS,
         own_embedding=True,
         layers=LAYERS,
     )
-    return PEagleGeometry(**vars(own), mask_token=target.vocab - 1)
+    return PEagleGeometry(**vars(changed), mask_token=target.vocab - 1)
 
 
 def draft_config(d: Eagle3Geometry, target: TargetGeometry) -> dict[str, Any]:
-    """The ``config.json`` of this geometry."""
+    """Return the ``config.json`` of this geometry."""
     assert isinstance(d, PEagleGeometry)
-    own = {"num_hidden_layers": d.layers, "parallel_drafting": True, "ptd_token_id": d.mask_token}
-    return eagle3_config(d, target) | own
+    fields = {
+        "num_hidden_layers": d.layers,
+        "parallel_drafting": True,
+        "ptd_token_id": d.mask_token,
+    }
+    return eagle3_config(d, target) | fields
 
 
 def draft_checkpoint(d: Eagle3Geometry, tensors: dict[str, SourceTensor]) -> DraftCheckpoint:
-    """What the reader would give of these tensors."""
+    """Return the result of reading these tensors."""
     assert isinstance(d, PEagleGeometry)
-    held = {n: t for n, t in tensors.items() if n not in ("t2d", MASK_HIDDEN)}
-    held |= mask_tensors(tensors[MASK_HIDDEN], tensors, d)
-    return DraftCheckpoint(d, held, (), PEagleRecord)
+    engine_tensors = {n: t for n, t in tensors.items() if n not in ("t2d", MASK_HIDDEN)}
+    engine_tensors |= mask_tensors(tensors[MASK_HIDDEN], tensors, d)
+    return DraftCheckpoint(d, engine_tensors, (), PEagleRecord)
 
 
 class PEagleWriter(DraftWriter):
-    """The tensors; ``_space`` is a head's width, in which a token's place is told."""
+    """The tensors; ``_space`` is the width of a head, which represents a token's place."""
 
     def __init__(self, *parts: Any) -> None:
         super().__init__(*parts)
@@ -87,25 +91,25 @@ class PEagleWriter(DraftWriter):
         self._hidden_rms = math.sqrt(power / self._geometry.hidden)
 
     def tensors(self) -> dict[str, SynthTensor]:
-        """All tensors, by their names in a checkpoint, with ``d2t``, ``t2d`` and the mask's."""
+        """Return all tensors by checkpoint names, with ``d2t``, ``t2d`` and ``mask_hidden``."""
         width = len(self._geometry.aux_layers) * self._target.hidden
         mask = whole_tensor("BF16", (1, 1, width), partial(self._mask, width))
         return super().tensors() | {MASK_HIDDEN: mask}
 
-    def _whole(self) -> dict[str, Callable[[], torch.Tensor]]:
-        return super()._whole() | {f"{_ATTENTION}v_proj.weight": self._place_values}
+    def _full_tensors(self) -> dict[str, Callable[[], torch.Tensor]]:
+        return super()._full_tensors() | {f"{_ATTENTION}v_proj.weight": self._place_values}
 
-    def _by_rows(self) -> dict[str, Callable[[int, int], torch.Tensor]]:
-        return super()._by_rows() | {"embed_tokens.weight": self._embedding}
+    def _row_tensors(self) -> dict[str, Callable[[int, int], torch.Tensor]]:
+        return super()._row_tensors() | {"embed_tokens.weight": self._embedding}
 
     def _mask(self, width: int) -> torch.Tensor:
-        """mask_hidden [1, 1, aux_layers·Ht]: states that hold their constant alone."""
+        """mask_hidden [1, 1, aux_layers·Ht]: states with only their constant."""
         mask = torch.zeros(1, 1, width)
         mask[..., :: self._target.hidden] = CONSTANT
         return mask.bfloat16()
 
     def _queries(self, name: str, heads: int) -> torch.Tensor:
-        """q_proj or k_proj [heads·D, 2H]; queries of KV head i are i positions behind."""
+        """q_proj or k_proj [heads·D, 2H]; queries of KV head i lag by i positions."""
         d = self._geometry
         half, shared = d.head_dim // 2, heads // d.kv_heads
         weight = self._normal(f"{_ATTENTION}{name}.weight", heads * d.head_dim, 2 * d.hidden)
@@ -123,25 +127,25 @@ class PEagleWriter(DraftWriter):
         return weight.bfloat16()
 
     def _place_values(self) -> torch.Tensor:
-        """v_proj [kv_heads·D, 2H]: every head reads φ of the normed embedding, with an rms of 1."""
+        """v_proj [kv_heads·D, 2H]: every head reads φ of the normed embedding, with rms 1."""
         d = self._geometry
-        # A normed embedding holds φ with a length of √(H − 1) / rms.
+        # φ has the length √(H − 1) / rms in a normed embedding.
         length = math.sqrt(d.hidden - 1) / embedding_rms(d.hidden)
-        one = torch.zeros(d.head_dim, 2 * d.hidden)
-        one[:, : d.hidden] = self._read.T * (math.sqrt(self._space) / length)
-        return one.repeat(d.kv_heads, 1).bfloat16()
+        per_head = torch.zeros(d.head_dim, 2 * d.hidden)
+        per_head[:, : d.hidden] = self._read.T * (math.sqrt(self._space) / length)
+        return per_head.repeat(d.kv_heads, 1).bfloat16()
 
     def _output(self) -> torch.Tensor:
-        """o_proj [H, Hq·D]: KV head i turns by i places, weighs w_i, and goes through Q."""
+        """o_proj [H, Hq·D]: KV head i rotates by i places with weight w_i, then applies Q."""
         d = self._geometry
         shared, parts = d.q_heads // d.kv_heads, []
         for place in range(d.kv_heads):
-            weighed = self._basis @ rotation(self._angles, place) * (_FALL**place / shared)
-            parts += [weighed] * shared
+            weighted = self._basis @ rotation(self._angles, place) * (_FALL**place / shared)
+            parts += [weighted] * shared
         return torch.cat(parts, dim=1).bfloat16()
 
     def _noisy(self, name: str, shape: tuple[int, ...]) -> SynthTensor:
-        """What adds noise: the MLPs, and the attention of deeper layers."""
+        """Return weights that add noise: the MLPs, and the attention of deeper layers."""
         std = 1 / math.sqrt(shape[1])
         if name.endswith(("down_proj.weight", "o_proj.weight")):
             std *= _DEEP_NOISE * self._hidden_rms / _GATED_RMS
@@ -152,22 +156,22 @@ class PEagleWriter(DraftWriter):
         return SynthTensor("BF16", shape, part)
 
     def _embedding(self, first: int, end: int) -> torch.Tensor:
-        """Rows of the embedding: the constant, and φ of the token's place, √(H − 1) long.
+        """Return rows of the embedding: the constant, and φ of the token's place, √(H − 1) long.
 
-        The mask's token and those outside of the cycle have a direction beside φ's space instead.
+        The mask token and tokens outside of the cycle have a direction outside of φ's space.
         """
         places = self._places[first:end]
         rows = F.normalize(self._phi(places), dim=1) @ self._read.T
-        rows[places < 0] = self._beside
+        rows[places < 0] = self._outside_direction
         rows *= math.sqrt(self._geometry.hidden - 1)
         rows[:, 0] = CONSTANT
         return rows.bfloat16()
 
     def _head(self, first: int, end: int) -> torch.Tensor:
-        """Rows of lm_head: the state at the place of the token that a token follows."""
-        says = F.normalize(self._phi(self._places[self._rules.before[first:end]]), dim=1)
-        scale = self._right_logits(first, end) * self._hidden_rms / math.sqrt(self._space)
-        return (says @ self._basis.T * scale.float()).bfloat16()
+        """Return rows of lm_head: the state at the place of the token before each row's."""
+        content = F.normalize(self._phi(self._places[self._rules.before[first:end]]), dim=1)
+        scale = self._correct_logits(first, end) * self._hidden_rms / math.sqrt(self._space)
+        return (content @ self._basis.T * scale.float()).bfloat16()
 
     def _phi(self, places: torch.Tensor) -> torch.Tensor:
         return phi(self._angles, places)
@@ -182,7 +186,7 @@ class PEagleWriter(DraftWriter):
 
     @cached_property
     def _directions(self) -> torch.Tensor:
-        """Orthonormal columns with nothing in coordinate 0, fp32 [H, D + 1]."""
+        """Orthonormal columns that are 0 in coordinate 0, fp32 [H, D + 1]."""
         d = self._geometry
         drawn = self._normal("where embeddings tell a place", d.hidden, d.head_dim + 1)
         drawn[0] = 0
@@ -193,7 +197,7 @@ class PEagleWriter(DraftWriter):
         return self._directions[:, :-1]
 
     @property
-    def _beside(self) -> torch.Tensor:
+    def _outside_direction(self) -> torch.Tensor:
         return self._directions[:, -1]
 
 

@@ -51,16 +51,16 @@ def test_speculators_config(tmp_path: Path, geometry: TargetGeometry) -> None:
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "windows": ({"layer_types": ["full_attention", "sliding_attention"]},
-                "layer_types has full_attention, sliding_attention; windows"),
-    "no layers": ({"dflash_config": {"mask_token_id": 5}}, "names no layers of the target"),
+                "expected only full_attention in a DFlash draft"),
+    "no layers": ({"dflash_config": {"mask_token_id": 5}}, "the layers of the target are missing"),
     "no mask": ({"dflash_config": {"target_layer_ids": [0]}}, "the field mask_token_id is missing"),
     "two blocks": ({"dflash_config": {"block_size": 4, "mask_token_id": 5,
                                       "target_layer_ids": [0, 2, 3]}}, "dflash_config's 4"),
     "one token": ({"block_size": 1}, "a whole number of 2 or more"),
     "mask beyond": ({"dflash_config": {"mask_token_id": 256, "target_layer_ids": [0, 2, 3]}},
-                    "its mask token 256 is none of the target's 256 tokens"),
+                    "its mask token 256 is not below the target's vocabulary of 256"),
     "layers beyond": ({"dflash_config": {"mask_token_id": 5, "target_layer_ids": [0, 2, 4]}},
-                      r"reads layers \[4\], the target has layers 0 to 3"),
+                      r"reads layers \[4\], but the target has layers 0 to 3"),
     "other width": ({"hidden_size": 32}, "its hidden size is 32, the target's 64"),
     "other vocabulary": ({"vocab_size": 9}, "its vocab_size is 9, the target's 256"),
     "another kind": ({"speculators_model_type": "dspark"}, "'dflash' or 'jetspec'"),
@@ -80,10 +80,10 @@ def test_refused_configs(tmp_path: Path, geometry: TargetGeometry, case: str) ->
 
 def test_refused_tensors_and_options(tmp_path: Path, geometry: TargetGeometry) -> None:
     write_dflash(tmp_path)
-    with pytest.raises(SpecbuildError, match="is of EAGLE3 drafts, and this is a DFlash draft"):
+    with pytest.raises(SpecbuildError, match="needs an EAGLE3 draft, but this is a DFlash draft"):
         read_draft(tmp_path, geometry, strict=True, norm_output="head")
     edit_tensors(tmp_path, lambda t: t.update({"lm_head.weight": torch.zeros(16, 64)}))
-    with pytest.raises(SpecbuildError, match="vocabulary of its own is not implemented"):
+    with pytest.raises(SpecbuildError, match="separate head or vocabulary are not supported"):
         read_draft(tmp_path, geometry, strict=True)
     edit_tensors(tmp_path, lambda t: [t.pop("lm_head.weight"), t.pop("hidden_norm.weight")])
     with pytest.raises(SpecbuildError, match=r"missing.*: hidden_norm\.weight"):

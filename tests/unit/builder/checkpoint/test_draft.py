@@ -109,9 +109,7 @@ def test_layers_are_counted_by_their_tensors(tmp_path: Path, geometry: TargetGeo
     assert (draft.geometry.layers, draft.warnings) == (3, ())
     edit_config(tmp_path, num_hidden_layers=36, layer_types=["full_attention"] * 3)
     (note,) = read_draft(tmp_path, geometry, strict=True).warnings
-    assert note.endswith(
-        "num_hidden_layers 36 was taken for the target's; the draft is read as 3 layers"
-    )
+    assert note.endswith("is ignored, because it seems to be the target's; the draft has 3 layers")
 
 
 def test_full_vocabulary_without_a_map(tmp_path: Path, geometry: TargetGeometry) -> None:
@@ -161,7 +159,7 @@ def test_norm_per_state_under_the_other_flag(tmp_path: Path, geometry: TargetGeo
     remove_fields(tmp_path, "fc_norm")
     message = refusal(tmp_path, geometry)
     assert "left over: fc_norm.{0-2}.weight" in message
-    assert "hint: norms before fc are present" in message
+    assert "hint: there are norms before fc" in message
     edit_config(tmp_path, norm_before_fc=True)
     g = read_draft(tmp_path, geometry, strict=True).geometry
     assert (g.norm_before_fc, g.fc_norm) == (False, True)
@@ -172,7 +170,7 @@ def test_speculators_must_say_where_the_norm_stands(
 ) -> None:
     write_draft(tmp_path, architecture="Eagle3Speculator")
     remove_fields(tmp_path, "norm_before_residual")
-    assert "norm_before_residual is missing; readers of this format" in refusal(tmp_path, geometry)
+    assert "norm_before_residual is missing, and implementations" in refusal(tmp_path, geometry)
 
 
 def test_boundaries_outside_of_eagle_config(draft: Path, geometry: TargetGeometry) -> None:
@@ -180,7 +178,7 @@ def test_boundaries_outside_of_eagle_config(draft: Path, geometry: TargetGeometr
     edit_config(draft, eagle_aux_hidden_state_layer_ids=[2, 3, 4])
     checkpoint = read_draft(draft, geometry, strict=True)
     assert checkpoint.geometry.aux_layers == (1, 2, 3)
-    assert "outputs of layers [1, 2, 3], counted from 0" in checkpoint.warnings[0]
+    assert "outputs of layers [1, 2, 3] (0-based)" in checkpoint.warnings[0]
     for ids in ([0, 1, 2], [1, 2, 5]):
         edit_config(draft, eagle_aux_hidden_state_layer_ids=ids)
         assert "expected layer boundaries from 1 to 4" in refusal(draft, geometry)
@@ -193,9 +191,9 @@ def test_boundaries_outside_of_eagle_config(draft: Path, geometry: TargetGeometr
 
 def test_aux_layers_that_do_not_fit(draft: Path, geometry: TargetGeometry) -> None:
     for ids, message in (
-        ([0, 1, 4], "it reads layers [4], the target has layers 0 to 3"),
+        ([0, 1, 4], "it reads layers [4], but the target has layers 0 to 3"),
         ([-1, 1, 2], "it reads layers [-1]"),
-        ([0, 1], "names 2 aux layers, but fc.weight is 3 states of 64 wide"),
+        ([0, 1], "got 2 aux layers, but fc.weight reads 3 states of 64"),
         (["a"], "expected whole numbers"),
     ):
         edit_config(draft, eagle_config={"eagle_aux_hidden_state_layer_ids": ids})
@@ -205,7 +203,7 @@ def test_aux_layers_that_do_not_fit(draft: Path, geometry: TargetGeometry) -> No
 def test_aux_layers_that_nobody_names(tmp_path: Path, geometry: TargetGeometry) -> None:
     write_draft(tmp_path, aux_layers=(0, 1, 2, 3), name_aux_layers=False)
     message = refusal(tmp_path, geometry)
-    assert "fc.weight is 4 states wide, but eagle_config.eagle_aux_hidden" in message
+    assert "fc.weight reads 4 hidden states, but eagle_config.eagle_aux_hidden" in message
 
 
 def test_an_empty_list_names_no_aux_layers(draft: Path, geometry: TargetGeometry) -> None:
@@ -219,7 +217,7 @@ def test_rope_of_its_own(tmp_path: Path, geometry: TargetGeometry) -> None:
     assert checkpoint.geometry.rope == Rope(theta=10000.0)
     assert checkpoint.warnings == (
         "draft config.json: RoPE is theta 10000 without scaling, the target's theta 150000 with "
-        "YaRN × 4 over 128; the draft runs with its own",
+        "YaRN × 4 over 128; the draft uses its own",
     )
 
 
@@ -230,17 +228,17 @@ def test_map_instead_of_offsets(draft: Path, geometry: TargetGeometry) -> None:
     assert checkpoint.geometry.d2t_form == "map"
     assert torch.equal(checkpoint.tensors["d2t"].load(), before)
     assert checkpoint.warnings == (
-        "draft: d2t holds target ids, not EAGLE3's offsets; it was converted",
+        "draft: d2t has target ids instead of EAGLE3's offsets; it was converted",
     )
 
 
 def test_d2t_that_is_neither(draft: Path, geometry: TargetGeometry) -> None:
     edit_tensors(draft, lambda t: t.update(d2t=t["d2t"] + 200))
-    assert "d2t sends draft token" in refusal(draft, geometry)
+    assert "d2t maps draft token" in refusal(draft, geometry)
     edit_tensors(draft, lambda t: t.update(d2t=torch.zeros(128, dtype=torch.int64)))
     assert "d2t and t2d disagree" in refusal(draft, geometry)
     edit_tensors(draft, lambda t: t.update(d2t=-torch.arange(128)))
-    assert "sends several draft tokens to target token 0" in refusal(draft, geometry)
+    assert "maps several draft tokens to target token 0" in refusal(draft, geometry)
 
 
 def test_windows(draft: Path, geometry: TargetGeometry) -> None:
@@ -255,7 +253,7 @@ def test_windows(draft: Path, geometry: TargetGeometry) -> None:
 
 def test_a_vocabulary_larger_than_the_targets(tmp_path: Path, geometry) -> None:
     write_draft(tmp_path, draft_vocab=257, target_vocab=257, config_changes={"vocab_size": 256})
-    with pytest.raises(SpecbuildError, match="its draft vocabulary is 257, the target's only 256"):
+    with pytest.raises(SpecbuildError, match="draft vocabulary is 257, but the target's is 256"):
         read_draft(tmp_path, geometry, strict=False)
 
 

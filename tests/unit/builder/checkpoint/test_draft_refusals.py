@@ -38,9 +38,9 @@ def refusal(path: Path, geometry: TargetGeometry, *, strict: bool = False, **sai
     [
         ({"qk_rope_head_dim": 15}, "qk_rope_head_dim: got 15, expected an even number"),
         ({"v_head_dim": None}, "v_head_dim"),
-        ({"attention_bias": True}, "are not implemented in a draft with MLA"),
-        ({"mlp_bias": True}, "are not implemented in a draft with MLA"),
-        ({"sliding_window": 9, "use_sliding_window": True}, "and windows are not implemented"),
+        ({"attention_bias": True}, "do not support biases"),
+        ({"mlp_bias": True}, "do not support biases"),
+        ({"sliding_window": 9, "use_sliding_window": True}, "or windows"),
         ({"kv_lora_rank": 41}, "kv_a_layernorm.weight: got [40], expected [41]"),
     ],
 )
@@ -75,7 +75,7 @@ def test_a_meaning_of_a_flag_that_is_not_set(draft: Path, geometry: TargetGeomet
         ),
         (
             {"layers": 3},
-            "the draft has 3 layers, which is built for the CPU only",
+            "the draft has 3 layers, which only CPU engines support",
             "which TensorRT-RTX does not support; build with --backend cpu, or without --draft",
         ),
     ],
@@ -100,7 +100,7 @@ def test_what_no_kernel_computes(
         ({"num_key_value_heads": 3}, "4 query heads are not a multiple of 3 KV heads"),
         ({"head_dim": 33}, "head_dim 33 is odd"),
         ({"hidden_size": 48}, "shares the target's embedding, but its hidden size is 48"),
-        ({"draft_vocab_size": 300}, "its draft vocabulary is 300, the target's only 256"),
+        ({"draft_vocab_size": 300}, "its draft vocabulary is 300, but the target's is 256"),
     ],
 )
 def test_drafts_that_do_not_fit(
@@ -126,7 +126,7 @@ def test_every_misfit_is_listed(tmp_path: Path, geometry: TargetGeometry) -> Non
 
 def test_draft_of_a_wider_target(tmp_path: Path, geometry: TargetGeometry) -> None:
     write_draft(tmp_path, target_hidden=80)
-    assert "fc.weight is 240 wide, no multiple of the target's hidden size 64" in refusal(
+    assert "fc.weight is 240 wide, expected a multiple of the target's hidden size 64" in refusal(
         tmp_path, geometry
     )
 
@@ -153,7 +153,7 @@ def test_draft_of_a_wider_target(tmp_path: Path, geometry: TargetGeometry) -> No
         ({"eagle_config": {"use_mtp_layernorm": True}}, "use_mtp_layernorm True is not"),
         ({"eagle_config": [1]}, "eagle_config: got [1], expected an object"),
         ({"norm_output": "yes"}, "norm_output: got 'yes', expected true or false"),
-        ({"sliding_window": 9}, "sliding_window 9 is given without use_sliding_window"),
+        ({"sliding_window": 9}, "sliding_window 9 needs use_sliding_window"),
         ({"use_sliding_window": True}, "sliding_window: got None, expected the width"),
         ({"layer_types": ["chunked_attention"]}, "layer_types: got ['chunked_attention']"),
         ({"rope_scaling": {"rope_type": "ntk"}}, "rope_type 'ntk' is not implemented"),
@@ -182,11 +182,11 @@ def test_unknown_fields(draft: Path, geometry: TargetGeometry) -> None:
 
 
 EXTRAS = {
-    "midlayer.self_attn.q_proj.bias": "biases are there with attention_bias, qkv_bias or",
-    "midlayer.self_attn.q_norm.weight": "norms on q and k are those of a draft of model_type qwen3",
+    "midlayer.self_attn.q_proj.bias": "biases need attention_bias, qkv_bias or",
+    "midlayer.self_attn.q_norm.weight": "only drafts of model_type qwen3 have norms on q and k",
     "layers.2.self_attn.q_proj.weight": "",
-    "midlayer.mlp.experts.0.up_proj.weight": "only a dense MLP is implemented",
-    "input_norm.weight": "norms before fc are present",
+    "midlayer.mlp.experts.0.up_proj.weight": "only a dense MLP is supported",
+    "input_norm.weight": "there are norms before fc",
     "fc.bias": "",
 }
 
@@ -240,7 +240,7 @@ def test_missing_tensors_are_listed_together(draft: Path, geometry: TargetGeomet
 
 def test_without_fc(draft: Path, geometry: TargetGeometry) -> None:
     edit_tensors(draft, lambda t: t.pop("fc.weight"))
-    assert "drafts that read the target's final state only are not" in refusal(draft, geometry)
+    assert "drafts that read only the target's final state are not" in refusal(draft, geometry)
     edit_tensors(draft, lambda t: [t.pop(n) for n in list(t) if n.startswith("midlayer")])
     assert "not an EAGLE3 draft, it has neither fc.weight nor midlayer.*" in refusal(
         draft, geometry

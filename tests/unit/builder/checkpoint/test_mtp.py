@@ -93,7 +93,7 @@ def test_copies_that_differ_are_told(model: Path) -> None:
 def test_of_several_layers_the_first_drafts(model: Path) -> None:
     edit_config(model, num_nextn_predict_layers=2)
     (warning,) = read(model).warnings
-    assert "of 2 MTP layers the first one drafts every level" in warning
+    assert "the first of 2 MTP layers drafts all levels" in warning
 
 
 def test_tensors_that_do_not_fit(model: Path) -> None:
@@ -102,9 +102,9 @@ def test_tensors_that_do_not_fit(model: Path) -> None:
     assert "missing: enorm.weight" in refusal(model)
     edit_config(model, num_nextn_predict_layers=0)
     edit_tensors(model, lambda t: [t.pop(n) for n in list(t) if n.startswith(FIRST)])
-    assert "names no MTP layer that drafts (num_nextn_predict_layers" in refusal(model)
+    assert "has no supported MTP layer (num_nextn_predict_layers" in refusal(model)
     edit_config(model, num_nextn_predict_layers=1)
-    assert f"names an MTP layer, but no tensor begins with {FIRST}" in refusal(model)
+    assert f"has an MTP layer, but no tensor starts with {FIRST}" in refusal(model)
 
 
 def test_what_it_has_no_form_for(written: Path, tmp_path: Path) -> None:

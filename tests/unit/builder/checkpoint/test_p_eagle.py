@@ -91,5 +91,5 @@ def test_refused_tensors(tmp_path: Path, geometry: TargetGeometry) -> None:
     write_p_eagle(tmp_path, architecture="Eagle3Speculator")
     remove_fields(tmp_path, "pard_token")
     edit_config(tmp_path, speculators_model_type="peagle")
-    with pytest.raises(SpecbuildError, match="names no mask token; add pard_token"):
+    with pytest.raises(SpecbuildError, match="the mask token is missing; add pard_token"):
         read_draft(tmp_path, geometry, strict=True)

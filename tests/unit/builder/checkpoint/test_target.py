@@ -284,7 +284,7 @@ def test_draft_given_as_target(tmp_path: Path) -> None:
     write_draft(tmp_path)
     message = refusal(tmp_path)
     assert "architectures ['LlamaForCausalLMEagle3'] is not supported" in message
-    assert "hint: the shards hold an EAGLE3 draft; give it with --draft" in message
+    assert "hint: the shards contain an EAGLE3 draft; pass it with --draft" in message
 
 
 def test_unsupported_model_type_without_weights(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ def test_offsets(targets: list[int], with_t2d: bool) -> None:
     d2t = torch.tensor([target - draft for draft, target in enumerate(targets)])
     is_map = len(set(d2t.tolist())) == len(d2t) and int(d2t.min()) >= 0 and int(d2t.max()) < VOCAB
     if not with_t2d and is_map and d2t.tolist() != targets:
-        with pytest.raises(SpecbuildError, match=r"may hold offsets or target ids, .* add t2d"):
+        with pytest.raises(SpecbuildError, match=r"d2t can be offsets or target ids, .* add t2d"):
             read_offsets("d", d2t, None, VOCAB)
         return
     form, offsets = read_offsets("d", d2t, members(targets) if with_t2d else None, VOCAB)
@@ -52,11 +52,11 @@ def test_map_is_told_by_the_vocabulary() -> None:
 @pytest.mark.parametrize(
     ("d2t", "t2d", "message"),
     [
-        ([0, 49, 0], None, "sends draft token 1 to target token 50, outside .* vocabulary of 50"),
-        ([-1, -1], None, "sends draft token 0 to target token -1"),
-        ([5, 4, 4], None, "sends several draft tokens to target token 5"),
-        ([0, 0], [0, 2], "d2t and t2d disagree: 2 target tokens by d2t, 2 by t2d"),
-        ([0, 0], [0], "2 target tokens by d2t, 1 by t2d"),
+        ([0, 49, 0], None, "maps draft token 1 to target token 50, outside .* vocabulary of 50"),
+        ([-1, -1], None, "maps draft token 0 to target token -1"),
+        ([5, 4, 4], None, "maps several draft tokens to target token 5"),
+        ([0, 0], [0, 2], "d2t and t2d disagree: d2t has 2 target tokens and t2d 2"),
+        ([0, 0], [0], "d2t has 2 target tokens and t2d 1"),
     ],
 )
 def test_refusals(d2t: list[int], t2d: list[int] | None, message: str) -> None:

@@ -97,7 +97,7 @@ def test_checkpoints_of_another_shape_are_refused(engine, target_path, tmp_path)
     with pytest.raises(SpecbuildError, match="was built from a model of"):
         verify_engine(engine, tmp_path / "target", None, SilentProgress())
     write_draft(tmp_path / "draft", draft_vocab=64)
-    with pytest.raises(SpecbuildError, match="give the draft it was built from"):
+    with pytest.raises(SpecbuildError, match="use the draft that the engine was built from"):
         verify_engine(engine, target_path, tmp_path / "draft", SilentProgress())
     with pytest.raises(SpecbuildError):
         verify_engine(target_path, target_path, None, SilentProgress())
