@@ -1,4 +1,4 @@
-"""Reads a checkpoint with DeepSeek's attention (MLA with decoupled RoPE), dense or with experts."""
+"""Reads checkpoints with DeepSeek's attention (MLA with decoupled RoPE), dense or with experts."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ DEFAULT_THETA = 10000.0
 def read_deepseek_config(
     path: Path, config: Config, *, strict: bool
 ) -> tuple[TargetGeometry, tuple[str, ...]]:
-    """The geometry, and warnings.
+    """Return the geometry and warnings.
 
-    Raises SpecbuildError for what is not implemented and for numbers that do not go together.
+    Raises SpecbuildError for unsupported or inconsistent values.
     """
     model_type = config.text("model_type")
     assert model_type is not None
@@ -45,7 +45,7 @@ def read_deepseek_config(
 def engine_tensors(
     tensors: dict[str, SourceTensor], g: TargetGeometry, _config: Config
 ) -> dict[str, SourceTensor]:
-    """Audited tensors in the engine's forms."""
+    """Convert audited tensors to the engine's layout."""
     return for_engine(tensors, g, interleaved=g.rope.interleaved)
 
 
@@ -83,7 +83,7 @@ def _geometry(path: Path, config: Config, model_type: str) -> TargetGeometry:
 
 
 def _feed_forwards(config: Config, variant: Variant, layers: int) -> list[FeedForward]:
-    """Every layer's: a dense one, or routed and shared experts."""
+    """Return the feed-forward of every layer: a dense one, or routed and shared experts."""
     dense: list[FeedForward] = []
     experts: list[FeedForward] = []
     routed = [not is_dense for is_dense in _dense_layers(config, variant, layers)]
@@ -95,9 +95,9 @@ def _feed_forwards(config: Config, variant: Variant, layers: int) -> list[FeedFo
 
 
 def _dense_layers(config: Config, variant: Variant, layers: int) -> list[bool]:
-    """Which layers have no experts.
+    """Return, for every layer, whether it has no experts.
 
-    Raises SpecbuildError where both spellings are there and differ.
+    Raises SpecbuildError if the config's two fields for this contradict each other.
     """
     if variant.dense_layers is None or not config.get("n_routed_experts"):
         return [True] * layers
@@ -111,8 +111,8 @@ def _dense_layers(config: Config, variant: Variant, layers: int) -> list[bool]:
     by_kind = [kind == "dense" for kind in kinds]
     if first is not None and by_kind != by_count:
         raise SpecbuildError(
-            f"{config.where}: first_k_dense_replace {first} and mlp_layer_types differ; keep the "
-            "right one"
+            f"{config.where}: first_k_dense_replace {first} and mlp_layer_types differ; remove the "
+            "wrong one"
         )
     return by_kind
 
@@ -120,21 +120,21 @@ def _dense_layers(config: Config, variant: Variant, layers: int) -> list[bool]:
 def _experts(config: Config, variant: Variant) -> FeedForward:
     inner = config.integer("moe_intermediate_size")
     softmax = variant.scores == "softmax"
-    normalised = config.boolean("norm_topk_prob", not softmax)
-    groups = chosen = 1
+    normalized = config.boolean("norm_topk_prob", not softmax)
+    groups = groups_chosen = 1
     if not softmax or config.text("topk_method") == "group_limited_greedy":
         groups = config.count("n_group", 1)
-        chosen = config.count("topk_group", groups)
+        groups_chosen = config.count("topk_group", groups)
     moe = MoeFeedForward(
         experts=config.count("n_routed_experts"),
         experts_per_token=config.count("num_experts_per_tok"),
         inner=inner,
         storage="bf16",
         activation=Swiglu(),
-        gating="softmax_topk" if softmax else "sigmoid_norm" if normalised else "sigmoid",
+        gating="softmax_topk" if softmax else "sigmoid_norm" if normalized else "sigmoid",
         choice_bias=not softmax,
         groups=groups,
-        groups_chosen=chosen,
+        groups_chosen=groups_chosen,
         group_score="max" if softmax else "sum_of_two",
         scaling=config.number("routed_scaling_factor", 1.0),
     )
@@ -147,22 +147,22 @@ def _experts(config: Config, variant: Variant) -> FeedForward:
 
 
 def _check(where: str, g: TargetGeometry) -> None:
-    wrong = _misfits(g.moe) if g.moe is not None else []
-    if wrong:
-        raise SpecbuildError(f"{where}: {'; '.join(wrong)}")
+    problems = _misfits(g.moe) if g.moe is not None else []
+    if problems:
+        raise SpecbuildError(f"{where}: {'; '.join(problems)}")
 
 
 def _misfits(f: MoeFeedForward) -> list[str]:
-    wrong = []
+    problems = []
     if f.groups_chosen > f.groups:
-        wrong.append(f"topk_group {f.groups_chosen} of n_group {f.groups} groups")
+        problems.append(f"topk_group {f.groups_chosen} of n_group {f.groups} groups")
     elif f.experts % f.groups:
-        wrong.append(f"{f.experts} experts do not divide into n_group {f.groups} groups")
+        problems.append(f"{f.experts} experts are not a multiple of n_group {f.groups}")
     elif f.group_score == "sum_of_two" and f.groups_chosen < f.groups == f.experts:
-        wrong.append(f"{f.experts} experts in n_group {f.groups} groups, which need two or more")
-    elif f.experts_per_token > (open_to_a_token := f.experts // f.groups * f.groups_chosen):
-        wrong.append(
-            f"{f.experts_per_token} experts per token, but only {open_to_a_token} in the "
-            f"{f.groups_chosen} groups that a token takes"
+        problems.append(f"n_group {f.groups} leaves one expert per group, expected two or more")
+    elif f.experts_per_token > (eligible := f.experts // f.groups * f.groups_chosen):
+        problems.append(
+            f"{f.experts_per_token} experts per token, but the {f.groups_chosen} groups of a token "
+            f"have only {eligible}"
         )
-    return wrong
+    return problems

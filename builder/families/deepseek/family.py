@@ -1,4 +1,4 @@
-"""The models with DeepSeek's attention, as the registry knows them."""
+"""The registry's entry for models with DeepSeek's attention."""
 
 from __future__ import annotations
 

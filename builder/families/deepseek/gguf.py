@@ -1,4 +1,4 @@
-"""DeepSeek-V2 and V3, Kimi-K2, GLM-4.7-Flash and Youtu, which GGUF calls one architecture."""
+"""GGUF files of DeepSeek-V2 and V3, Kimi-K2, GLM-4.7-Flash and Youtu: one architecture in GGUF."""
 
 from __future__ import annotations
 
@@ -36,17 +36,17 @@ _NAMES = {
 }
 _SOFTMAX, _SIGMOID = 1, 2
 _GLM_LAYERS, _GLM_VOCAB = (47, 48), 154880
-# Groups of experts, and how many of them a token takes, by (layers, experts): older files of these
-# releases do not say.
+# (layers, experts) → (groups of experts, groups of a token). Older files of these releases lack
+# both numbers.
 _GROUPS = {(61, 256): (8, 4), (60, 160): (8, 3)}
 
 
 def config(keys: ModelKeys, model: GgufModel) -> dict[str, Any]:
-    """The fields of ``config.json``."""
+    """Return the fields of ``config.json``."""
     predictors = keys.parts("nextn_predict_layers", 0)
     layers = max(1, keys.parts("block_count") - predictors)
     heads = keys.integer("attention.head_count")
-    rotated = keys.integer("rope.dimension_count")
+    rope_dim = keys.integer("rope.dimension_count")
     fields = {
         "num_hidden_layers": layers,
         "hidden_size": keys.integer("embedding_length"),
@@ -58,34 +58,34 @@ def config(keys: ModelKeys, model: GgufModel) -> dict[str, Any]:
         "intermediate_size": keys.integer("feed_forward_length"),
         "kv_lora_rank": keys.integer("attention.kv_lora_rank"),
         "q_lora_rank": keys.integer("attention.q_lora_rank", 0, least=0) or None,
-        "qk_rope_head_dim": rotated,
+        "qk_rope_head_dim": rope_dim,
         "attention_bias": False,
-        **_head_widths(keys, rotated),
+        **_head_widths(keys, rope_dim),
         **rope_fields(keys),
     }
-    _name_stretch(keys, fields)
+    _add_yarn_factors(keys, fields)
     if predictors:
         fields["num_nextn_predict_layers"] = predictors
     return fields | _feed_forward_fields(keys, model, fields)
 
 
 def tensors(model: GgufModel, config: dict[str, Any]) -> Tensors:
-    """The tensors in Hugging Face's layout."""
-    found = by_layer(model.tensors)
-    made = outer_tensors(found.outer)
+    """Return the tensors in Hugging Face's layout."""
+    grouped = by_layer(model.tensors)
+    converted = outer_tensors(grouped.outer)
     experts = config.get("n_routed_experts", 0)
-    for layer, parts in found.layers.items():
+    for layer, parts in grouped.layers.items():
         prefix = f"model.layers.{layer}."
-        made |= taken_experts(parts, prefix, experts)
-        made |= _up_projection(parts, prefix)
-        made |= renamed(parts, prefix, _NAMES)
-    return made
+        converted |= taken_experts(parts, prefix, experts)
+        converted |= _up_projection(parts, prefix)
+        converted |= renamed(parts, prefix, _NAMES)
+    return converted
 
 
-def _head_widths(keys: ModelKeys, rotated: int) -> dict[str, int]:
-    """The widths of keys without their rotated part, and of values.
+def _head_widths(keys: ModelKeys, rope_dim: int) -> dict[str, int]:
+    """Return the widths of keys without their rotary part, and of values.
 
-    Newer files have one latent head: the widths in the layers' own keys are a cache entry's.
+    Newer files describe one latent head: their plain keys are the width of a cache entry.
     """
     entry, value = "attention.key_length", "attention.value_length"
     for name in (entry, value, "attention.head_count_kv"):
@@ -93,19 +93,19 @@ def _head_widths(keys: ModelKeys, rotated: int) -> dict[str, int]:
     if keys.has(f"{entry}_mla"):
         entry, value = f"{entry}_mla", f"{value}_mla"
     width = keys.integer(entry)
-    if width <= rotated:
-        raise keys.fields.wrong(entry, f"more than rope.dimension_count, {rotated}")
-    return {"qk_nope_head_dim": width - rotated, "v_head_dim": keys.integer(value)}
+    if width <= rope_dim:
+        raise keys.fields.wrong(entry, f"more than rope.dimension_count, {rope_dim}")
+    return {"qk_nope_head_dim": width - rope_dim, "v_head_dim": keys.integer(value)}
 
 
-def _name_stretch(keys: ModelKeys, fields: dict[str, Any]) -> None:
-    """The two factors of DeepSeek's YaRN, of which the file has a tenth of one."""
+def _add_yarn_factors(keys: ModelKeys, fields: dict[str, Any]) -> None:
+    """Add both factors of DeepSeek's YaRN to ``fields``; the file stores a tenth of one of them."""
     scaling = fields["rope_scaling"]
     if scaling is None:
         keys.has("rope.scaling.yarn_log_multiplier")
     elif scaling["rope_type"] == "yarn" and keys.has("rope.scaling.yarn_log_multiplier"):
         name = "rope.scaling.yarn_log_multiplier"
-        # Zero stands for no factor at all.
+        # 0 means that the model has no factor.
         if keys.fields.get(name) != 0:
             mscale = round(10 * keys.number(name), 6)
             scaling |= {"mscale": mscale, "mscale_all_dim": mscale}
@@ -124,22 +124,22 @@ def _feed_forward_fields(
     )  # fmt: skip
     if not experts or dense >= layers:
         for name in names:
-            keys.has(name)  # a model without experts may say what they would be
+            keys.has(name)  # the keys may be there, but have no effect
         return {"model_type": "youtu"}
-    groups, chosen = _GROUPS.get((layers, experts), (1, 1))
+    groups, groups_chosen = _GROUPS.get((layers, experts), (1, 1))
     groups = keys.integer("expert_group_count", groups)
-    chosen = keys.integer("expert_group_used_count", min(chosen, groups))
+    groups_chosen = keys.integer("expert_group_used_count", min(groups_chosen, groups))
     kind = _kind(keys, layers, _vocabulary(model))
     return {
         **_KINDS[kind],
-        "topk_method": _choice(kind, groups),
+        "topk_method": _topk_method(kind, groups),
         "n_routed_experts": experts,
         "n_shared_experts": keys.integer("expert_shared_count", 0, least=0),
         "num_experts_per_tok": keys.integer("expert_used_count"),
         "moe_intermediate_size": keys.integer("expert_feed_forward_length"),
         "first_k_dense_replace": dense,
         "n_group": groups,
-        "topk_group": chosen,
+        "topk_group": groups_chosen,
         "routed_scaling_factor": keys.number("expert_weights_scale", 1.0),
         "norm_topk_prob": keys.boolean("expert_weights_norm", False),
     }
@@ -162,7 +162,7 @@ _KINDS: dict[str, dict[str, Any]] = {
 
 
 def _kind(keys: ModelKeys, layers: int, vocabulary: int) -> str:
-    """Which of the models with experts this is, by how their scores are made of logits."""
+    """Return the key of ``_KINDS``, which follows from how a router computes scores."""
     glm = layers in _GLM_LAYERS and vocabulary == _GLM_VOCAB
     scores = keys.integer("expert_gating_func", _SIGMOID if glm else _SOFTMAX)
     if scores not in (_SOFTMAX, _SIGMOID):
@@ -172,7 +172,7 @@ def _kind(keys: ModelKeys, layers: int, vocabulary: int) -> str:
     return "glm" if glm else "v3"
 
 
-def _choice(kind: str, groups: int) -> str:
+def _topk_method(kind: str, groups: int) -> str:
     if kind != "v2":
         return "noaux_tc"
     return "greedy" if groups == 1 else "group_limited_greedy"
@@ -184,22 +184,25 @@ def _vocabulary(model: GgufModel) -> int:
 
 
 def _up_projection(parts: dict[str, GgufTensor], prefix: str) -> Tensors:
-    """Takes out what newer files have apart: keys [h, rank, n] and values [h, v, rank]."""
+    """Remove the two halves of the up-projection in newer files; return one joined tensor.
+
+    The halves are keys [h, rank, n] and values [h, v, rank].
+    """
     keys, values = parts.get("attn_k_b.weight"), parts.get("attn_v_b.weight")
     if keys is None or values is None:
         return {}
     if len(keys.shape) != 3 or len(values.shape) != 3 or keys.shape[0] != values.shape[0]:
-        return {}  # for the audit to report
+        return {}  # the audit reports the tensors
     heads, rank, nope = keys.shape
     if values.shape[2] != rank:
         return {}
     del parts["attn_k_b.weight"], parts["attn_v_b.weight"]
     name = f"{prefix}self_attn.kv_b_proj.weight"
     shape = (heads * (nope + values.shape[1]), rank)
-    return {name: made_of(name, [keys, values], shape, _joined)}
+    return {name: made_of(name, [keys, values], shape, _join_halves)}
 
 
-def _joined(keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+def _join_halves(keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
     return torch.cat([keys.transpose(1, 2), values], dim=1).flatten(0, 1)
 
 

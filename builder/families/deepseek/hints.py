@@ -1,4 +1,4 @@
-"""Known ways in which a configuration and a DeepSeek's tensors do not belong together."""
+"""Hints for checkpoints whose config does not match DeepSeek's tensors."""
 
 from __future__ import annotations
 
@@ -14,33 +14,33 @@ EXPERT = re.compile(r"\.mlp\.experts\.(\d{1,6})\.")
 
 
 def mla_hints(_config: Config, names: list[str]) -> list[str]:
-    """Why a configuration that is not DeepSeek's may lie over these tensors."""
+    """Return a hint if another family's config lies beside DeepSeek's tensors."""
     if any("kv_a_proj" in name or "kv_b_proj" in name for name in names):
         return [
-            "the shards hold MLA attention, which is built for a config.json of model_type "
-            f"{', '.join(VARIANTS)} only"
+            "the shards hold MLA attention, which needs a config.json of model_type "
+            f"{', '.join(VARIANTS)}"
         ]
     return []
 
 
 def feed_forward_hints(g: TargetGeometry, names: list[str]) -> list[str]:
-    """What may explain that the tensors are not those of the geometry."""
+    """Return hints why the tensors do not match the geometry."""
     hints = []
-    own = {i for i in range(g.layers) if routed_part(g.feed_forward(i)) is not None}
+    expected = {i for i in range(g.layers) if routed_part(g.feed_forward(i)) is not None}
     routed, dense = (_layers_with(names, part) for part in (".mlp.experts.", ".mlp.gate_proj."))
-    for kind, wrong, unlike in (
-        ("a dense MLP", {i for i in routed if i < g.layers} - own, "mlp.experts.*"),
-        ("experts", dense & own, "a dense mlp.gate_proj"),
+    for kind, misfits, stored in (
+        ("a dense MLP", {i for i in routed if i < g.layers} - expected, "mlp.experts.*"),
+        ("experts", dense & expected, "a dense mlp.gate_proj"),
     ):
-        if wrong:
+        if misfits:
             hints.append(
-                f"config.json says that layers {', '.join(map(str, sorted(wrong)))} have {kind} "
+                f"config.json says that layers {', '.join(map(str, sorted(misfits)))} have {kind} "
                 "(first_k_dense_replace or mlp_layer_types, n_routed_experts), but the shards hold "
-                f"{unlike} there: the config does not belong to these weights"
+                f"{stored} there: the config does not belong to these weights"
             )
-    found = {int(m[1]) for name in names if (m := EXPERT.search(name))}
-    if found and g.moe is not None and len(found) != g.moe.experts:
-        hints.append(f"the shards hold {len(found)} experts, config.json says {g.moe.experts}")
+    experts = {int(m[1]) for name in names if (m := EXPERT.search(name))}
+    if experts and g.moe is not None and len(experts) != g.moe.experts:
+        hints.append(f"the shards hold {len(experts)} experts, config.json says {g.moe.experts}")
     hints += layer_hints(g, names)
     return hints
 

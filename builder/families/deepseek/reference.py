@@ -1,4 +1,4 @@
-"""DeepSeek and its kin in transformers: how they are loaded, and where they choose experts."""
+"""DeepSeek and similar models in transformers: how to load them, and their routers."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from specbuild.builder.families.deepseek.variants import VARIANTS
 
 
 def load_options(_path: Path, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The class's own configuration, of the fields of ``config.json``.
+    """Return the config of the model's own class, from the fields of ``config.json``.
 
-    Under another ``model_type`` transformers leaves experts as they were initialised; with a
-    padding token it would make that row of the embedding, and of a tied head, 0.
+    With another ``model_type`` transformers does not load the experts. With a padding token it
+    sets this row of the embedding to 0, and of a tied head.
     """
     import transformers
 
     architecture = VARIANTS[fields["model_type"]].architecture
-    kind = getattr(transformers, architecture.replace("ForCausalLM", "Config"))
+    config_class = getattr(transformers, architecture.replace("ForCausalLM", "Config"))
     stored = {name: value for name, value in fields.items() if name != "quantization_config"}
-    own = {"model_type": kind.model_type, "pad_token_id": None}
-    return {"config": kind.from_dict({**stored, **own})}
+    overrides = {"model_type": config_class.model_type, "pad_token_id": None}
+    return {"config": config_class.from_dict({**stored, **overrides})}
 
 
 def routers(model: Any) -> dict[int, nn.Module]:
-    """The routers, by layer; dense layers have none."""
+    """Return the routers by layer; dense layers have none."""
     layers = enumerate(model.model.layers)
     return {i: layer.mlp.gate for i, layer in layers if hasattr(layer.mlp, "gate")}

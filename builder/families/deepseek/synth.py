@@ -1,4 +1,4 @@
-"""Synthetic models with DeepSeek's attention: named geometries, configurations, and weights."""
+"""Synthetic models with DeepSeek's attention: named geometries, configs, and weights."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from specbuild.runtime.engine_dir.geometry import (
 )
 from specbuild.runtime.engine_dir.rope_scaling import YarnScaling
 
-# DeepSeek-V2's; DeepSeek-V3 has 1.0.
+# The value of DeepSeek-V2; DeepSeek-V3 has 1.0.
 _MSCALE = 0.707
 
 
 @dataclass(frozen=True)
 class _Sizes:
-    """What differs between the geometries; ``dense`` are the first layers without experts."""
+    """The parameters of a named geometry; the first ``dense`` layers have no experts."""
 
     layers: int
     hidden: int
@@ -52,7 +52,7 @@ class _Sizes:
     first_special: int
 
 
-def _named(model_type: str, s: _Sizes, draft: DraftSizes) -> NamedGeometry:
+def _geometry(model_type: str, s: _Sizes, draft: DraftSizes) -> NamedGeometry:
     first = DenseFeedForward(inner=s.inner, activation=Swiglu())
     rest = first if s.experts is None else s.experts
     feed_forwards, of_layer = distinct_feed_forwards(
@@ -74,7 +74,7 @@ def _named(model_type: str, s: _Sizes, draft: DraftSizes) -> NamedGeometry:
         feed_forwards=feed_forwards,
         layer_feed_forwards=of_layer,
         max_positions=s.positions,
-        # A head of its own, where Youtu's is tied: it says which token follows.
+        # Youtu's head is tied, but a synthetic head must predict the next token.
         tied_head=False,
         eos_token_ids=(s.eos,),
         latent_dims=(s.mla.entry_width,) * s.layers,
@@ -89,11 +89,11 @@ def _mla(rank: int, rope: int, nope: int, value: int, query: int | None) -> MlaG
 
 
 def _experts(
-    count: int, chosen: int, inner: int, *, shared: int, v2: bool, scaling: float
+    count: int, per_token: int, inner: int, *, shared: int, v2: bool, scaling: float
 ) -> BothFeedForward:
     moe = MoeFeedForward(
         experts=count,
-        experts_per_token=chosen,
+        experts_per_token=per_token,
         inner=inner,
         storage="bf16",
         activation=Swiglu(),
@@ -118,7 +118,7 @@ def _deepseek_v2_lite() -> NamedGeometry:
         vocab=102400, positions=163840, rope=Rope(10000.0, yarn, None, True), eps=1e-6,
         eos=100001, first_special=100000,
     )  # fmt: skip
-    return _named("deepseek_v2", sizes, DraftSizes(vocab=32000, inner=8192))
+    return _geometry("deepseek_v2", sizes, DraftSizes(vocab=32000, inner=8192))
 
 
 def _glm_47_flash() -> NamedGeometry:
@@ -128,7 +128,7 @@ def _glm_47_flash() -> NamedGeometry:
         vocab=154880, positions=202752, rope=Rope(1e6, None, None, True), eps=1e-5,
         eos=154820, first_special=154820,
     )  # fmt: skip
-    return _named("glm4_moe_lite", sizes, DraftSizes(vocab=32000, inner=8192))
+    return _geometry("glm4_moe_lite", sizes, DraftSizes(vocab=32000, inner=8192))
 
 
 def _youtu_2b() -> NamedGeometry:
@@ -137,7 +137,7 @@ def _youtu_2b() -> NamedGeometry:
         experts=None, vocab=128256, positions=131072, rope=Rope(1.6e6, None, None, True),
         eps=1e-6, eos=128001, first_special=128000,
     )  # fmt: skip
-    return _named("youtu", sizes, DraftSizes(vocab=32000, inner=6144))
+    return _geometry("youtu", sizes, DraftSizes(vocab=32000, inner=6144))
 
 
 def _tiny() -> NamedGeometry:
@@ -147,11 +147,11 @@ def _tiny() -> NamedGeometry:
         vocab=4096, positions=4096, rope=Rope(10000.0, None, None, True), eps=1e-5,
         eos=4094, first_special=4093,
     )  # fmt: skip
-    return _named("glm4_moe_lite", sizes, DraftSizes(vocab=1536, inner=512))
+    return _geometry("glm4_moe_lite", sizes, DraftSizes(vocab=1536, inner=512))
 
 
 def target_config(g: TargetGeometry, pad_token_id: int) -> dict[str, Any]:
-    """The ``config.json`` of this geometry, as the releases spell it."""
+    """Return the ``config.json`` of this geometry, with the fields of the releases."""
     assert g.mla is not None
     dense = next(p for p in g.feed_forwards if isinstance(p, DenseFeedForward))
     scaling = rope_config(g.rope)
@@ -191,7 +191,7 @@ def _expert_fields(g: TargetGeometry) -> dict[str, Any]:
     if variant.dense_layers is None:
         return {}
     both = next((p for p in g.feed_forwards if isinstance(p, BothFeedForward)), None)
-    if both is None:  # cut to its dense layers
+    if both is None:  # only the dense layers were kept
         return {"n_routed_experts": None}
     moe, v2 = both.moe, variant.scores == "softmax"
     return {

@@ -1,4 +1,4 @@
-"""The tensors of a DeepSeek on disk, and the forms in which an engine's graphs name them."""
+"""The tensors of a DeepSeek checkpoint, and their layout in an engine."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from specbuild.runtime.engine_dir.geometry import TargetGeometry
 
 
 def layer_of(g: TargetGeometry, number: int) -> MlaLayer:
-    """The block of this number."""
+    """Return the shapes of the block with this number."""
     assert g.mla is not None
     return MlaLayer(g.hidden, g.q_heads, g.mla, g.norm.eps, g.feed_forward(number))
 
 
 def deepseek_tensors(g: TargetGeometry) -> dict[str, ExpectedTensor]:
-    """Name on disk → shape and dtypes."""
+    """Return the shape and dtypes of every tensor of the checkpoint, by name."""
     shapes = target_shapes(g, lambda number: layer_shapes(layer_of(g, number)))
     return {name: ExpectedTensor(shape, FLOAT_DTYPES) for name, shape in shapes.items()}
 
@@ -25,9 +25,11 @@ def deepseek_tensors(g: TargetGeometry) -> dict[str, ExpectedTensor]:
 def for_engine(
     tensors: dict[str, SourceTensor], g: TargetGeometry, *, interleaved: bool
 ) -> dict[str, SourceTensor]:
-    """Audited tensors in the engine's forms, each made when it is loaded."""
-    made = dict(tensors)
+    """Convert audited tensors to the engine's layout; each is converted when it is loaded."""
+    converted = dict(tensors)
     for number in range(g.layers):
         prefix = f"model.layers.{number}."
-        made |= layer_for_engine(made, prefix, layer_of(g, number), interleaved=interleaved)
-    return made
+        converted |= layer_for_engine(
+            converted, prefix, layer_of(g, number), interleaved=interleaved
+        )
+    return converted

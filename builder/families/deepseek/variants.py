@@ -1,4 +1,4 @@
-"""The model types with DeepSeek's attention, and what the config of each has of its own."""
+"""The model types with DeepSeek's attention, and the fields of their configs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Literal
 from specbuild.builder.checkpoint.config_fields import TARGET_FIELDS, FieldTable
 from specbuild.builder.families.parts.mla_config import MLA_FIELDS
 
-_SHARED = MLA_FIELDS | {"intermediate_size"}
+_ATTENTION = MLA_FIELDS | {"intermediate_size"}
 _EXPERTS = frozenset(
     {
         "moe_intermediate_size",
@@ -25,7 +25,7 @@ _EXPERTS = frozenset(
         "num_mtp_layers",
     }
 )
-# The widths follow from others; the rest is training's.
+# The widths follow from other fields, and the rest affects training only.
 _INERT = frozenset(
     {
         "head_dim",
@@ -36,14 +36,14 @@ _INERT = frozenset(
         "embedding_initializer_range",
     }
 )
-_SAME: dict[str, tuple[Any, ...]] = {
+_FIXED: dict[str, tuple[Any, ...]] = {
     "attention_bias": (False,),
     "hidden_act": ("silu",),
     "mlp_bias": (False,),
 }
-_ROUTED: dict[str, tuple[Any, ...]] = {**_SAME, "moe_layer_freq": (1,)}
-_SIGMOIDS: dict[str, tuple[Any, ...]] = {
-    **_ROUTED,
+_FIXED_WITH_EXPERTS: dict[str, tuple[Any, ...]] = {**_FIXED, "moe_layer_freq": (1,)}
+_FIXED_WITH_SIGMOID: dict[str, tuple[Any, ...]] = {
+    **_FIXED_WITH_EXPERTS,
     "scoring_func": ("sigmoid",),
     "topk_method": ("noaux_tc",),
 }
@@ -53,8 +53,8 @@ _SIGMOIDS: dict[str, tuple[Any, ...]] = {
 class Variant:
     """A model type: its class in transformers and the fields of its configs.
 
-    ``dense_layers`` of the first layers have no experts where a config does not say how many; None:
-    no layer ever has. ``scores`` is what a router makes of its logits.
+    ``dense_layers`` is the default number of first layers without experts; None means that no
+    layer ever has experts. ``scores`` is the function that a router applies to its logits.
     """
 
     architecture: str
@@ -65,24 +65,24 @@ class Variant:
 
 _DEEPSEEK_V3 = Variant(
     "DeepseekV3ForCausalLM",
-    FieldTable(TARGET_FIELDS | _SHARED | _EXPERTS, _SIGMOIDS, _INERT),
+    FieldTable(TARGET_FIELDS | _ATTENTION | _EXPERTS, _FIXED_WITH_SIGMOID, _INERT),
     dense_layers=3,
 )
 _YOUTU = Variant(
     "YoutuForCausalLM",
-    FieldTable(TARGET_FIELDS | _SHARED, _SAME, _INERT),
+    FieldTable(TARGET_FIELDS | _ATTENTION, _FIXED, _INERT),
     dense_layers=None,
 )
 VARIANTS: dict[str, Variant] = {
     "deepseek_v2": Variant(
         "DeepseekV2ForCausalLM",
         FieldTable(
-            TARGET_FIELDS | _SHARED | _EXPERTS,
+            TARGET_FIELDS | _ATTENTION | _EXPERTS,
             {
-                **_ROUTED,
+                **_FIXED_WITH_EXPERTS,
                 "scoring_func": ("softmax",),
                 "topk_method": ("greedy", "group_limited_greedy"),
-                # DeepSeek's code normalises in the place of scaling, transformers' does not.
+                # If true, DeepSeek's code normalizes instead of scaling; transformers scales.
                 "norm_topk_prob": (False,),
             },
             _INERT,
@@ -95,8 +95,8 @@ VARIANTS: dict[str, Variant] = {
     "glm4_moe_lite": Variant(
         "Glm4MoeLiteForCausalLM",
         FieldTable(
-            TARGET_FIELDS | _SHARED | _EXPERTS | {"mlp_layer_types"},
-            {**_SIGMOIDS, "partial_rotary_factor": (1.0,)},
+            TARGET_FIELDS | _ATTENTION | _EXPERTS | {"mlp_layer_types"},
+            {**_FIXED_WITH_SIGMOID, "partial_rotary_factor": (1.0,)},
             _INERT,
         ),
         dense_layers=1,

@@ -1,4 +1,4 @@
-"""Reads a GPT-OSS checkpoint: its geometry, in the Hugging Face layout or in OpenAI's own."""
+"""Reads GPT-OSS checkpoints in Hugging Face's layout or in OpenAI's original one."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ LAYER_TYPES = ("sliding_attention", "full_attention")
 
 
 def is_original(config: Config) -> bool:
-    """Whether this is the configuration of OpenAI's own layout."""
+    """Return whether the config is that of OpenAI's original layout."""
     return original_layout.is_original(config.fields)
 
 
 def read_gpt_oss_config(
     path: Path, config: Config, *, strict: bool
 ) -> tuple[TargetGeometry, tuple[str, ...]]:
-    """The geometry, in either layout, and warnings.
+    """Return the geometry and warnings, for either layout.
 
-    Raises SpecbuildError for what is not implemented and for numbers that do not go together.
+    Raises SpecbuildError for unsupported or inconsistent values.
     """
     read = _read_original if is_original(config) else _read_hf
     geometry, warnings = read(path, config, strict=strict)
@@ -52,7 +52,7 @@ def read_gpt_oss_config(
 def canonical_tensors(
     tensors: dict[str, SourceTensor], g: TargetGeometry, config: Config
 ) -> tuple[dict[str, SourceTensor], tuple[str, ...]]:
-    """The tensors under their names in the Hugging Face layout."""
+    """Return the tensors under their names in Hugging Face's layout."""
     if not is_original(config):
         return tensors, ()
     q_rows, kv_rows = g.q_heads * g.head_dim, g.kv_heads * g.head_dim
@@ -60,14 +60,14 @@ def canonical_tensors(
 
 
 def text_roots(path: Path, config: Config) -> tuple[Path, ...]:
-    """Where text files lie: the release keeps its original layout in a folder of the other one."""
+    """Return the folders of tokenizer files; releases have the original layout in a subfolder."""
     nested = is_original(config) and path.resolve().name == "original"
     return (path, path.resolve().parent) if nested else (path,)
 
 
 def _read_hf(path: Path, config: Config, *, strict: bool) -> tuple[TargetGeometry, tuple[str, ...]]:
     warnings = check_fields(config, GPT_OSS, strict=strict)
-    storage, more = _read_quantization(config, strict=strict)
+    storage, quantization_warnings = _read_quantization(config, strict=strict)
     layers = config.count("num_hidden_layers")
     layer_types = _read_layer_types(config, layers)
     sliding = "sliding_attention" in layer_types
@@ -88,8 +88,10 @@ def _read_hf(path: Path, config: Config, *, strict: bool) -> tuple[TargetGeometr
         sliding_window=config.integer("sliding_window", None if sliding else 0, least=int(sliding)),
         feed_forwards=(
             feed_forward(
-                experts=_either(config, "num_local_experts", "num_experts"),
-                experts_per_token=_either(config, "num_experts_per_tok", "experts_per_token"),
+                experts=_aliased_count(config, "num_local_experts", "num_experts"),
+                experts_per_token=_aliased_count(
+                    config, "num_experts_per_tok", "experts_per_token"
+                ),
                 inner=config.integer("intermediate_size"),
                 storage=storage,
                 limit=config.number("swiglu_limit", 7.0),
@@ -100,7 +102,7 @@ def _read_hf(path: Path, config: Config, *, strict: bool) -> tuple[TargetGeometr
         tied_head=config.boolean("tie_word_embeddings", False),
         eos_token_ids=read_eos((path,), config),
     )
-    return geometry, warnings + more
+    return geometry, warnings + quantization_warnings
 
 
 def _read_original(
@@ -120,7 +122,7 @@ def _read_original(
         attention=ATTENTION_PARTS,
         norm=norm(original_layout.RMS_EPS),
         rope=rope,
-        layer_types=_alternating(layers),
+        layer_types=_alternating_types(layers),
         sliding_window=config.integer("sliding_window"),
         feed_forwards=(
             feed_forward(
@@ -132,17 +134,20 @@ def _read_original(
             ),
         ),
         layer_feed_forwards=(0,) * layers,
-        max_positions=int(config.integer("initial_context_length") * _stretch(rope)),
+        max_positions=int(config.integer("initial_context_length") * _context_factor(rope)),
         tied_head=False,
         eos_token_ids=read_eos(text_roots(path, config), config),
     )
     if not geometry.eos_token_ids and geometry.vocab == original_layout.RELEASE_VOCAB:
         geometry = dataclasses.replace(geometry, eos_token_ids=original_layout.RELEASE_EOS)
-        warnings += (f"target: no EOS token is named; the release's {geometry.eos_token_ids} used",)
+        warnings += (
+            "target: the checkpoint defines no EOS token; the build uses the release's "
+            f"{geometry.eos_token_ids}",
+        )
     return geometry, warnings
 
 
-def _stretch(rope: Rope) -> float:
+def _context_factor(rope: Rope) -> float:
     scaling = rope.scaling
     return 1.0 if scaling is None or isinstance(scaling, LongRopeScaling) else scaling.factor
 
@@ -158,21 +163,21 @@ def _read_quantization(
     return "mxfp4", check_fields(section, MXFP4_QUANTIZATION, strict=strict)
 
 
-def _alternating(layers: int) -> tuple[str, ...]:
+def _alternating_types(layers: int) -> tuple[str, ...]:
     return tuple(LAYER_TYPES[layer % 2] for layer in range(layers))
 
 
 def _read_layer_types(config: Config, layers: int) -> tuple[str, ...]:
     if config.get("layer_types") is None:
-        return _alternating(layers)
+        return _alternating_types(layers)
     listed = config.texts("layer_types")
     if len(listed) != layers or not set(listed) <= set(LAYER_TYPES):
         raise config.wrong("layer_types", f"{layers} of {' or '.join(LAYER_TYPES)}")
     return listed
 
 
-def _either(config: Config, name: str, alias: str) -> int:
-    """A count that has two spellings, which must agree where both are given."""
+def _aliased_count(config: Config, name: str, alias: str) -> int:
+    """Return a count that has two field names; their values must be equal if both are present."""
     values: set[int] = {config.count(n) for n in (name, alias) if config.get(n) is not None}
     if len(values) > 1:
         raise config.wrong(name, f"the value of {alias}, {config.get(alias)!r}")
@@ -180,17 +185,19 @@ def _either(config: Config, name: str, alias: str) -> int:
 
 
 def _check_geometry(where: str, g: TargetGeometry) -> None:
-    wrong, moe = [], experts_of(g)
+    problems, moe = [], experts_of(g)
     if g.q_heads % g.kv_heads:
-        wrong.append(f"{g.q_heads} query heads do not divide among {g.kv_heads} KV heads")
+        problems.append(f"{g.q_heads} query heads are not a multiple of {g.kv_heads} KV heads")
     if g.head_dim % 2:
-        wrong.append(f"head_dim {g.head_dim} is odd, rotary embedding needs pairs")
+        problems.append(f"head_dim {g.head_dim} is odd, but rotary embedding needs pairs")
     if moe.experts_per_token > moe.experts:
-        wrong.append(f"{moe.experts_per_token} experts per token, but only {moe.experts} experts")
+        problems.append(
+            f"{moe.experts_per_token} experts per token, but only {moe.experts} experts"
+        )
     if moe.storage == "mxfp4" and (g.hidden % 32 or moe.inner % 32):
-        wrong.append(
+        problems.append(
             f"MXFP4 needs multiples of 32, got hidden_size {g.hidden} and intermediate_size "
             f"{moe.inner}"
         )
-    if wrong:
-        raise SpecbuildError(f"{where}: {'; '.join(wrong)}")
+    if problems:
+        raise SpecbuildError(f"{where}: {'; '.join(problems)}")

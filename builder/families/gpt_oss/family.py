@@ -1,4 +1,4 @@
-"""GPT-OSS as the registry knows it."""
+"""The registry's entry for GPT-OSS."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from specbuild.builder.families.gpt_oss import checkpoint, gguf, hints, referenc
 from specbuild.builder.families.gpt_oss.model import GptOss
 from specbuild.builder.families.gpt_oss.streamed_layer import StreamedLayer
 from specbuild.builder.families.gpt_oss.synth import GPT_OSS_SYNTH
-from specbuild.builder.families.gpt_oss.teacher import ready_to_teach
+from specbuild.builder.families.gpt_oss.teacher import prepare_teacher
 from specbuild.builder.families.gpt_oss.tensors import target_tensors
 
 GPT_OSS = TargetFamily(
@@ -30,6 +30,6 @@ GPT_OSS = TargetFamily(
     ),
     synth=GPT_OSS_SYNTH,
     retrofit=StreamedLayer,
-    teacher=ready_to_teach,
+    teacher=prepare_teacher,
     gguf={"gpt-oss": gguf.FORM},
 )

@@ -1,4 +1,4 @@
-"""What every GPT-OSS has, whatever its sizes."""
+"""The properties that all GPT-OSS models share."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from specbuild.runtime.engine_dir.feed_forward import ClampedSwiglu, MoeFeedForw
 from specbuild.runtime.engine_dir.geometry import AttentionParts, Norm, TargetGeometry
 
 ATTENTION_PARTS = AttentionParts(qkv_bias=True, output_bias=True, sinks=True)
-SWIGLU_ALPHA = 1.702  # no configuration names it
+SWIGLU_ALPHA = 1.702  # the configs do not have it
 
 
 def norm(eps: float) -> Norm:
-    """RMSNorm: the weight multiplies before the cast back."""
+    """Return the RMSNorm, whose weight multiplies before the cast back."""
     return Norm(eps, "after_weight")
 
 
 def feed_forward(
     *, experts: int, experts_per_token: int, inner: int, storage: str, limit: float
 ) -> MoeFeedForward:
-    """Every layer's: biases at the router and in the experts, the clamped activation."""
+    """Return every layer's experts, with biases and the clamped activation."""
     return MoeFeedForward(
         experts=experts,
         experts_per_token=experts_per_token,
@@ -31,14 +31,14 @@ def feed_forward(
 
 
 def experts_of(g: TargetGeometry) -> MoeFeedForward:
-    """The experts of every layer."""
+    """Return the experts, which are the same in every layer."""
     (moe,) = g.feed_forwards
     assert isinstance(moe, MoeFeedForward)
     return moe
 
 
 def swiglu_limit(g: TargetGeometry) -> float:
-    """What the experts' activation is clamped at."""
+    """Return the bound at which the experts' activation is clamped."""
     activation = experts_of(g).activation
     assert isinstance(activation, ClampedSwiglu)
     return activation.limit

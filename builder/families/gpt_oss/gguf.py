@@ -1,4 +1,4 @@
-"""GPT-OSS: its experts stay in MXFP4 where the file has them so, only their nibbles move."""
+"""GGUF files of GPT-OSS. MXFP4 experts stay MXFP4: only the order of their nibbles changes."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _EXPERTS_AXES = 3
 
 
 def config(keys: ModelKeys, model: GgufModel) -> dict[str, Any]:
-    """The fields of ``config.json``."""
+    """Return the fields of ``config.json``."""
     fields = {
         "model_type": "gpt_oss",
         **attention_fields(keys),
@@ -49,9 +49,9 @@ def config(keys: ModelKeys, model: GgufModel) -> dict[str, Any]:
         "sliding_window": keys.integer("attention.sliding_window"),
     }
     keys.same("rope.dimension_count", fields["head_dim"])
-    keys.has("feed_forward_length")  # there is no feed-forward but the experts
+    keys.has("feed_forward_length")  # unused: every feed-forward has experts
     scaling = fields["rope_scaling"]
-    # The file does not say what all of these models do.
+    # GGUF has no key for `truncate`, which is false in every release.
     fields["rope_scaling"] = (
         {"rope_type": "default"} if scaling is None else {**scaling, "truncate": False}
     )
@@ -61,15 +61,15 @@ def config(keys: ModelKeys, model: GgufModel) -> dict[str, Any]:
 
 
 def tensors(model: GgufModel, config: dict[str, Any]) -> Tensors:
-    """The tensors in Hugging Face's layout."""
+    """Return the tensors in Hugging Face's layout."""
     packed = "quantization_config" in config
-    found = by_layer(model.tensors)
-    made = outer_tensors(found.outer)
-    for layer, parts in found.layers.items():
+    grouped = by_layer(model.tensors)
+    converted = outer_tensors(grouped.outer)
+    for layer, parts in grouped.layers.items():
         prefix = f"model.layers.{layer}."
-        made |= _experts(parts, f"{prefix}mlp.experts.", packed=packed)
-        made |= renamed(parts, prefix, _NAMES)
-    return made
+        converted |= _experts(parts, f"{prefix}mlp.experts.", packed=packed)
+        converted |= renamed(parts, prefix, _NAMES)
+    return converted
 
 
 def _all_mxfp4(model: GgufModel) -> bool:
@@ -79,68 +79,70 @@ def _all_mxfp4(model: GgufModel) -> bool:
 
 
 def _experts(parts: dict[str, GgufTensor], prefix: str, *, packed: bool) -> Tensors:
-    """Takes the experts' matrices and biases out of ``parts``."""
-    made: Tensors = {}
+    """Remove the experts' matrices and biases from ``parts``; return them converted."""
+    converted: Tensors = {}
     gate, up, down = (parts.get(f"{part}.weight") for part in (_GATE, _UP, _DOWN))
     if gate and up and gate.shape == up.shape and len(gate.shape) == _EXPERTS_AXES:
-        made |= _matrices(f"{prefix}gate_up_proj", [gate, up], packed=packed)
+        converted |= _matrices(f"{prefix}gate_up_proj", [gate, up], packed=packed)
         del parts[f"{_GATE}.weight"], parts[f"{_UP}.weight"]
     if down and len(down.shape) == _EXPERTS_AXES:
-        made |= _matrices(f"{prefix}down_proj", [down], packed=packed)
+        converted |= _matrices(f"{prefix}down_proj", [down], packed=packed)
         del parts[f"{_DOWN}.weight"]
     gate, up, down = (parts.get(f"{part}.bias") for part in (_GATE, _UP, _DOWN))
     if gate and up and gate.shape == up.shape:
         name, shape = f"{prefix}gate_up_proj_bias", (*gate.shape[:-1], 2 * gate.shape[-1])
-        made[name] = made_of(
+        converted[name] = made_of(
             name, [gate, up], shape, lambda *rows: torch.stack(rows, -1).flatten(-2)
         )
         del parts[f"{_GATE}.bias"], parts[f"{_UP}.bias"]
     if down:
         name = f"{prefix}down_proj_bias"
-        made[name] = as_it_is(name, parts.pop(f"{_DOWN}.bias"))
-    return made
+        converted[name] = as_it_is(name, parts.pop(f"{_DOWN}.bias"))
+    return converted
 
 
 def _matrices(name: str, parents: Sequence[GgufTensor], *, packed: bool) -> Tensors:
-    """One matrix [E, out, in], or two whose rows alternate."""
+    """Convert one matrix [E, out, in], or two whose rows alternate."""
     experts, rows, columns = parents[0].shape
     rows *= len(parents)
     if not packed:
-        return {name: made_of(name, parents, (experts, columns, rows), _dense)}
+        return {name: made_of(name, parents, (experts, columns, rows), _interleave_dense)}
     blocks = (experts, rows, columns // parents[0].kind.elements)
-    nibbles = partial(_packed, parents, _nibbles, (*blocks, 16))
-    scales = partial(_packed, parents, lambda raw: raw[..., 0], blocks)
+    nibbles = partial(_interleave_blocks, parents, _reorder_nibbles, (*blocks, 16))
+    scales = partial(_interleave_blocks, parents, lambda raw: raw[..., 0], blocks)
     return {
-        made.name: made
-        for made in (
-            _bytes(f"{name}_blocks", parents, (*blocks, 16), nibbles),
-            _bytes(f"{name}_scales", parents, blocks, scales),
+        tensor.name: tensor
+        for tensor in (
+            _byte_tensor(f"{name}_blocks", parents, (*blocks, 16), nibbles),
+            _byte_tensor(f"{name}_scales", parents, blocks, scales),
         )
     }
 
 
-def _dense(*matrices: torch.Tensor) -> torch.Tensor:
-    """[E, out, in] each, as one [E, in, out]."""
+def _interleave_dense(*matrices: torch.Tensor) -> torch.Tensor:
+    """Interleave the rows of matrices [E, out, in] as one [E, in, out]."""
     return torch.stack(matrices, 2).flatten(1, 2).transpose(1, 2)
 
 
-def _bytes(
+def _byte_tensor(
     name: str, parents: Sequence[GgufTensor], shape: tuple[int, ...], load: Any
 ) -> SourceTensor:
     sources = tuple(parent.name for parent in parents)
     return SourceTensor(name, "U8", shape, sources, load, parents[0].file, None)
 
 
-def _packed(parents: Sequence[GgufTensor], take: Any, shape: tuple[int, ...]) -> torch.Tensor:
-    """What ``take`` takes of every block, the rows of the parents alternating."""
-    made = np.empty((shape[0] * shape[1] // len(parents), len(parents), *shape[2:]), np.uint8)
-    for place, parent in enumerate(parents):
-        made[:, place] = take(read_blocks(parent))
-    return torch.from_numpy(made.reshape(shape))
+def _interleave_blocks(
+    parents: Sequence[GgufTensor], read: Any, shape: tuple[int, ...]
+) -> torch.Tensor:
+    """Apply ``read`` to the blocks of the parents, and interleave the parents' rows."""
+    blocks = np.empty((shape[0] * shape[1] // len(parents), len(parents), *shape[2:]), np.uint8)
+    for index, parent in enumerate(parents):
+        blocks[:, index] = read(read_blocks(parent))
+    return torch.from_numpy(blocks.reshape(shape))
 
 
-def _nibbles(raw: Bytes) -> Bytes:
-    """Nibbles 0–15 low and 16–31 high, as pairs with the even one low."""
+def _reorder_nibbles(raw: Bytes) -> Bytes:
+    """Convert low nibbles 0–15 and high nibbles 16–31 to pairs, the even one low."""
     codes = raw[..., 1:]
     low, high = codes & 15, codes >> 4
     return np.concatenate(

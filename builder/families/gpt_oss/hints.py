@@ -1,4 +1,4 @@
-"""Known ways in which a configuration and a GPT-OSS's tensors do not belong together."""
+"""Hints for checkpoints whose config does not match GPT-OSS's tensors."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from specbuild.runtime.engine_dir.geometry import TargetGeometry
 
 
 def experts_hints(config: Config, names: list[str]) -> list[str]:
-    """Why a configuration that is not GPT-OSS's may lie over these tensors."""
+    """Return a hint if a dense model's config lies beside GPT-OSS's tensors."""
     if not any(".mlp.experts." in name for name in names) or not _is_dense(config):
         return []
     return [
         f"the config describes {', '.join(config.texts('architectures')) or 'a model'} with a "
         "dense MLP, but the shards hold mlp.experts.* and mlp.router.*: the config does not "
-        "belong to these weights, and every MLP would be left without its own"
+        "belong to these weights"
     ]
 
 
 def mismatch_hints(g: TargetGeometry, names: list[str]) -> list[str]:
-    """What may explain that the tensors are not those of the geometry."""
+    """Return hints why the tensors do not match the geometry."""
     hints = []
     packed = any(name.endswith("_proj_blocks") for name in names)
     if packed and experts_of(g).storage == "bf16":
@@ -34,11 +34,14 @@ def mismatch_hints(g: TargetGeometry, names: list[str]) -> list[str]:
         )
     hints += layer_hints(g, names)
     if any(".mlp.gate_proj." in name for name in names):
-        hints.append("the shards hold a dense MLP, GPT-OSS has experts")
+        hints.append("the shards hold a dense MLP, but GPT-OSS has experts")
     return hints
 
 
 def _is_dense(config: Config) -> bool:
-    """Whether the configuration describes a model without experts, stray fields aside."""
+    """Return whether the config describes a model without experts.
+
+    A Llama's config may have unused fields for experts.
+    """
     dense_family = any(name.startswith("Llama") for name in config.texts("architectures"))
     return dense_family or not any("experts" in field for field in config.fields)

@@ -1,4 +1,4 @@
-"""MLA-lite: GPT-OSS attention whose cache holds a latent, of which keys and values are rebuilt."""
+"""GPT-OSS's attention with latents in the cache, from which keys and values are computed."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ class ProjectionBias(nn.Module):
 
 
 class LatentAttention(IndexedAttention):
-    """``c = x W_c``; keys ``RoPE(c W_k_lat + b_k)``, values ``c W_v_lat + b_v``; sinks per head."""
+    """Attention on ``c = x W_c``: keys ``RoPE(c W_k_lat + b_k)``, values ``c W_v_lat + b_v``."""
 
     def __init__(self, g: TargetGeometry, number: int, sizes: GraphSizes) -> None:
-        # Blocks are chosen by cached keys: here only an indexer has some.
+        # SpecPV chooses blocks by cached keys, and here only an indexer caches keys.
         super().__init__(g, number, sizes)
         latent_dim = g.latent_dims[number]
         kv_width = g.kv_heads * g.head_dim
@@ -57,16 +57,16 @@ class LatentAttention(IndexedAttention):
         blocks: LayerBlocks | None = None,
         index: LayerIndex | None = None,
     ) -> tuple[torch.Tensor, LatentPool, tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]:
-        """``x`` [T, H], normed → [T, H], the written pool, SpecPV's part and DSA's."""
+        """Map ``x`` [T, H], normed, to [T, H], the written pool, and SpecPV's and DSA's outputs."""
         heads = (self.kv_heads, self.head_dim)
         q = rotate(self.q_proj(x), tables, launch.positions, self.q_heads)
         latent = (x @ self.mla_W_c).unsqueeze(1)
         written = LatentPool(torch_op("KvWrite")(pools.c, latent, view.write_slot))
         selected, indexed, index_keys = self.choose_slots(x, index, launch)
-        place = 0 if blocks is None else blocks.place
+        table = 0 if blocks is None else blocks.place
         position = view.page_position
         if blocks is not None and position is not None:
-            position = position[place]
+            position = position[table]
         attended = torch_op("MlaAttention")(
             q,
             written.c,
@@ -75,7 +75,7 @@ class LatentAttention(IndexedAttention):
             self.mla_W_v_lat.unflatten(1, heads),
             self.v_proj.bias.view(heads),
             *tables,
-            view.page_table[place],
+            view.page_table[table],
             launch.row_start,
             view.row_slot,
             view.tree_start,

@@ -36,11 +36,11 @@ class Experts(nn.Module):
         self.down_proj_bias = nn.Parameter(torch.empty(experts, hidden))
 
     def _bytes(self, name: str, shape: tuple[int, ...]) -> None:
-        blank = torch.empty(shape, dtype=torch.uint8)
-        self.register_parameter(name, nn.Parameter(blank, requires_grad=False))
+        empty = torch.empty(shape, dtype=torch.uint8)
+        self.register_parameter(name, nn.Parameter(empty, requires_grad=False))
 
     def weights(self) -> tuple[Any, ...]:
-        """The six weight inputs of the op ``Moe``, in its order."""
+        """Return the six weight inputs of the op ``Moe``, in its order."""
         if self.storage == "mxfp4":
             return (
                 self.gate_up_proj_blocks,
@@ -67,7 +67,7 @@ class MoeBlock(nn.Module):
         self.experts = Experts(g.hidden, moe)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """``x`` [T, H], normed → [T, H]."""
+        """Map ``x`` [T, H], normed, to [T, H]."""
         return torch_op("Moe")(
             x,
             self.router(x).float(),
@@ -80,17 +80,17 @@ class MoeBlock(nn.Module):
 
 
 def layer_of(g: TargetGeometry, number: int, sizes: GraphSizes) -> Block:
-    """The block of this number, its attention over keys and values or over a latent."""
-    cached = LatentAttention if g.latent_dims and g.latent_dims[number] else GroupedAttention
+    """Return the block with this number, with attention on keys and values or on latents."""
+    attention = LatentAttention if g.latent_dims and g.latent_dims[number] else GroupedAttention
     norms = RmsNorm(g.hidden, g.norm.eps), RmsNorm(g.hidden, g.norm.eps)
-    return Block(norms, cached(g, number, sizes), MoeBlock(g))
+    return Block(norms, attention(g, number, sizes), MoeBlock(g))
 
 
 class GptOss(TargetModel):
     """GPT-OSS in the role ``target``.
 
-    With blocks its full-attention layers summarise and choose blocks (SpecPV); with DSA those that
-    have an indexer choose tokens. Keys rebuilt of latents are rotated when they are read.
+    With SpecPV, full-attention layers summarize and choose blocks. With DSA, layers that have an
+    indexer choose tokens. Keys computed from latents are rotated when they are read.
     """
 
     rotates_when_read = True

@@ -1,7 +1,6 @@
-"""OpenAI's "original" layout of GPT-OSS: its configuration and its tensor names.
+"""OpenAI's original layout of GPT-OSS: its config and its tensor names.
 
-The bytes are those of the Hugging Face layout; only q, k and v lie in one tensor, their rows one
-below the other.
+The bytes are those of Hugging Face's layout, except that one tensor has the rows of q, k and v.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from specbuild.runtime.engine_dir.geometry import Rope
 from specbuild.runtime.engine_dir.rope_scaling import YarnScaling
 from specbuild.runtime.errors import SpecbuildError
 
-RMS_EPS = 1e-5  # the layout's configuration does not name it
+RMS_EPS = 1e-5  # the layout's config does not have it
 RELEASE_VOCAB = 201088
 RELEASE_EOS = (200002, 199999, 200012)
 
@@ -45,12 +44,12 @@ BLOCK = re.compile(r"block\.(\d+)\.(.+)")
 
 
 def is_original(fields: dict[str, Any]) -> bool:
-    """Whether these are the fields of the layout's ``config.json``."""
+    """Return whether these are the fields of the layout's ``config.json``."""
     return "model_type" not in fields and "rope_scaling_factor" in fields
 
 
 def read_rope(config: Config) -> Rope:
-    """YaRN as the layout's configuration spells it; its correction range is never truncated."""
+    """Return the YaRN of the layout's config; its correction range is never truncated."""
     factor = config.number("rope_scaling_factor")
     theta = config.number("rope_theta")
     if theta <= 1:
@@ -73,7 +72,10 @@ def read_rope(config: Config) -> Rope:
 def to_canonical(
     tensors: dict[str, SourceTensor], *, q_rows: int, kv_rows: int
 ) -> dict[str, SourceTensor]:
-    """The tensors under their Hugging Face names, q, k and v apart; unknown names stay."""
+    """Return the tensors under Hugging Face's names, with q, k and v split.
+
+    Unknown names stay, for the audit to report.
+    """
     canonical: dict[str, SourceTensor] = {}
     for name, tensor in tensors.items():
         block = BLOCK.fullmatch(name)
@@ -83,9 +85,9 @@ def to_canonical(
             kind = inner.rpartition(".")[2]
             canonical |= _split_qkv(tensor, f"{layer}self_attn.", kind, q_rows, kv_rows)
             continue
-        known = BLOCK_NAMES if block else OUTER_NAMES
-        new = f"{layer}{known[inner]}" if inner in known else name
-        canonical[new] = dataclasses.replace(tensor, name=new)
+        names = BLOCK_NAMES if block else OUTER_NAMES
+        canonical_name = f"{layer}{names[inner]}" if inner in names else name
+        canonical[canonical_name] = dataclasses.replace(tensor, name=canonical_name)
     return canonical
 
 
@@ -96,7 +98,8 @@ def _split_qkv(
     if not tensor.shape or tensor.shape[0] != rows:
         raise SpecbuildError(
             f"{tensor.file}: {tensor.name} has shape {list(tensor.shape)}, expected {rows} rows "
-            f"({q_rows} of q, {kv_rows} each of k and v)"
+            f"({q_rows} of q, {kv_rows} each of k and v); check that config.json belongs to these "
+            "weights"
         )
     counts = {"q": q_rows, "k": kv_rows, "v": kv_rows}
     return row_slices(tensor, {f"{attention}{p}_proj.{kind}": n for p, n in counts.items()})

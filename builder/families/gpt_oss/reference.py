@@ -1,4 +1,4 @@
-"""GPT-OSS in transformers: how it is loaded, and where it chooses experts."""
+"""GPT-OSS in transformers: how to load it, and its routers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from specbuild.builder.families.parts.routing_margin import choice_margin
 
 
 def load_options(_path: Path, config: Mapping[str, Any]) -> dict[str, Any]:
-    """MXFP4 experts are dequantised."""
+    """Return the options that dequantize MXFP4 experts."""
     if "quantization_config" not in config:
         return {}
     from transformers.utils.quantization_config import Mxfp4Config
@@ -22,10 +22,10 @@ def load_options(_path: Path, config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def routers(model: Any) -> dict[int, nn.Module]:
-    """The routers, by layer."""
+    """Return the routers by layer."""
     return {i: layer.mlp.router for i, layer in enumerate(model.model.layers)}
 
 
 def routing_margin(router: Any, logits: torch.Tensor) -> float:
-    """The smallest distance between a chosen and an unchosen expert in any row."""
+    """Return the smallest distance between a chosen and another expert in any row."""
     return choice_margin(logits, router.top_k)

@@ -1,4 +1,4 @@
-"""One GPT-OSS layer in plain fp32 torch over whole sequences, for retrofits."""
+"""One GPT-OSS layer in plain fp32 PyTorch on whole sequences, for retrofits."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from specbuild.runtime.engine_dir.geometry import TargetGeometry
 
 
 class StreamedLayer:
-    """One layer; ``weights`` have the names that follow ``model.layers.N.``."""
+    """One layer; the names of ``weights`` lack the prefix ``model.layers.N.``."""
 
     def __init__(
         self, geometry: TargetGeometry, weights: Mapping[str, torch.Tensor], window: int
@@ -26,11 +26,11 @@ class StreamedLayer:
         self._g, self._weights, self._window = geometry, weights, window
 
     def normed(self, x: torch.Tensor) -> torch.Tensor:
-        """What attention reads of the stream [N, T, H]."""
+        """Return attention's input for the hidden states ``x`` [N, T, H]."""
         return self._norm("input_layernorm", x)
 
     def keys_values(self, normed: torch.Tensor) -> torch.Tensor:
-        """The checkpoint's own :data:`Projection`."""
+        """Compute keys and values with the checkpoint's weights; a :data:`Projection`."""
         names = ("self_attn.k_proj.weight", "self_attn.v_proj.weight")
         return normed @ torch.cat([self._float(name) for name in names]).T
 
@@ -38,7 +38,7 @@ class StreamedLayer:
     def forward(
         self, x: torch.Tensor, normed: torch.Tensor, keys_values: Projection
     ) -> torch.Tensor:
-        """The stream [N, T, H] after the layer; ``normed`` is :meth:`normed` of ``x``."""
+        """Return the layer's output [N, T, H]; ``normed`` is :meth:`normed` of ``x``."""
         attended = torch.stack([self._attention(row, keys_values) for row in normed])
         x = x + attended
         rows = self._norm("post_attention_layernorm", x)
@@ -55,7 +55,7 @@ class StreamedLayer:
         return F.linear(x, self._float(f"{name}.weight"), self._float(f"{name}.bias"))
 
     def _attention(self, x: torch.Tensor, keys_values: Projection) -> torch.Tensor:
-        """One sequence ``x`` [T, H], normed → [T, H]."""
+        """Map one sequence ``x`` [T, H], normed, to [T, H]."""
         g, count = self._g, len(x)
         positions = torch.arange(count)
         cos, sin = rope_tables(g.rope, g.head_dim, count)
@@ -66,8 +66,8 @@ class StreamedLayer:
         q, k = (rotated(part, cos, sin, positions) for part in (q, k))
         queries = q.unflatten(1, (g.kv_heads, -1))
         scores = torch.einsum("thgd,shd->hgts", queries, k) * g.head_dim**-0.5
-        seen = visibility(positions, count, torch.zeros(count, 1).int(), count, self._window)
-        scores = scores.masked_fill(~seen, -torch.inf)
+        visible = visibility(positions, count, torch.zeros(count, 1).int(), count, self._window)
+        scores = scores.masked_fill(~visible, -torch.inf)
         sinks = self._float("self_attn.sinks").view(g.kv_heads, -1, 1, 1)
         joined = torch.cat([scores, sinks.expand(-1, -1, count, 1)], dim=-1)
         weights = joined.softmax(dim=-1)[..., :count]
@@ -75,7 +75,7 @@ class StreamedLayer:
         return self._linear("self_attn.o_proj", attended)
 
     def _experts(self, x: torch.Tensor) -> torch.Tensor:
-        """``x`` [R, H], normed → [R, H]; every expert computes the rows that chose it."""
+        """Map ``x`` [R, H], normed, to [R, H]; every expert computes the rows that chose it."""
         moe = self._g.moe
         assert moe is not None and isinstance(moe.activation, ClampedSwiglu)
         alpha, limit = moe.activation.alpha, moe.activation.limit
@@ -93,8 +93,8 @@ class StreamedLayer:
         return out
 
     def _expert_weights(self, name: str) -> tuple[torch.Tensor, torch.Tensor]:
-        """All experts' [E, in, out] and biases [E, out], fp32."""
-        stored = f"mlp.experts.{name}"
-        scales = self._weights.get(f"{stored}_scales")
-        weight = self._weights[stored if scales is None else f"{stored}_blocks"]
-        return expert_weight(weight, scales), self._float(f"{stored}_bias")
+        """Return all experts' matrices [E, in, out] and biases [E, out] in fp32."""
+        prefix = f"mlp.experts.{name}"
+        scales = self._weights.get(f"{prefix}_scales")
+        weight = self._weights[prefix if scales is None else f"{prefix}_blocks"]
+        return expert_weight(weight, scales), self._float(f"{prefix}_bias")

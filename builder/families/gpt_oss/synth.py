@@ -1,4 +1,4 @@
-"""Synthetic GPT-OSS models: their named geometries, their configuration, and their weights."""
+"""Synthetic GPT-OSS models: named geometries, configs, and weights."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from specbuild.runtime.engine_dir.rope_scaling import YarnScaling
 SLIDING, FULL = "sliding_attention", "full_attention"
 SINK_STD = 0.5
 EXPERT_BIAS_STD = 0.05
-_GATED_RMS = 1.3  # of silu(gate)·(up + 1) when both have the deviation that _GATE_UP_RMS asks for
+_GATED_RMS = 1.3  # the rms of silu(gate)·(up + 1), if both have the rms _GATE_UP_RMS
 _GATE_UP_RMS = 1.2
-_MIXTURE = 0.55  # what four experts add up to, weighted by the router, against one
+_MIXTURE = 0.55  # the rms of four experts' weighted sum, relative to one expert
 
 
 def _experts(count: int, *, inner: int) -> MoeFeedForward:
@@ -48,7 +48,7 @@ def _gpt_oss(layers: int, experts: int) -> NamedGeometry:
         attention=ATTENTION_PARTS,
         norm=norm(1e-5),
         rope=_yarn(factor=32.0, original=4096),
-        layer_types=_alternating(layers),
+        layer_types=_alternating_types(layers),
         sliding_window=128,
         feed_forwards=(_experts(experts, inner=2880),),
         layer_feed_forwards=(0,) * layers,
@@ -71,7 +71,7 @@ def _tiny() -> NamedGeometry:
         attention=ATTENTION_PARTS,
         norm=norm(1e-5),
         rope=_yarn(factor=4.0, original=1024),
-        layer_types=_alternating(4),
+        layer_types=_alternating_types(4),
         sliding_window=32,
         feed_forwards=(_experts(16, inner=128),),
         layer_feed_forwards=(0,) * 4,
@@ -83,7 +83,7 @@ def _tiny() -> NamedGeometry:
 
 
 def target_config(g: TargetGeometry, pad_token_id: int) -> dict[str, Any]:
-    """The ``config.json`` of this geometry, as the releases spell it."""
+    """Return the ``config.json`` of this geometry, with the fields of the releases."""
     moe = experts_of(g)
     return {
         "architectures": ["GptOssForCausalLM"],
@@ -157,7 +157,7 @@ def _router_logits(load: Callable[[str], torch.Tensor], normed: torch.Tensor) ->
     return normed @ load("mlp.router.weight").T + load("mlp.router.bias")
 
 
-def _alternating(layers: int) -> tuple[str, ...]:
+def _alternating_types(layers: int) -> tuple[str, ...]:
     return tuple((SLIDING, FULL)[layer % 2] for layer in range(layers))
 
 

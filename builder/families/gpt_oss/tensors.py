@@ -1,4 +1,4 @@
-"""The tensors that a GPT-OSS of a given geometry consists of."""
+"""The tensors of a GPT-OSS with a certain geometry."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from specbuild.runtime.engine_dir.geometry import TargetGeometry
 
 
 def target_tensors(g: TargetGeometry) -> dict[str, ExpectedTensor]:
-    """Canonical name → shape and dtypes, for MXFP4 (blocks, scales) or dense experts."""
+    """Return shape and dtypes by canonical name, for MXFP4 (blocks, scales) or dense experts."""
     shapes = target_shapes(g, lambda _: _dense_layer(g))
     packed: Shapes = {}
     for index in range(g.layers):

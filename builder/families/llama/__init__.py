@@ -1,1 +1,1 @@
-"""Llama and its kin: grouped-query attention, and a SwiGLU or routed experts."""
+"""Llama and similar models: grouped-query attention, and a SwiGLU or routed experts."""

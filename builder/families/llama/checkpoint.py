@@ -21,9 +21,9 @@ from specbuild.builder.families.parts.grouped_config import (
 from specbuild.runtime.engine_dir.feed_forward import FeedForward, MoeFeedForward
 from specbuild.runtime.engine_dir.geometry import AttentionParts, TargetGeometry
 
-# What older versions of transformers wrote beside the weights: config.json gives it too.
+# Older versions of transformers stored this table, which also follows from config.json.
 ROTARY_TABLE = ".rotary_emb.inv_freq"
-# Text has the same position in all sections of Qwen3-VL's RoPE, so that they make no difference.
+# All sections of Qwen3-VL's RoPE have the same position in text, so they have no effect.
 _SECTIONS = frozenset({"mrope_interleaved", "mrope_section"})
 _DEFAULTS = {
     "llama": Defaults(kv_heads=0),
@@ -35,9 +35,9 @@ _DEFAULTS = {
 def read_config(
     path: Path, config: Config, *, strict: bool
 ) -> tuple[TargetGeometry, tuple[str, ...]]:
-    """The geometry, and warnings.
+    """Return the geometry and warnings.
 
-    Raises SpecbuildError for what is not implemented and for numbers that do not go together.
+    Raises SpecbuildError for unsupported or inconsistent values.
     """
     kind = config.text("model_type") or ""
     warnings = check_fields(config, FIELDS[kind], strict=strict)
@@ -56,18 +56,18 @@ def read_config(
 def without_tables(
     tensors: dict[str, SourceTensor], _geometry: TargetGeometry, _config: Config
 ) -> tuple[dict[str, SourceTensor], tuple[str, ...]]:
-    """The tensors without rotary tables, and a warning where there are some."""
-    kept = {name: t for name, t in tensors.items() if not name.endswith(ROTARY_TABLE)}
-    if len(kept) == len(tensors):
-        return kept, ()
-    return kept, (
-        f"target: {len(tensors) - len(kept)} tensors *{ROTARY_TABLE} were left out; config.json "
-        "gives what they hold",
+    """Return the tensors without rotary tables, and a warning if there are any."""
+    remaining = {name: t for name, t in tensors.items() if not name.endswith(ROTARY_TABLE)}
+    if len(remaining) == len(tensors):
+        return remaining, ()
+    return remaining, (
+        f"target: {len(tensors) - len(remaining)} tensors *{ROTARY_TABLE} are ignored; the build "
+        "computes them from config.json",
     )
 
 
 def _windows(config: Config, layers: int) -> tuple[tuple[str, ...], int]:
-    """Layer types and window: Qwen's last layers have one with ``use_sliding_window``."""
+    """Return layer types and window; ``use_sliding_window`` affects Qwen's last layers."""
     if config.boolean("use_sliding_window", False):
         full = config.integer("max_window_layers", 28, least=0)
         types = [WINDOWED if layer >= full else FULL for layer in range(layers)]
@@ -78,7 +78,7 @@ def _windows(config: Config, layers: int) -> tuple[tuple[str, ...], int]:
 
 
 def _attention(kind: str, config: Config) -> AttentionParts:
-    """Llama's and Qwen3's biases are optional; Qwen2 and MiMo have none of the output's."""
+    """Return the attention: biases are optional in Llama and Qwen3, fixed in Qwen2 and MiMo."""
     if kind in ("qwen2", "mimo"):
         return AttentionParts(qkv_bias=True)
     bias = config.boolean("attention_bias", False)
@@ -88,7 +88,7 @@ def _attention(kind: str, config: Config) -> AttentionParts:
 
 
 def _feed_forwards(config: Config) -> list[FeedForward]:
-    """Every layer's: routed experts in each ``decoder_sparse_step``-th but some."""
+    """Return the feed-forwards: each ``decoder_sparse_step``-th has experts, with exceptions."""
     if config.get("model_type") != "qwen3_moe":
         return every_layer(config, dense_swiglu(config))
     layers, step = config.count("num_hidden_layers"), config.integer("decoder_sparse_step", 1)
@@ -102,11 +102,11 @@ def _experts(config: Config) -> MoeFeedForward:
     counts: set[int] = {config.count(name) for name in names or ["num_experts"]}
     if len(counts) > 1:
         raise config.wrong("num_experts", f"num_local_experts, {config.get('num_local_experts')}")
-    # The softmax over all, normalised over those that are chosen, is the softmax over these.
-    normed = config.boolean("norm_topk_prob", False)
+    # The softmax of all, normalized over the chosen ones, equals the softmax of the chosen ones.
+    is_normalized = config.boolean("norm_topk_prob", False)
     return routed_swiglu(
         config,
         names[0] if names else "num_experts",
         "moe_intermediate_size",
-        gating="softmax_selected" if normed else "softmax_topk",
+        gating="softmax_selected" if is_normalized else "softmax_topk",
     )

@@ -1,4 +1,4 @@
-"""The fields of the configurations of Llama, Qwen2, Qwen3, Qwen3-MoE and MiMo."""
+"""The fields of the configs of Llama, Qwen2, Qwen3, Qwen3-MoE, MiMo and Qwen3-VL's text model."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from specbuild.builder.checkpoint.config_fields import TARGET_FIELDS, FieldTable
 _DENSE = TARGET_FIELDS | {"head_dim", "intermediate_size", "attention_bias"}
 _ONLY = {"hidden_act": ("silu",), "partial_rotary_factor": (1.0,)}
 _WINDOWS = frozenset({"use_sliding_window", "sliding_window", "max_window_layers", "layer_types"})
-# Without windows the other fields of windows say nothing.
+# Without use_sliding_window the other fields of windows have no effect.
 _NO_WINDOWS = {"use_sliding_window": (False,)}
 
-# Biases of Qwen2 are where they are, whatever a config says of them.
+# Qwen2's biases do not depend on the config.
 _QWEN2 = _DENSE - {"attention_bias"}
 _BIASES = frozenset({"attention_bias"})
 

@@ -1,4 +1,4 @@
-"""Llama, Qwen2, Qwen3, Qwen3-MoE and MiMo as the registry knows them."""
+"""The registry's entry for Llama, Qwen2, Qwen3, Qwen3-MoE, MiMo and Qwen3-VL's text model."""
 
 from __future__ import annotations
 

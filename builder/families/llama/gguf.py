@@ -1,4 +1,4 @@
-"""Llama, Qwen2, Qwen3 and Qwen3-MoE as GGUF files have them."""
+"""GGUF files of Llama, Qwen2, Qwen3 and Qwen3-MoE."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from specbuild.builder.families.parts.grouped_gguf import (
 )
 
 
-def _llama(keys: ModelKeys, model: GgufModel, known: Fields) -> Fields:
-    """Those of a Llama, or of what else has this architecture: Mixtral, with experts."""
+def _llama(keys: ModelKeys, model: GgufModel, shared: Fields) -> Fields:
+    """Return the fields of a Llama, or of a Mixtral, which has the same architecture."""
     experts = keys.parts("expert_count", 0)
-    fields = dense_fields(keys, model, known)
+    fields = dense_fields(keys, model, shared)
     if not experts:
-        keys.has("expert_used_count")  # zero, where a conversion notes it down
+        keys.has("expert_used_count")  # some converters write 0
         return fields | {"attention_bias": has_biases(model)}
     return fields | {
         "model_type": "mixtral",
@@ -26,11 +26,11 @@ def _llama(keys: ModelKeys, model: GgufModel, known: Fields) -> Fields:
     }
 
 
-def _biased(keys: ModelKeys, model: GgufModel, known: Fields) -> Fields:
-    return dense_fields(keys, model, known) | {"attention_bias": has_biases(model)}
+def _with_biases(keys: ModelKeys, model: GgufModel, shared: Fields) -> Fields:
+    return dense_fields(keys, model, shared) | {"attention_bias": has_biases(model)}
 
 
-def _qwen3_moe(keys: ModelKeys, model: GgufModel, _known: Fields) -> Fields:
+def _qwen3_moe(keys: ModelKeys, model: GgufModel, _shared: Fields) -> Fields:
     return {
         "attention_bias": has_biases(model),
         "decoder_sparse_step": 1,
@@ -46,6 +46,6 @@ def _qwen3_moe(keys: ModelKeys, model: GgufModel, _known: Fields) -> Fields:
 FORMS = {
     "llama": GroupedGguf("llama", pairs=True, own=_llama).form,
     "qwen2": GroupedGguf("qwen2").form,
-    "qwen3": GroupedGguf("qwen3", own=_biased).form,
+    "qwen3": GroupedGguf("qwen3", own=_with_biases).form,
     "qwen3moe": GroupedGguf("qwen3_moe", own=_qwen3_moe).form,
 }

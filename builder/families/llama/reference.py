@@ -1,4 +1,4 @@
-"""The family in transformers: how MiMo and Qwen3-VL's text model are loaded."""
+"""MiMo and Qwen3-VL's text model in transformers: how to load them."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-# A MiMo is a Qwen2 with MTP layers beside, Qwen3-VL without images a Qwen3.
+# MiMo is a Qwen2 with MTP layers. Qwen3-VL without images is a Qwen3.
 CLASSES = {"mimo": "Qwen2ForCausalLM", "qwen3_vl_text": "Qwen3ForCausalLM"}
 
 
 def load_options(_path: Path, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The configuration as that of such a class; nothing for types that transformers knows."""
+    """Return the config of the equivalent class; {} for types that transformers supports."""
     if fields["model_type"] not in CLASSES:
         return {}
     import transformers
 
     name = CLASSES[fields["model_type"]].replace("ForCausalLM", "Config")
-    kind = getattr(transformers, name)
-    return {"config": kind.from_dict({**fields, "model_type": kind.model_type})}
+    config_class = getattr(transformers, name)
+    return {"config": config_class.from_dict({**fields, "model_type": config_class.model_type})}

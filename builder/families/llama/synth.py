@@ -1,4 +1,4 @@
-"""Synthetic models of Llama and its kin: named geometries, configurations, and weights."""
+"""Synthetic models of Llama and similar ones: named geometries, configs, and weights."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ _ARCHITECTURES = {
     "qwen3_moe": "Qwen3MoeForCausalLM",
     "mimo": "MiMoForCausalLM",
 }
-_NORMED = AttentionParts(qk_norm="head")
-_BIASED = AttentionParts(qkv_bias=True)
-# A config of Qwen3-MoE names the width of dense layers, which the releases have not.
+_QK_NORMS = AttentionParts(qk_norm="head")
+_QKV_BIASES = AttentionParts(qkv_bias=True)
+# Configs of Qwen3-MoE have the width of dense layers, but the releases have no dense layer.
 _UNUSED_INNER = 6144
 
 _LLAMA = Vocabulary(128256, 128000, (128001, 128008, 128009), 128004)
@@ -51,7 +51,7 @@ def _qwen(
     return GroupedSizes(
         hidden=hidden, layers=layers, q_heads=heads[0], kv_heads=heads[1], head_dim=128,
         feed_forward=feed_forward, draft_inner=draft_inner, vocabulary=_QWEN,
-        positions=40960, rope=Rope(1e6), eps=1e-6, attention=_NORMED,
+        positions=40960, rope=Rope(1e6), eps=1e-6, attention=_QK_NORMS,
     )  # fmt: skip
 
 
@@ -59,12 +59,12 @@ def _mimo() -> GroupedSizes:
     return GroupedSizes(
         hidden=4096, layers=36, q_heads=32, kv_heads=8, head_dim=128, feed_forward=dense(11008),
         draft_inner=11008, vocabulary=_MIMO, positions=32768, rope=Rope(640000.0), eps=1e-5,
-        attention=_BIASED,
+        attention=_QKV_BIASES,
     )  # fmt: skip
 
 
-def _own_fields(g: TargetGeometry) -> dict[str, Any]:
-    """What configurations of the family have beside what all have."""
+def _family_fields(g: TargetGeometry) -> dict[str, Any]:
+    """Return the config's fields that only this family has."""
     (feed_forward,) = g.feed_forwards
     fields: dict[str, Any] = {"attention_bias": g.attention.qkv_bias}
     if isinstance(feed_forward, DenseFeedForward):
@@ -95,11 +95,11 @@ LLAMA_SYNTH = SynthTarget(
         ),
         "mimo-7b": lambda: named("mimo", _mimo()),
         "tiny-llama": lambda: named("llama", tiny_sizes(dense(512))),
-        "tiny-qwen3": lambda: named("qwen3", tiny_sizes(dense(512), attention=_NORMED)),
+        "tiny-qwen3": lambda: named("qwen3", tiny_sizes(dense(512), attention=_QK_NORMS)),
         "tiny-qwen3-moe": lambda: named(
-            "qwen3_moe", tiny_sizes(routed(16, 4, 64), attention=_NORMED)
+            "qwen3_moe", tiny_sizes(routed(16, 4, 64), attention=_QK_NORMS)
         ),
-        "tiny-mimo": lambda: named("mimo", tiny_sizes(dense(512), attention=_BIASED)),
+        "tiny-mimo": lambda: named("mimo", tiny_sizes(dense(512), attention=_QKV_BIASES)),
     },
-    config=config_writer(_ARCHITECTURES, _own_fields),
+    config=config_writer(_ARCHITECTURES, _family_fields),
 )

@@ -1,1 +1,1 @@
-"""Mistral, Ministral 3 and Mixtral: grouped-query attention, and a SwiGLU or two of its experts."""
+"""Mistral, Ministral 3 and Mixtral: grouped-query attention, and a SwiGLU or routed experts."""

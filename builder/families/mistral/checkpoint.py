@@ -34,7 +34,7 @@ FIELDS = {
     ),
 }
 _BETA = "llama_4_scaling_beta"
-# Ministral 3 repeats the context's length beside its YaRN.
+# Ministral 3 repeats the context length in its YaRN section.
 _ROPE_FIELDS = frozenset({_BETA, "max_position_embeddings"})
 _DEFAULTS = {
     "mistral": Defaults(kv_heads=8),
@@ -46,17 +46,17 @@ _DEFAULTS = {
 def read_config(
     path: Path, config: Config, *, strict: bool
 ) -> tuple[TargetGeometry, tuple[str, ...]]:
-    """The geometry, and warnings.
+    """Return the geometry and warnings.
 
-    Raises SpecbuildError for what is not implemented and for numbers that do not go together.
+    Raises SpecbuildError for unsupported or inconsistent values.
     """
     kind = config.text("model_type") or ""
     warnings = check_fields(config, FIELDS[kind], strict=strict)
-    grows = kind == "ministral3"
+    has_growth = kind == "ministral3"
     geometry = grouped_geometry(
         path,
         config,
-        AttentionParts(query_growth=_query_growth(config) if grows else None),
+        AttentionParts(query_growth=_query_growth(config) if has_growth else None),
         every_layer(config, _feed_forward(config, kind)),
         defaults=_DEFAULTS[kind],
         windows=_windows(config),
@@ -67,28 +67,28 @@ def read_config(
 def canonical_tensors(
     tensors: dict[str, SourceTensor], _geometry: TargetGeometry, _config: Config
 ) -> tuple[dict[str, SourceTensor], tuple[str, ...]]:
-    """The tensors, Mixtral's experts under the names that others have."""
+    """Return the tensors, with Mixtral's experts under the names of other families."""
     return renamed_layers(tensors, BLOCK_SPARSE_NAMES), ()
 
 
 def _feed_forward(config: Config, kind: str) -> FeedForward:
     if kind != "mixtral":
         return dense_swiglu(config)
-    # The softmax over all, normalised over those that are chosen, is the softmax over these.
+    # The softmax of all, normalized over the chosen ones, equals the softmax of the chosen ones.
     return routed_swiglu(
         config, "num_local_experts", "intermediate_size", gating="softmax_selected"
     )
 
 
 def _windows(config: Config) -> tuple[tuple[str, ...], int]:
-    """Every layer has the window, or none."""
+    """Return layer types and window: every layer has the window, or none."""
     layers = config.count("num_hidden_layers")
     window = config.optional_integer("sliding_window")
     return (FULL if window is None else WINDOWED,) * layers, window or 0
 
 
 def _query_growth(config: Config) -> QueryGrowth | None:
-    """The factor of queries beyond the original context; None where beta is 0, as Devstral's."""
+    """Return the factor of queries beyond the original context; None if beta is 0 (Devstral)."""
     nested = next((config.section(name) for name in NESTED if config.get(name) is not None), config)
     if nested.get(_BETA) in (None, 0):
         return None

@@ -1,4 +1,4 @@
-"""Mistral, Ministral 3 and Mixtral as the registry knows them."""
+"""The registry's entry for Mistral, Ministral 3 and Mixtral."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ministral 3 as GGUF files have it; a Mistral and a Mixtral are llamas there."""
+"""GGUF files of Ministral 3; those of Mistral and Mixtral have the architecture llama."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from specbuild.builder.checkpoint.gguf.parts import GgufModel
 from specbuild.builder.families.parts.grouped_gguf import Fields, GroupedGguf, dense_fields
 
 
-def _ministral(keys: ModelKeys, model: GgufModel, known: Fields) -> Fields:
-    """The factor of queries, and YaRN's of cosines and sines, where ``mscale`` is 1.
+def _ministral(keys: ModelKeys, model: GgufModel, shared: Fields) -> Fields:
+    """Return the factor of queries, and YaRN's factors of cosine and sine.
 
-    The file has ``mscale_all_dim`` as YaRN's logarithmic factor, and no ``mscale``: llama.cpp takes
-    both for equal.
+    The file stores ``mscale_all_dim`` as YaRN's logarithmic factor, and no ``mscale``. llama.cpp
+    uses the same value for both.
     """
-    fields = dense_fields(keys, model, known)
-    scaling = known["rope_scaling"]
+    fields = dense_fields(keys, model, shared)
+    scaling = shared["rope_scaling"]
     if scaling is None or scaling["rope_type"] != "yarn":
         keys.has("attention.temperature_scale")
         return fields

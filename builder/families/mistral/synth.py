@@ -1,4 +1,4 @@
-"""Synthetic Mistral, Ministral 3 and Mixtral models: named geometries and configurations."""
+"""Synthetic Mistral, Ministral 3 and Mixtral models: named geometries and configs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _PIECES = Vocabulary(32000, 32000, (2,), 0)
 
 
 def _yarn(original: int) -> Rope:
-    """Ministral 3's, whose factors of cosine and sine cancel each other."""
+    """Return Ministral 3's RoPE, whose factors of cosine and sine cancel each other."""
     return Rope(1e6, YarnScaling(factor=16.0, original_max_positions=original, truncate=True))
 
 
@@ -60,8 +60,8 @@ def _mixtral() -> GroupedSizes:
     )  # fmt: skip
 
 
-def _own_fields(g: TargetGeometry) -> dict[str, Any]:
-    """What configurations of the family have beside what all have."""
+def _family_fields(g: TargetGeometry) -> dict[str, Any]:
+    """Return the config's fields that only this family has."""
     fields: dict[str, Any] = {"sliding_window": g.sliding_window or None}
     feed_forward, growth = g.feed_forward(0), g.attention.query_growth
     moe = routed_part(feed_forward)
@@ -101,5 +101,5 @@ MISTRAL_SYNTH = SynthTarget(
         ),
         "tiny-mixtral": lambda: named("mixtral", tiny_sizes(routed(16, 4, 64))),
     },
-    config=config_writer(MODEL_TYPES, _own_fields),
+    config=config_writer(MODEL_TYPES, _family_fields),
 )

@@ -152,10 +152,13 @@ def test_a_config_of_experts_over_a_dense_mlp(model: Path) -> None:
         ({"q_lora_rank": None}, "missing: model.layers.{0-1}.self_attn.q_proj.weight"),
         ({"num_hidden_layers": 3}, "the shards hold 2 layers, config.json says 3"),
         ({"num_key_value_heads": 2}, "num_key_value_heads: got 2, expected as many as"),
-        ({"n_group": 3}, "8 experts do not divide into n_group 3 groups"),
+        ({"n_group": 3}, "8 experts are not a multiple of n_group 3"),
         ({"topk_group": 5}, "topk_group 5 of n_group 4"),
-        ({"n_group": 8}, "8 experts in n_group 8 groups, which need two or more"),
-        ({"num_experts_per_tok": 5}, "5 experts per token, but only 4 in the 2 groups"),
+        ({"n_group": 8}, "n_group 8 leaves one expert per group, expected two or more"),
+        (
+            {"num_experts_per_tok": 5},
+            "5 experts per token, but the 2 groups of a token",
+        ),
         ({"scoring_func": "softmax"}, "scoring_func 'softmax' is not implemented"),
         ({"attention_bias": True}, "attention_bias True is not implemented"),
         ({"quantization_config": {"quant_method": "fp8"}}, "no tensor is stored quantized"),
@@ -188,7 +191,7 @@ def test_a_llama_config_over_these_shards(model: Path) -> None:
     message = refusal(model)
     assert "missing: model.layers.{0-1}.self_attn.k_proj.weight" in message
     assert "dense MLP, but the shards hold mlp.experts.*" in message
-    assert "MLA attention, which is built for a config.json of model_type" in message
+    assert "MLA attention, which needs a config.json of model_type" in message
 
 
 def test_what_belongs_to_gpt_oss(model: Path, tmp_path: Path) -> None:
@@ -197,7 +200,9 @@ def test_what_belongs_to_gpt_oss(model: Path, tmp_path: Path) -> None:
     geometry = read_target(model, strict=True).geometry
     with pytest.raises(SpecbuildError, match="blocks are chosen by cached keys"):
         compute_engine_sizes(options, geometry, None)
-    with pytest.raises(SpecbuildError, match="caches latents already; retrofit mla is for gpt"):
+    with pytest.raises(
+        SpecbuildError, match="already caches latents; retrofit mla supports only gpt"
+    ):
         retrofit_mla(LatentOptions(model=model, rank=8), SilentProgress())
     with pytest.raises(SpecbuildError, match="size of shared experts is 48, but CUDA kernels"):
         require_cuda_support(geometry, None)

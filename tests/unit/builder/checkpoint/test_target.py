@@ -277,7 +277,7 @@ def test_dense_mlp_tensors_under_a_gpt_oss_config(target: Path) -> None:
     edit_tensors(target, densify)
     message = refusal(target)
     assert "left over: model.layers.{0-1}.mlp.gate_proj.weight" in message
-    assert "hint: the shards hold a dense MLP, GPT-OSS has experts" in message
+    assert "hint: the shards hold a dense MLP, but GPT-OSS has experts" in message
 
 
 def test_draft_given_as_target(tmp_path: Path) -> None:
