@@ -1,1 +1,1 @@
-"""Gemma 3, text only: norms around attention and feed-forward, windows in five layers of six."""
+"""Gemma 3's text model: norms around attention and feed-forward, windows in five layers of six."""

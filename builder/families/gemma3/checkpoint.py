@@ -49,8 +49,8 @@ FIELDS = FieldTable(
     },
     inert=frozenset({"cache_implementation"}),
 )
-# The text sections of releases leave out what has transformers' default.
-_OMITTED = {
+# The text sections of releases omit fields with transformers' default.
+_FIELD_DEFAULTS = {
     "head_dim": 256,
     "max_position_embeddings": 131072,
     "num_attention_heads": 8,
@@ -61,19 +61,19 @@ _OMITTED = {
 }
 _DEFAULTS = Defaults(theta=1e6, tied=True, rounding="after_weight")
 _LOCAL_THETA = 10000.0
-_EVERY = 6  # a layer without a window
+_FULL_ATTENTION_INTERVAL = 6  # one layer of this many has no window
 
 
 def read_config(
     path: Path, config: Config, *, strict: bool
 ) -> tuple[TargetGeometry, tuple[str, ...]]:
-    """The geometry, and warnings.
+    """Return the geometry and warnings.
 
-    Raises SpecbuildError for what is not implemented and for numbers that do not go together.
+    Raises SpecbuildError for unsupported or inconsistent values.
     """
     warnings = check_fields(config, FIELDS, strict=strict)
-    stated = {name: value for name, value in config.fields.items() if value is not None}
-    config = replace(config, fields=_OMITTED | stated)
+    config_fields = {name: value for name, value in config.fields.items() if value is not None}
+    config = replace(config, fields=_FIELD_DEFAULTS | config_fields)
     mlp = DenseFeedForward(inner=config.integer("intermediate_size"), activation=Geglu())
     feed_forwards = every_layer(config, mlp)
     local = config.number("rope_local_base_freq", _LOCAL_THETA)
@@ -85,15 +85,15 @@ def read_config(
         defaults=replace(_DEFAULTS, window_theta=local),
         windows=_windows(config, len(feed_forwards)),
     )
-    # Transformers rounds the factor to the weights' type: in bf16 that is another one.
-    scaled = Multipliers(embedding=math.sqrt(geometry.hidden))
-    return replace(geometry, norm_places="both", multipliers=scaled), warnings
+    # Transformers rounds the factor to the weights' type, so it differs in bf16.
+    multipliers = Multipliers(embedding=math.sqrt(geometry.hidden))
+    return replace(geometry, norm_places="both", multipliers=multipliers), warnings
 
 
 def engine_tensors(
     tensors: dict[str, SourceTensor], _geometry: TargetGeometry, _config: Config
 ) -> dict[str, SourceTensor]:
-    """Audited tensors; weights of norms are stored less 1, and engines have them whole, in fp32."""
+    """Convert audited tensors: checkpoints store norm weights minus 1, engines in full and fp32."""
     return {
         name: full_norm(tensor) if name.endswith("norm.weight") else tensor
         for name, tensor in tensors.items()
@@ -101,27 +101,27 @@ def engine_tensors(
 
 
 def _windows(config: Config, layers: int) -> tuple[tuple[str, ...], int]:
-    """Layer types and window: each sixth layer has none."""
-    every = config.integer(_PATTERN, config.integer(f"_{_PATTERN}", _EVERY))
+    """Return layer types and window: each sixth layer has none."""
+    every = config.integer(_PATTERN, config.integer(f"_{_PATTERN}", _FULL_ATTENTION_INTERVAL))
     types = [WINDOWED if (layer + 1) % every else FULL for layer in range(layers)]
     return read_windows(config, layers, types)
 
 
-def _fields(keys: ModelKeys, model: GgufModel, known: dict[str, Any]) -> dict[str, Any]:
-    """A file has neither the local theta, nor the pattern, nor the scale of scores."""
-    layers, heads = known["num_hidden_layers"], known["num_attention_heads"]
-    large = layers == _LARGEST_LAYERS
-    return dense_fields(keys, model, known) | {
+def _fields(keys: ModelKeys, model: GgufModel, shared: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields that a file lacks: the local theta, the windows, and the scale."""
+    layers, heads = shared["num_hidden_layers"], shared["num_attention_heads"]
+    is_27b = layers == _27B_LAYERS
+    return dense_fields(keys, model, shared) | {
         "hidden_act": None,
         "hidden_activation": _ACTIVATION,
-        "query_pre_attn_scalar": known["hidden_size"] // heads if large else known["head_dim"],
+        "query_pre_attn_scalar": shared["hidden_size"] // heads if is_27b else shared["head_dim"],
         "rope_local_base_freq": keys.number("rope.freq_base_swa", _LOCAL_THETA),
         "sliding_window": keys.integer("attention.sliding_window"),
     }
 
 
-# Of Gemma 3 27B, whose scores have a scale of their own; llama.cpp knows it by its layers too.
-_LARGEST_LAYERS = 62
+# Gemma 3 27B has another scale of scores; llama.cpp also recognizes it by its layers.
+_27B_LAYERS = 62
 _GGUF = GroupedGguf(
     "gemma3_text",
     names={
@@ -134,7 +134,7 @@ _GGUF = GroupedGguf(
 
 
 def _gguf_tensors(model: GgufModel, config: dict[str, Any]) -> Tensors:
-    """The tensors in Hugging Face's layout: files have the weights of norms whole."""
+    """Return the tensors in Hugging Face's layout; GGUF files store norm weights in full."""
     return {
         name: remade(name, tensor, lambda weight: weight - 1.0)
         if name.endswith("norm.weight")

@@ -1,4 +1,4 @@
-"""Gemma 3's text model as the registry knows it, and synthetic models of it."""
+"""The registry's entry for Gemma 3's text model, and synthetic models of it."""
 
 from __future__ import annotations
 
@@ -46,34 +46,34 @@ def _geglu(inner: int) -> DenseFeedForward:
     return DenseFeedForward(inner=inner, activation=Geglu())
 
 
-def _scaled(scalar: int) -> AttentionParts:
+def _attention(scalar: int) -> AttentionParts:
     return AttentionParts(qk_norm="head", scale=scalar**-0.5)
 
 
-def _large() -> GroupedSizes:
+def _27b() -> GroupedSizes:
     return GroupedSizes(
         hidden=5376, layers=62, q_heads=32, kv_heads=16, head_dim=128, feed_forward=_geglu(21504),
         draft_inner=21504, vocabulary=_VOCABULARY, positions=131072,
-        rope=Rope(1e6, LinearScaling(factor=8.0)), eps=1e-6, attention=_scaled(168),
+        rope=Rope(1e6, LinearScaling(factor=8.0)), eps=1e-6, attention=_attention(168),
         layer_types=_WINDOWS, window=1024, rounding="after_weight",
     )  # fmt: skip
 
 
-def _middle() -> GroupedSizes:
+def _12b() -> GroupedSizes:
     return replace(
-        _large(), hidden=3840, layers=48, q_heads=16, kv_heads=8, head_dim=256,
-        feed_forward=_geglu(15360), draft_inner=15360, attention=_scaled(256),
+        _27b(), hidden=3840, layers=48, q_heads=16, kv_heads=8, head_dim=256,
+        feed_forward=_geglu(15360), draft_inner=15360, attention=_attention(256),
     )  # fmt: skip
 
 
 def _tiny() -> GroupedSizes:
     return tiny_sizes(
-        _geglu(512), layers=6, attention=_scaled(64), layer_types=_WINDOWS, window=64,
+        _geglu(512), layers=6, attention=_attention(64), layer_types=_WINDOWS, window=64,
         rope=Rope(1e6), rounding="after_weight",
     )  # fmt: skip
 
 
-def _named(sizes: GroupedSizes) -> NamedGeometry:
+def _geometry(sizes: GroupedSizes) -> NamedGeometry:
     return named(
         "gemma3_text",
         sizes,
@@ -83,7 +83,7 @@ def _named(sizes: GroupedSizes) -> NamedGeometry:
     )
 
 
-def _own_fields(g: TargetGeometry) -> dict[str, Any]:
+def _family_fields(g: TargetGeometry) -> dict[str, Any]:
     assert g.attention.scale is not None
     return {
         "hidden_act": None,
@@ -97,7 +97,7 @@ def _own_fields(g: TargetGeometry) -> dict[str, Any]:
 
 
 def _tensor(fill: Fill, g: TargetGeometry, name: str, shape: tuple[int, ...]) -> SynthTensor:
-    """As in other layers; norms hold their weights less 1."""
+    """Return a tensor like that of other layers, with norm weights minus 1."""
     return layer_tensor(fill, g, name, shape, norms_less=_NORMS_LESS)
 
 
@@ -110,11 +110,11 @@ GEMMA3 = TargetFamily(
     module=GroupedModel,
     synth=SynthTarget(
         geometries={
-            "gemma-3-27b": lambda: _named(_large()),
-            "gemma-3-12b": lambda: _named(_middle()),
-            "tiny-gemma3": lambda: _named(_tiny()),
+            "gemma-3-27b": lambda: _geometry(_27b()),
+            "gemma-3-12b": lambda: _geometry(_12b()),
+            "tiny-gemma3": lambda: _geometry(_tiny()),
         },
-        config=config_writer(_MODEL_TYPES, _own_fields),
+        config=config_writer(_MODEL_TYPES, _family_fields),
         tensor=_tensor,
         norms_less=_NORMS_LESS,
     ),

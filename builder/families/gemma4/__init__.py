@@ -1,1 +1,1 @@
-"""Gemma 4's text part: heads by layer type, shared caches, experts beside a dense MLP."""
+"""Gemma 4's text model: heads by layer type, shared caches, experts beside a dense MLP."""

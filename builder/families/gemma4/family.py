@@ -1,4 +1,4 @@
-"""Gemma 4 as the registry knows it."""
+"""The registry's entry for Gemma 4."""
 
 from __future__ import annotations
 

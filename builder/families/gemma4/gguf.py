@@ -1,4 +1,4 @@
-"""Gemma 4 as llama.cpp writes it."""
+"""GGUF files of Gemma 4."""
 
 from __future__ import annotations
 
@@ -55,12 +55,12 @@ _OUTER = {
     "per_layer_proj_norm.weight": "model.per_layer_projection_norm.weight",
 }
 _STACKED = ("ffn_gate_up_exps.weight", "ffn_down_exps.weight")
-# What frequencies that do not turn are divided by.
-_STILL = 1e29
+# llama.cpp divides the frequencies of unrotated dimensions by a factor of at least this.
+_MIN_UNROTATED_FACTOR = 1e29
 
 
 def config_fields(keys: ModelKeys, model: GgufModel) -> dict[str, Any]:
-    """The fields of ``config.json``; SpecbuildError for keys that do not go together."""
+    """Return the fields of ``config.json``; raises SpecbuildError for inconsistent keys."""
     inner = keys.integers("feed_forward_length")
     inputs = keys.integer("embedding_length_per_layer_input", 0, least=0)
     fields: dict[str, Any] = {
@@ -85,13 +85,13 @@ def config_fields(keys: ModelKeys, model: GgufModel) -> dict[str, Any]:
 
 
 def _attention_fields(keys: ModelKeys, model: GgufModel) -> dict[str, Any]:
-    """Layers, their types, heads and rotary embeddings."""
+    """Return the fields of layers, their types, heads and rotary embeddings."""
     layers = keys.parts("block_count")
-    windowed = keys.switches("attention.sliding_window_pattern") or [True]
-    windowed = windowed * layers if len(windowed) == 1 else windowed
-    if len(windowed) != layers:
+    has_windows = keys.switches("attention.sliding_window_pattern") or [True]
+    has_windows = has_windows * layers if len(has_windows) == 1 else has_windows
+    if len(has_windows) != layers:
         raise keys.fields.wrong("attention.sliding_window_pattern", f"{layers} switches")
-    types = [WINDOWED if local else FULL for local in windowed]
+    types = [WINDOWED if has_window else FULL for has_window in has_windows]
     kv_heads = _kv_heads_by_type(keys, types)
     head_dim = keys.integer("attention.key_length")
     local_dim = keys.integer("attention.key_length_swa", head_dim)
@@ -103,7 +103,7 @@ def _attention_fields(keys: ModelKeys, model: GgufModel) -> dict[str, Any]:
     ):
         keys.same(name, width)
     full = types.index(FULL) if FULL in types else 0
-    turning = _turning(model.tensors.get(ROPE_FACTORS))
+    rotary_share = _rotary_share(model.tensors.get(ROPE_FACTORS))
     thetas = keys.number("rope.freq_base", 1e6), keys.number("rope.freq_base_swa", 1e4)
     return {
         "num_hidden_layers": layers,
@@ -116,7 +116,7 @@ def _attention_fields(keys: ModelKeys, model: GgufModel) -> dict[str, Any]:
         "layer_types": types,
         "sliding_window": keys.integer("attention.sliding_window"),
         "rope_parameters": {
-            FULL: {"rope_theta": thetas[0], "rope_type": "proportional", PARTIAL: turning},
+            FULL: {"rope_theta": thetas[0], "rope_type": "proportional", PARTIAL: rotary_share},
             WINDOWED: {"rope_theta": thetas[1], "rope_type": "default"},
         },
     }
@@ -137,59 +137,61 @@ def _expert_fields(keys: ModelKeys) -> dict[str, Any]:
 def _kv_heads_by_type(keys: ModelKeys, types: list[str]) -> dict[str, int]:
     """Return the KV heads of each layer type; the key has one number, or one for each layer."""
     name = "attention.head_count_kv"
-    given = keys.integers(name)
-    listed = given * len(types) if len(given) == 1 else given
-    found = dict(zip(types, listed, strict=False))
-    if len(listed) != len(types) or any(
-        found[kind] != number for kind, number in zip(types, listed, strict=True)
+    numbers = keys.integers(name)
+    by_layer = numbers * len(types) if len(numbers) == 1 else numbers
+    by_type = dict(zip(types, by_layer, strict=False))
+    if len(by_layer) != len(types) or any(
+        by_type[kind] != number for kind, number in zip(types, by_layer, strict=True)
     ):
         raise keys.fields.wrong(name, f"one number for each type of {len(types)} layers")
-    return {WINDOWED: found.get(WINDOWED, listed[0]), FULL: found.get(FULL, listed[0])}
+    return {WINDOWED: by_type.get(WINDOWED, by_layer[0]), FULL: by_type.get(FULL, by_layer[0])}
 
 
-def _turning(factors: GgufTensor | None) -> float:
-    """The share of frequencies that turn: the others are divided by a very large factor."""
+def _rotary_share(factors: GgufTensor | None) -> float:
+    """Return the share of rotated dimensions, from the factors of their frequencies."""
     if factors is None:
         return 1.0
     values = read_values(factors).double()
-    return float((values < _STILL).double().mean())
+    return float((values < _MIN_UNROTATED_FACTOR).double().mean())
 
 
 def gguf_tensors(model: GgufModel, config: dict[str, Any]) -> Tensors:
-    """The tensors in Hugging Face's layout, experts each for itself."""
-    found = by_layer(model.tensors)
-    outer = {name: tensor for name, tensor in found.outer.items() if name != ROPE_FACTORS}
-    own = {name: outer.pop(name) for name in [*outer] if name in _OUTER}
-    made = outer_tensors(outer) | {
-        _OUTER[name]: as_it_is(_OUTER[name], tensor) for name, tensor in own.items()
+    """Return the tensors in Hugging Face's layout, with one tensor for each expert."""
+    grouped = by_layer(model.tensors)
+    outer = {name: tensor for name, tensor in grouped.outer.items() if name != ROPE_FACTORS}
+    layer_inputs = {name: outer.pop(name) for name in [*outer] if name in _OUTER}
+    converted = outer_tensors(outer) | {
+        _OUTER[name]: as_it_is(_OUTER[name], tensor) for name, tensor in layer_inputs.items()
     }
-    for layer, parts in found.layers.items():
+    for layer, parts in grouped.layers.items():
         prefix = f"model.layers.{layer}."
         for name in _STACKED:
             stacked = parts.get(name)
-            # Any other shape stays, for the audit to report.
+            # The audit reports tensors of other shapes.
             if stacked is None or len(stacked.shape) != 3:
                 continue
             if stacked.shape[0] == config.get("num_experts"):
-                made |= _experts(f"{prefix}experts.", name, parts.pop(name))
-        made |= renamed(parts, prefix, _NAMES)
-    return made
+                converted |= _split_stack(f"{prefix}experts.", name, parts.pop(name))
+        converted |= renamed(parts, prefix, _NAMES)
+    return converted
 
 
-def _experts(prefix: str, stacked_name: str, stacked: GgufTensor) -> Tensors:
-    """Every expert's own matrices: of the first stack gates stand above ups."""
+def _split_stack(prefix: str, name: str, stacked: GgufTensor) -> Tensors:
+    """Return the matrices of every expert; gates precede ups in the first stack."""
     count, rows, width = stacked.shape
-    if stacked_name == _STACKED[1]:
+    if name == _STACKED[1]:
         cuts = {"down_proj": slice(0, rows)}
     else:
         cuts = {"gate_proj": slice(0, rows // 2), "up_proj": slice(rows // 2, rows)}
-    made: Tensors = {}
+    split: Tensors = {}
     for expert in range(count):
-        for name, cut in cuts.items():
-            full, height = f"{prefix}{expert}.{name}.weight", cut.stop - cut.start
-            one = part(stacked, expert)
-            made[full] = made_of(full, [one], (height, width), partial(_rows, cut=cut))
-    return made
+        for matrix, cut in cuts.items():
+            tensor_name, height = f"{prefix}{expert}.{matrix}.weight", cut.stop - cut.start
+            expert_tensor = part(stacked, expert)
+            split[tensor_name] = made_of(
+                tensor_name, [expert_tensor], (height, width), partial(_rows, cut=cut)
+            )
+    return split
 
 
 def _rows(weight: torch.Tensor, *, cut: slice) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Gemma 4's blocks: experts beside the feed-forward, inputs and a factor of each layer."""
+"""Gemma 4's blocks: experts beside the feed-forward, and inputs and a factor for each layer."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from specbuild.runtime.engine_dir.feed_forward import (
 )
 from specbuild.runtime.engine_dir.geometry import TargetGeometry
 
-# Of a block with experts, beside those of every block: of the feed-forward's output, of what
-# experts read, and of what they give.
+# Norms that only blocks with experts have: of the feed-forward's output, the experts' input, and
+# the experts' output.
 APART_NORMS = (
     "post_feedforward_layernorm_1",
     "pre_feedforward_layernorm_2",
@@ -32,7 +32,7 @@ APART_NORMS = (
 
 
 class Router(nn.Module):
-    """The router: a norm of its own, a projection, and a factor of each expert."""
+    """The router: a norm, a projection, and a factor for each expert."""
 
     def __init__(self, g: TargetGeometry, moe: MoeFeedForward) -> None:
         super().__init__()
@@ -42,19 +42,24 @@ class Router(nn.Module):
         self.per_expert_scale = nn.Parameter(torch.empty(moe.experts))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Logits [T, E] of the stream ``x`` [T, H]; ``scale`` holds the factor ``H^-½`` too."""
+        """Return logits [T, E] of hidden states ``x`` [T, H]; ``scale`` includes ``H^-½``."""
         normed = F.rms_norm(x.float(), self.scale.shape, self.scale.float(), self.eps)
         logits: torch.Tensor = self.proj(normed.to(x.dtype))
         return logits
 
 
 class Gemma4Block(Block):
-    """A block whose experts and feed-forward both read the stream, with norms of their own."""
+    """A block whose experts and feed-forward both read the hidden states, with separate norms."""
 
     def __init__(
-        self, g: TargetGeometry, number: int, norms: Sequence[nn.Module], *parts: Any, **where: Any
+        self,
+        g: TargetGeometry,
+        number: int,
+        norms: Sequence[nn.Module],
+        *parts: Any,
+        **options: Any,
     ) -> None:
-        super().__init__(norms, *parts, **where)
+        super().__init__(norms, *parts, **options)
         feed_forward = g.feed_forward(number)
         self.routing = feed_forward.moe if isinstance(feed_forward, BothFeedForward) else None
         if self.routing is not None:
@@ -70,23 +75,25 @@ class Gemma4Block(Block):
         self.layer_scalar = nn.Parameter(torch.empty(1)) if g.layer_scale else None
 
     def feed_forward(self, x: torch.Tensor, normed: torch.Tensor) -> torch.Tensor:
-        """What feed-forward and experts make of the stream ``x`` [T, H]."""
+        """Return the sum of feed-forward and experts, for hidden states ``x`` [T, H]."""
         dense = super().feed_forward(x, normed)
         if self.routing is None:
             return dense
-        after, before, behind = map(self.get_submodule, APART_NORMS)
+        dense_output_norm, expert_input_norm, expert_output_norm = map(
+            self.get_submodule, APART_NORMS
+        )
         routed = combine_experts(
-            before(x),
+            expert_input_norm(x),
             self.router(x).float(),
             self.experts,
             self.routing,
             expert_scale=self.router.per_expert_scale.float(),
         )
-        summed: torch.Tensor = after(dense) + behind(routed)
+        summed: torch.Tensor = dense_output_norm(dense) + expert_output_norm(routed)
         return summed
 
     def finalize(self, x: torch.Tensor, layer_input: torch.Tensor | None) -> torch.Tensor:
-        """The stream ``x`` [T, H] with its part of ``layer_input``, times the layer's factor."""
+        """Add the layer's part of ``layer_input`` to ``x`` [T, H]; multiply by its factor."""
         if layer_input is not None:
             gate = F.gelu(self.per_layer_input_gate(x), approximate="tanh")
             x = x + self.post_per_layer_input_norm(self.per_layer_projection(gate * layer_input))
@@ -107,20 +114,20 @@ class Gemma4Model(GroupedModel):
             self.model.per_layer_projection_norm = norm_module(g.norm, inputs.width)
 
     def layer_inputs(self, token_ids: torch.Tensor, x: torch.Tensor) -> Sequence[Any]:
-        """What each layer reads beside the stream of tokens [T] embedded as ``x`` [T, H]."""
+        """Return every layer's second input, for tokens [T] with embeddings ``x`` [T, H]."""
         g = self.geometry
         if g.layer_inputs is None:
             return super().layer_inputs(token_ids, x)
         model: Any = self.model
         by_layer = (g.layers, g.layer_inputs.width)
-        own = model.embed_tokens_per_layer(token_ids) * math.sqrt(g.layer_inputs.width)
+        embedded = model.embed_tokens_per_layer(token_ids) * math.sqrt(g.layer_inputs.width)
         projected = model.per_layer_model_projection(x) * g.hidden**-0.5
-        common = model.per_layer_projection_norm(projected.unflatten(1, by_layer))
-        inputs = (common + own.unflatten(1, by_layer)) * 2**-0.5
+        from_hidden = model.per_layer_projection_norm(projected.unflatten(1, by_layer))
+        inputs = (from_hidden + embedded.unflatten(1, by_layer)) * 2**-0.5
         return [inputs[:, layer] for layer in range(g.layers)]
 
 
 def _dense_part(hidden: int, feed_forward: FeedForward) -> nn.Module:
-    """The feed-forward that every token takes."""
+    """Return the module of the feed-forward that every token uses."""
     both = isinstance(feed_forward, BothFeedForward)
     return rounded_feed_forward(hidden, feed_forward.dense if both else feed_forward)  # type: ignore[union-attr]

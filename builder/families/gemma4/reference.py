@@ -1,4 +1,4 @@
-"""Gemma 4 in transformers: where it chooses experts, and what drafts are trained on."""
+"""Gemma 4 in transformers: its routers, and how to prepare it as a teacher."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from specbuild.builder.families.parts.routing_margin import choice_margin
 
 
 def routers(model: Any) -> dict[int, nn.Module]:
-    """The routers, by layer; they return the probabilities of experts first."""
+    """Return the routers by layer; their first output is the experts' probabilities."""
     layers = enumerate(model.model.layers)
     return {i: layer.router for i, layer in layers if hasattr(layer, "router")}
 
 
 def routing_margin(router: Any, probabilities: torch.Tensor) -> float:
-    """The smallest distance between the logits of a chosen and an unchosen expert in any row."""
+    """Return the smallest distance of the logits of a chosen and another expert in any row."""
     return choice_margin(probabilities.log(), router.config.top_k_experts)
 
 

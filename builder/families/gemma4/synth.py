@@ -1,4 +1,4 @@
-"""Synthetic models of Gemma 4's text part."""
+"""Synthetic models of Gemma 4's text model."""
 
 from __future__ import annotations
 
@@ -56,18 +56,18 @@ def _geglu(inner: int) -> DenseFeedForward:
     return DenseFeedForward(inner=inner, activation=Geglu())
 
 
-def _beside(inner: int, experts: tuple[int, int, int]) -> BothFeedForward:
-    """A dense feed-forward beside this many experts, so many chosen, of this width."""
-    count, chosen, width = experts
+def _with_experts(inner: int, experts: tuple[int, int, int]) -> BothFeedForward:
+    """Return a dense feed-forward beside experts: their count, those per token, and their width."""
+    count, per_token, width = experts
     moe = MoeFeedForward(
-        experts=count, experts_per_token=chosen, inner=width, storage="bf16", activation=Geglu(),
+        experts=count, experts_per_token=per_token, inner=width, storage="bf16", activation=Geglu(),
         gating="softmax_selected", expert_scale=True,
     )  # fmt: skip
     return BothFeedForward(dense=_geglu(inner), moe=moe, normed_apart=True)
 
 
 def _large(feed_forward: FeedForward, **sizes: Any) -> GroupedSizes:
-    """Sizes of the models without inputs of layers; ``sizes`` are what differs."""
+    """Return the sizes of models without layer inputs; ``sizes`` override them."""
     common: dict[str, Any] = {
         "feed_forward": feed_forward, "head_dim": 512, "vocabulary": _VOCABULARY,
         "positions": 262144, "rope": _ROPE, "eps": 1e-6, "attention": _K_AS_V,
@@ -77,14 +77,16 @@ def _large(feed_forward: FeedForward, **sizes: Any) -> GroupedSizes:
 
 
 def _small(layers: int, shared: int, inner: int, wide: int, **sizes: Any) -> GroupedSizes:
-    """Sizes of E2B and E4B, whose last layers share caches."""
+    """Return the sizes of E2B and E4B, whose last layers share caches."""
     return _large(
         _geglu(wide), layers=layers, head_dim=512, attention=_ATTENTION, positions=131072,
         window=512, first_layers=(_geglu(inner),) * (layers - shared), draft_inner=inner, **sizes,
     )  # fmt: skip
 
 
-def _named(sizes: GroupedSizes, local: WindowHeads, inputs: int = 0, **parts: Any) -> NamedGeometry:
+def _geometry(
+    sizes: GroupedSizes, local: WindowHeads, inputs: int = 0, **parts: Any
+) -> NamedGeometry:
     vocabulary = sizes.vocabulary.size
     return named(
         "gemma4_text",
@@ -101,25 +103,25 @@ def _named(sizes: GroupedSizes, local: WindowHeads, inputs: int = 0, **parts: An
 
 def _31b() -> NamedGeometry:
     sizes = _large(_geglu(21504), hidden=5376, layers=60, q_heads=32, kv_heads=4, draft_inner=21504)
-    return _named(sizes, WindowHeads(kv_heads=16, head_dim=256))
+    return _geometry(sizes, WindowHeads(kv_heads=16, head_dim=256))
 
 
 def _26b_a4b() -> NamedGeometry:
-    both = _beside(2112, (128, 8, 704))
+    both = _with_experts(2112, (128, 8, 704))
     sizes = _large(both, hidden=2816, layers=30, q_heads=16, kv_heads=2, draft_inner=8448)
-    return _named(sizes, WindowHeads(kv_heads=8, head_dim=256))
+    return _geometry(sizes, WindowHeads(kv_heads=8, head_dim=256))
 
 
 def _e4b() -> NamedGeometry:
     sizes = _small(42, 18, 10240, 10240, hidden=2560, q_heads=8, kv_heads=2)
-    return _named(sizes, WindowHeads(kv_heads=2, head_dim=256), 256, shared_caches=18)
+    return _geometry(sizes, WindowHeads(kv_heads=2, head_dim=256), 256, shared_caches=18)
 
 
 def _e2b() -> NamedGeometry:
     types = (*_WINDOWS[1:5], "full_attention")
     sizes = _small(35, 20, 6144, 12288, hidden=1536, q_heads=8, kv_heads=1)
     sizes = replace(sizes, layer_types=types)
-    return _named(sizes, WindowHeads(kv_heads=1, head_dim=256), 256, shared_caches=20)
+    return _geometry(sizes, WindowHeads(kv_heads=1, head_dim=256), 256, shared_caches=20)
 
 
 def _tiny(feed_forward: FeedForward, attention: AttentionParts, **parts: Any) -> NamedGeometry:
@@ -129,7 +131,7 @@ def _tiny(feed_forward: FeedForward, attention: AttentionParts, **parts: Any) ->
         rounding="after_weight",
     )  # fmt: skip
     local = WindowHeads(kv_heads=2 if attention.keys_as_values else 1, head_dim=32)
-    return _named(sizes, local, **parts)
+    return _geometry(sizes, local, **parts)
 
 
 GEOMETRIES: dict[str, Callable[[], NamedGeometry]] = {
@@ -138,11 +140,11 @@ GEOMETRIES: dict[str, Callable[[], NamedGeometry]] = {
     "gemma-4-e4b": _e4b,
     "gemma-4-e2b": _e2b,
     "tiny-gemma4": lambda: _tiny(_geglu(512), _ATTENTION, inputs=32, shared_caches=3),
-    "tiny-gemma4-moe": lambda: _tiny(_beside(256, (16, 4, 128)), _K_AS_V),
+    "tiny-gemma4-moe": lambda: _tiny(_with_experts(256, (16, 4, 128)), _K_AS_V),
 }
 
 
-def _own_fields(g: TargetGeometry) -> dict[str, Any]:
+def _family_fields(g: TargetGeometry) -> dict[str, Any]:
     assert g.multipliers is not None
     local, local_rope = g.window_heads or g.heads_of(g.layers - 1), g.window_rope or Rope(10000.0)
     first, last = g.feed_forward(0), g.feed_forward(g.layers - 1)
@@ -176,17 +178,17 @@ def _own_fields(g: TargetGeometry) -> dict[str, Any]:
     }
 
 
-_with_common_fields = config_writer(_CLASSES, _own_fields)
+_with_common_fields = config_writer(_CLASSES, _family_fields)
 
 
 def config(g: TargetGeometry, pad_token_id: int) -> dict[str, Any]:
-    """The ``config.json`` of a geometry and a padding token; each layer type has a RoPE."""
+    """Return the ``config.json`` of a geometry and a padding token; each layer type has a RoPE."""
     fields = _with_common_fields(g, pad_token_id)
     return {name: fields[name] for name in fields if name not in ("rope_scaling", "rope_theta")}
 
 
 def tensor(fill: Fill, g: TargetGeometry, name: str, shape: tuple[int, ...]) -> SynthTensor:
-    """As in other layers; the parts that only Gemma 4 has add as little to the stream."""
+    """Return a tensor like that of other layers; Gemma 4's other parts contribute as little."""
     part = name.rpartition("layers.")[2].partition(".")[2]
     means = {
         "layer_scalar": 1.0,
@@ -205,6 +207,6 @@ def tensor(fill: Fill, g: TargetGeometry, name: str, shape: tuple[int, ...]) -> 
 
 
 def router_logits(load: Callable[[str], torch.Tensor], normed: torch.Tensor) -> torch.Tensor:
-    """The logits [n, E] of a router, for normed rows [n, H]: it norms the stream itself."""
+    """Return the logits [n, E] of a router, which normalizes the rows [n, H] itself."""
     scale = load("router.scale") * normed.shape[1] ** -0.5
     return F.rms_norm(normed, (normed.shape[1],)) * scale @ load("router.proj.weight").T

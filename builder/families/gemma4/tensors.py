@@ -1,4 +1,4 @@
-"""The tensors of Gemma 4's text part: on disk, and in the engine's forms."""
+"""The tensors of Gemma 4's text model: in checkpoints, and in the engine's layout."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from specbuild.runtime.engine_dir.feed_forward import (
 )
 from specbuild.runtime.engine_dir.geometry import TargetGeometry
 
-_OF_CACHES = re.compile(r"model\.layers\.(\d+)\.self_attn\.[kv]_(?:proj|norm)\.weight")
+_KEYS_AND_VALUES = re.compile(r"model\.layers\.(\d+)\.self_attn\.[kv]_(?:proj|norm)\.weight")
 
 
 def gemma4_tensors(g: TargetGeometry) -> dict[str, ExpectedTensor]:
-    """Name on disk → shape and dtypes."""
+    """Return the shape and dtypes of every tensor of the checkpoint, by name."""
     shapes = target_shapes(g, lambda number: _layer(g, number))
     if g.layer_inputs is not None:
         width = g.layer_inputs.width
@@ -69,38 +69,38 @@ def _layer(g: TargetGeometry, number: int) -> Shapes:
 def canonical(
     tensors: Tensors, g: TargetGeometry, _config: Config
 ) -> tuple[Tensors, tuple[str, ...]]:
-    """Every expert's own tensors, without keys and values of layers that read another one's."""
-    made = dict(tensors)
+    """Return one tensor for each expert, without keys and values of layers that share a cache."""
+    canonical_tensors = dict(tensors)
     for number in range(g.layers):
         moe = routed_part(g.feed_forward(number))
         if moe is not None:
-            split_experts(made, f"model.layers.{number}.experts.", moe)
-    unread = [name for name in made if _of_no_cache(name, g)]
-    for name in unread:
-        del made[name]
-    if not unread:
-        return made, ()
-    count = len(unread)
-    return made, (
-        f"target: {count} tensors of keys and values are left out: the last {g.shared_caches} "
-        "layers read those of other layers",
+            split_experts(canonical_tensors, f"model.layers.{number}.experts.", moe)
+    unused = [name for name in canonical_tensors if _reads_other_cache(name, g)]
+    for name in unused:
+        del canonical_tensors[name]
+    if not unused:
+        return canonical_tensors, ()
+    count = len(unused)
+    return canonical_tensors, (
+        f"target: {count} tensors of keys and values are ignored, because the last "
+        f"{g.shared_caches} layers read the caches of other layers",
     )
 
 
-def _of_no_cache(name: str, g: TargetGeometry) -> bool:
-    match = _OF_CACHES.fullmatch(name)
+def _reads_other_cache(name: str, g: TargetGeometry) -> bool:
+    match = _KEYS_AND_VALUES.fullmatch(name)
     return match is not None and g.layers > int(match[1]) not in g.caching_layers
 
 
 def for_engine(tensors: Tensors, g: TargetGeometry, _config: Config) -> Tensors:
-    """Audited tensors; the experts of a layer stand together, a router's scale has ``H^-½``."""
-    made, factor = dict(tensors), g.hidden**-0.5
+    """Stack a layer's experts, and multiply a router's scale by ``H^-½``."""
+    converted, factor = dict(tensors), g.hidden**-0.5
     for number in range(g.layers):
         moe, prefix = routed_part(g.feed_forward(number)), f"model.layers.{number}."
         if moe is not None:
-            made |= stacked_experts(made, f"{prefix}experts.", moe)
-            scale = made[f"{prefix}router.scale"]
-            made[scale.name] = remade(
+            converted |= stacked_experts(converted, f"{prefix}experts.", moe)
+            scale = converted[f"{prefix}router.scale"]
+            converted[scale.name] = remade(
                 scale.name, scale, lambda weight: weight.float() * factor, dtype="F32"
             )
-    return made
+    return converted

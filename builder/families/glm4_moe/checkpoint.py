@@ -49,15 +49,15 @@ FIELDS = FieldTable(
     only=GROUPED_ONLY | {"scoring_func": ("sigmoid",), "topk_method": ("noaux_tc",)},
 )
 _DEFAULTS = Defaults(eps=1e-5, kv_heads=8, partial_rotary=0.5, rope_fields=frozenset({PARTIAL}))
-_SIGMOID = 2  # how GGUF calls a router's scores
+_SIGMOID = 2  # GGUF's number for sigmoid scores
 
 
 def read_config(
     path: Path, config: Config, *, strict: bool
 ) -> tuple[TargetGeometry, tuple[str, ...]]:
-    """The geometry, and warnings.
+    """Return the geometry and warnings.
 
-    Raises SpecbuildError for what is not implemented and for numbers that do not go together.
+    Raises SpecbuildError for unsupported or inconsistent values.
     """
     warnings = check_fields(config, FIELDS, strict=strict)
     attention = AttentionParts(
@@ -75,14 +75,14 @@ def read_config(
 
 
 def _experts(config: Config) -> FeedForward:
-    """Routed experts, in groups of which some take part, and shared ones where there are some."""
-    normed = config.boolean("norm_topk_prob", True)
+    """Return routed experts, with shared ones if the config has them."""
+    is_normalized = config.boolean("norm_topk_prob", True)
     groups = config.count("n_group", 1)
     moe = routed_swiglu(
         config,
         "n_routed_experts",
         "moe_intermediate_size",
-        gating="sigmoid_norm" if normed else "sigmoid",
+        gating="sigmoid_norm" if is_normalized else "sigmoid",
         choice_bias=True,
         groups=groups,
         groups_chosen=config.count("topk_group", groups),
@@ -90,8 +90,8 @@ def _experts(config: Config) -> FeedForward:
     )
     if moe.groups_chosen > groups or moe.experts % groups:
         raise SpecbuildError(
-            f"{config.where}: topk_group {moe.groups_chosen} of n_group {groups} groups of "
-            f"{moe.experts} experts do not go together"
+            f"{config.where}: topk_group {moe.groups_chosen} and n_group {groups} do not fit "
+            f"{moe.experts} experts; n_group must divide them, and topk_group be at most n_group"
         )
     shared = config.count("n_shared_experts", 1, least=0)
     if not shared:
@@ -101,11 +101,11 @@ def _experts(config: Config) -> FeedForward:
     )
 
 
-def _fields(keys: ModelKeys, model: GgufModel, known: dict[str, Any]) -> dict[str, Any]:
-    """Those of experts; the layers of a file include the MTP layer."""
+def _fields(keys: ModelKeys, model: GgufModel, shared: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of experts; the layers of a file include the MTP layer."""
     keys.same("expert_gating_func", _SIGMOID)
     predictors = keys.parts("nextn_predict_layers", 0)
-    return dense_fields(keys, model, known) | {
+    return dense_fields(keys, model, shared) | {
         "attention_bias": has_biases(model),
         "first_k_dense_replace": keys.parts("leading_dense_block_count", 0),
         "moe_intermediate_size": keys.integer("expert_feed_forward_length"),
@@ -114,7 +114,7 @@ def _fields(keys: ModelKeys, model: GgufModel, known: dict[str, Any]) -> dict[st
         "n_shared_experts": keys.integer("expert_shared_count", 0, least=0),
         "norm_topk_prob": keys.boolean("expert_weights_norm", True),
         "num_experts_per_tok": keys.integer("expert_used_count"),
-        "num_hidden_layers": max(1, known["num_hidden_layers"] - predictors),
+        "num_hidden_layers": max(1, shared["num_hidden_layers"] - predictors),
         "num_nextn_predict_layers": predictors,
         "routed_scaling_factor": keys.number("expert_weights_scale", 1.0),
         "topk_group": keys.integer("expert_group_used_count", 1),

@@ -1,4 +1,4 @@
-"""GLM-4.5 to 4.7 as the registry knows them, and synthetic models of them."""
+"""The registry's entry for GLM-4.5 to 4.7, and synthetic models of them."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ from specbuild.runtime.engine_dir.geometry import AttentionParts, Rope, TargetGe
 
 _MODEL_TYPES = {"glm4_moe": "Glm4MoeForCausalLM"}
 _VOCABULARY = Vocabulary(151552, 151329, (151329, 151336, 151338), 151329)
-_BIASED = AttentionParts(qkv_bias=True)
+_QKV_BIASES = AttentionParts(qkv_bias=True)
 
 
-def _experts(count: int, chosen: int, inner: int, scaling: float = 1.0) -> BothFeedForward:
-    """Routed experts and a shared one of the same width."""
-    moe = routed(count, chosen, inner, gating="sigmoid_norm", choice_bias=True, scaling=scaling)
+def _experts(count: int, per_token: int, inner: int, scaling: float = 1.0) -> BothFeedForward:
+    """Return routed experts, and a shared one of the same width."""
+    moe = routed(count, per_token, inner, gating="sigmoid_norm", choice_bias=True, scaling=scaling)
     return BothFeedForward(dense=dense(inner), moe=moe)
 
 
@@ -48,7 +48,7 @@ def _air() -> GroupedSizes:
         hidden=4096, layers=46, q_heads=96, kv_heads=8, head_dim=128,
         feed_forward=_experts(128, 8, 1408), first_layers=(dense(10944),), draft_inner=10944,
         vocabulary=_VOCABULARY, positions=131072, rope=Rope(1e6, width=64), eps=1e-5,
-        attention=_BIASED,
+        attention=_QKV_BIASES,
     )  # fmt: skip
 
 
@@ -61,7 +61,7 @@ def _large() -> GroupedSizes:
     )  # fmt: skip
 
 
-def _own_fields(g: TargetGeometry) -> dict[str, Any]:
+def _family_fields(g: TargetGeometry) -> dict[str, Any]:
     kinds = [g.feed_forward(layer) for layer in range(g.layers)]
     first = [kind for kind in kinds if isinstance(kind, DenseFeedForward)]
     fields: dict[str, Any] = {
@@ -72,7 +72,7 @@ def _own_fields(g: TargetGeometry) -> dict[str, Any]:
     }
     both = next((kind for kind in kinds if isinstance(kind, BothFeedForward)), None)
     fields["intermediate_size"] = first[0].inner if first else g.hidden
-    # A model cut to its dense layers has no experts, but its configuration has.
+    # A config must have experts, even if only the dense layers were kept.
     moe = both.moe if both is not None else routed(1, 1, 1)
     return fields | {
         "moe_intermediate_size": moe.inner,
@@ -103,12 +103,12 @@ GLM4_MOE = TargetFamily(
                 tiny_sizes(
                     _experts(16, 4, 64),
                     first_layers=(dense(512),),
-                    attention=_BIASED,
+                    attention=_QKV_BIASES,
                     rope=Rope(10000.0, width=32),
                 ),
             ),
         },
-        config=config_writer(_MODEL_TYPES, _own_fields),
+        config=config_writer(_MODEL_TYPES, _family_fields),
     ),
     teacher=prepare_teacher,
     gguf=FORMS,

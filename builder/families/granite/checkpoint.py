@@ -21,7 +21,7 @@ from specbuild.builder.families.parts.grouped_config import (
 from specbuild.builder.families.parts.grouped_gguf import GroupedGguf, dense_fields, has_biases
 from specbuild.runtime.engine_dir.geometry import AttentionParts, Multipliers, TargetGeometry
 
-# The keys of a GGUF file by the fields of a configuration.
+# The fields of a config and the keys of a GGUF file.
 _FACTORS = {
     "attention_multiplier": "attention.scale",
     "embedding_multiplier": "embedding_scale",
@@ -36,9 +36,9 @@ FIELDS = FieldTable(
 def read_config(
     path: Path, config: Config, *, strict: bool
 ) -> tuple[TargetGeometry, tuple[str, ...]]:
-    """The geometry, and warnings.
+    """Return the geometry and warnings.
 
-    Raises SpecbuildError for what is not implemented and for numbers that do not go together.
+    Raises SpecbuildError for unsupported or inconsistent values.
     """
     warnings = check_fields(config, FIELDS, strict=strict)
     bias = config.boolean("attention_bias", False)
@@ -55,10 +55,10 @@ def read_config(
     return replace(geometry, multipliers=multipliers), warnings
 
 
-def _fields(keys: ModelKeys, model: GgufModel, known: dict[str, Any]) -> dict[str, Any]:
-    """The factors; a file leaves out those of 0, which mean 1."""
+def _fields(keys: ModelKeys, model: GgufModel, shared: dict[str, Any]) -> dict[str, Any]:
+    """Return the factors; a file omits a factor of 0, which means 1."""
     factors = {name: keys.number(key, 1.0) for name, key in _FACTORS.items()}
-    return dense_fields(keys, model, known) | {"attention_bias": has_biases(model), **factors}
+    return dense_fields(keys, model, shared) | {"attention_bias": has_biases(model), **factors}
 
 
 FORMS = {"granite": GroupedGguf("granite", pairs=True, own=_fields).form}

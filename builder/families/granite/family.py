@@ -1,4 +1,4 @@
-"""Granite as the registry knows it, and synthetic models of it."""
+"""The registry's entry for Granite, and synthetic models of it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _sizes() -> GroupedSizes:
     )  # fmt: skip
 
 
-def _own_fields(g: TargetGeometry) -> dict[str, Any]:
+def _family_fields(g: TargetGeometry) -> dict[str, Any]:
     factors = g.multipliers
     assert factors is not None
     return {
@@ -65,7 +65,7 @@ GRANITE = TargetFamily(
                 multipliers=_FACTORS,
             ),
         },
-        config=config_writer(_MODEL_TYPES, _own_fields),
+        config=config_writer(_MODEL_TYPES, _family_fields),
     ),
     teacher=prepare_teacher,
     gguf=FORMS,

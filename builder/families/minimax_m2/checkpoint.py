@@ -40,7 +40,7 @@ FIELDS = FieldTable(
         "use_qk_norm": (True,),
         "use_routing_bias": (True,),
     },
-    # Parts of older MiniMax models, MTP layers without weights, and training's.
+    # Fields of older MiniMax models, of MTP layers without weights, and of training.
     inert=frozenset(
         {
             "attn_type_list",
@@ -58,15 +58,15 @@ FIELDS = FieldTable(
     ),
 )
 _DEFAULTS = Defaults(theta=5e6, head_dim=128, kv_heads=8, rope_fields=frozenset({PARTIAL}))
-_SIGMOID = 2  # how GGUF calls a router's scores
+_SIGMOID = 2  # GGUF's number for sigmoid scores
 
 
 def read_config(
     path: Path, config: Config, *, strict: bool
 ) -> tuple[TargetGeometry, tuple[str, ...]]:
-    """The geometry, and warnings.
+    """Return the geometry and warnings.
 
-    Raises SpecbuildError for what is not implemented and for numbers that do not go together.
+    Raises SpecbuildError for unsupported or inconsistent values.
     """
     warnings = check_fields(config, FIELDS, strict=strict)
     if set(config.integers("attn_type_list") or ()) - {1}:
@@ -81,18 +81,18 @@ def read_config(
         every_layer(config, moe),
         defaults=_DEFAULTS,
     )
-    return _turned(config, geometry), warnings
+    return _with_rotary_width(config, geometry), warnings
 
 
 def canonical_tensors(
     tensors: dict[str, SourceTensor], _geometry: TargetGeometry, _config: Config
 ) -> tuple[dict[str, SourceTensor], tuple[str, ...]]:
-    """The tensors under the names that others have."""
+    """Return the tensors under the names of other families."""
     return renamed_layers(tensors, BLOCK_SPARSE_NAMES), ()
 
 
-def _turned(config: Config, g: TargetGeometry) -> TargetGeometry:
-    """Releases say by ``rotary_dim`` how many values of a head turn, transformers by a share."""
+def _with_rotary_width(config: Config, g: TargetGeometry) -> TargetGeometry:
+    """Apply ``rotary_dim``, which releases have in the place of transformers' share of a head."""
     width = config.optional_integer("rotary_dim")
     if width is None:
         return g
@@ -101,7 +101,7 @@ def _turned(config: Config, g: TargetGeometry) -> TargetGeometry:
     return replace(g, rope=replace(g.rope, width=None if width == g.head_dim else width))
 
 
-def _fields(keys: ModelKeys, _model: GgufModel, _known: dict[str, Any]) -> dict[str, Any]:
+def _fields(keys: ModelKeys, _model: GgufModel, _shared: dict[str, Any]) -> dict[str, Any]:
     keys.same("expert_gating_func", _SIGMOID)
     inner = keys.integer("expert_feed_forward_length")
     keys.same("feed_forward_length", inner)

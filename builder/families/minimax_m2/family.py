@@ -1,4 +1,4 @@
-"""MiniMax-M2 as the registry knows it, and synthetic models of it."""
+"""The registry's entry for MiniMax-M2, and synthetic models of it."""
 
 from __future__ import annotations
 
@@ -32,22 +32,22 @@ from specbuild.runtime.engine_dir.geometry import AttentionParts, Rope, TargetGe
 
 _MODEL_TYPES = {"minimax_m2": "MiniMaxM2ForCausalLM"}
 _VOCABULARY = Vocabulary(200064, 200000, (200020,), 200004)
-_NORMED = AttentionParts(qk_norm="all_heads")
+_QK_NORMS = AttentionParts(qk_norm="all_heads")
 
 
-def _experts(count: int, chosen: int, inner: int) -> MoeFeedForward:
-    return routed(count, chosen, inner, gating="sigmoid_norm", choice_bias=True)
+def _experts(count: int, per_token: int, inner: int) -> MoeFeedForward:
+    return routed(count, per_token, inner, gating="sigmoid_norm", choice_bias=True)
 
 
 def _sizes() -> GroupedSizes:
     return GroupedSizes(
         hidden=3072, layers=62, q_heads=48, kv_heads=8, head_dim=128,
         feed_forward=_experts(256, 8, 1536), draft_inner=8192, vocabulary=_VOCABULARY,
-        positions=196608, rope=Rope(5e6, width=64), eps=1e-6, attention=_NORMED,
+        positions=196608, rope=Rope(5e6, width=64), eps=1e-6, attention=_QK_NORMS,
     )  # fmt: skip
 
 
-def _own_fields(g: TargetGeometry) -> dict[str, Any]:
+def _family_fields(g: TargetGeometry) -> dict[str, Any]:
     moe = g.feed_forward(0)
     assert isinstance(moe, MoeFeedForward)
     return {
@@ -83,10 +83,10 @@ MINIMAX_M2 = TargetFamily(
             "minimax-m2": lambda: named("minimax_m2", _sizes()),
             "tiny-minimax-m2": lambda: named(
                 "minimax_m2",
-                tiny_sizes(_experts(16, 4, 64), attention=_NORMED, rope=Rope(10000.0, width=32)),
+                tiny_sizes(_experts(16, 4, 64), attention=_QK_NORMS, rope=Rope(10000.0, width=32)),
             ),
         },
-        config=config_writer(_MODEL_TYPES, _own_fields),
+        config=config_writer(_MODEL_TYPES, _family_fields),
     ),
     teacher=prepare_teacher,
     gguf=FORMS,

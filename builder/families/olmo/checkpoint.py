@@ -35,22 +35,22 @@ _DEFAULTS = {
     "olmo2": Defaults(eps=1e-5, kv_heads=0, rounding="after_weight"),
     "olmo3": Defaults(theta=5e5, eps=1e-5, kv_heads=0, rounding="after_weight", window_theta=0.0),
 }
-_EVERY = 4  # a layer without a window in OLMo 3
+_FULL_ATTENTION_INTERVAL = 4  # in OLMo 3 one layer of this many has no window
 
 
 def read_config(
     path: Path, config: Config, *, strict: bool
 ) -> tuple[TargetGeometry, tuple[str, ...]]:
-    """The geometry, and warnings.
+    """Return the geometry and warnings.
 
-    Raises SpecbuildError for what is not implemented and for numbers that do not go together.
+    Raises SpecbuildError for unsupported or inconsistent values.
     """
     kind = config.text("model_type") or ""
     warnings = check_fields(config, FIELDS[kind], strict=strict)
     feed_forwards = every_layer(config, dense_swiglu(config))
     bias, windows = config.boolean("attention_bias", False), None
     if kind == "olmo3":
-        windows = read_windows(config, len(feed_forwards), _types(len(feed_forwards)))
+        windows = read_windows(config, len(feed_forwards), _default_types(len(feed_forwards)))
     geometry = grouped_geometry(
         path,
         config,
@@ -62,28 +62,28 @@ def read_config(
     return replace(geometry, norm_places="outputs"), warnings
 
 
-def _types(layers: int) -> list[str]:
-    return [WINDOWED if (layer + 1) % _EVERY else FULL for layer in range(layers)]
+def _default_types(layers: int) -> list[str]:
+    return [WINDOWED if (layer + 1) % _FULL_ATTENTION_INTERVAL else FULL for layer in range(layers)]
 
 
-def _fields(keys: ModelKeys, model: GgufModel, known: dict[str, Any]) -> dict[str, Any]:
-    """OLMo 3 has a window, the layers that have it, and a RoPE for each kind of layer."""
-    fields = dense_fields(keys, model, known) | {"attention_bias": has_biases(model)}
+def _fields(keys: ModelKeys, model: GgufModel, shared: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields; OLMo 3 also has windows, and a RoPE for each layer type."""
+    fields = dense_fields(keys, model, shared) | {"attention_bias": has_biases(model)}
     name = "attention.sliding_window"
     if not keys.has(name):
         return fields
-    layers, windowed = known["num_hidden_layers"], keys.switches(f"{name}_pattern")
-    types = [WINDOWED if has_window else FULL for has_window in windowed * layers]
-    plain = {"rope_type": "default"}
+    layers, has_windows = shared["num_hidden_layers"], keys.switches(f"{name}_pattern")
+    types = [WINDOWED if has_window else FULL for has_window in has_windows * layers]
+    unscaled = {"rope_type": "default"}
     return fields | {
         "model_type": "olmo3",
         "rope_theta": None,
         "rope_scaling": None,
         "rope_parameters": {
-            kind: {"rope_theta": known["rope_theta"], **(scaling or plain)}
-            for kind, scaling in ((FULL, known["rope_scaling"]), (WINDOWED, plain))
+            kind: {"rope_theta": shared["rope_theta"], **(scaling or unscaled)}
+            for kind, scaling in ((FULL, shared["rope_scaling"]), (WINDOWED, unscaled))
         },
-        "layer_types": types[:layers] if windowed else _types(layers),
+        "layer_types": types[:layers] if has_windows else _default_types(layers),
         "sliding_window": keys.integer(name),
     }
 

@@ -1,1 +1,1 @@
-"""Phi-3 and Phi-4: a Llama whose projections are stored together."""
+"""Phi-3 and Phi-4: a Llama with fused projections in the checkpoint."""

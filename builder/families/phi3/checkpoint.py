@@ -32,15 +32,15 @@ FIELDS = FieldTable(
     only=GROUPED_ONLY | {"attention_bias": (False,)},
 )
 _DEFAULTS = Defaults(eps=1e-5, kv_heads=0, rope_fields=frozenset({PARTIAL}))
-_JOINED = re.compile(r"(model\.layers\.\d+\.)(self_attn\.qkv|mlp\.gate_up)_proj\.weight")
+_FUSED = re.compile(r"(model\.layers\.\d+\.)(self_attn\.qkv|mlp\.gate_up)_proj\.weight")
 
 
 def read_config(
     path: Path, config: Config, *, strict: bool
 ) -> tuple[TargetGeometry, tuple[str, ...]]:
-    """The geometry, and warnings.
+    """Return the geometry and warnings.
 
-    Raises SpecbuildError for what is not implemented and for numbers that do not go together.
+    Raises SpecbuildError for unsupported or inconsistent values.
     """
     warnings = check_fields(config, FIELDS, strict=strict)
     feed_forwards = every_layer(config, dense_swiglu(config))
@@ -60,7 +60,7 @@ def read_config(
 def canonical_tensors(
     tensors: dict[str, SourceTensor], g: TargetGeometry, _config: Config
 ) -> tuple[dict[str, SourceTensor], tuple[str, ...]]:
-    """The tensors, joined projections as several; those of another height stay, for the audit."""
+    """Split fused projections; those with an unexpected number of rows stay, for the audit."""
     inner = dense_inner(g)
     parts = {
         "self_attn.qkv": {
@@ -70,25 +70,25 @@ def canonical_tensors(
         },
         "mlp.gate_up": {"mlp.gate": inner, "mlp.up": inner},
     }
-    made: dict[str, SourceTensor] = {}
+    canonical: dict[str, SourceTensor] = {}
     for name, tensor in tensors.items():
-        joined = _JOINED.fullmatch(name)
-        counts = parts[joined[2]] if joined else {}
-        if joined and tensor.shape[:1] == (sum(counts.values()),):
-            names = {f"{joined[1]}{part}_proj.weight": n for part, n in counts.items()}
-            made |= row_slices(tensor, names)
+        fused = _FUSED.fullmatch(name)
+        counts = parts[fused[2]] if fused else {}
+        if fused and tensor.shape[:1] == (sum(counts.values()),):
+            names = {f"{fused[1]}{part}_proj.weight": n for part, n in counts.items()}
+            canonical |= row_slices(tensor, names)
         else:
-            made[name] = tensor
-    return made, ()
+            canonical[name] = tensor
+    return canonical, ()
 
 
-def _fields(keys: ModelKeys, model: GgufModel, known: dict[str, Any]) -> dict[str, Any]:
-    """The window, 0 for none, and LongRoPE's factors where there are some."""
-    fields = dense_fields(keys, model, known)
+def _fields(keys: ModelKeys, model: GgufModel, shared: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields, with the window (0 means none) and LongRoPE's factors."""
+    fields = dense_fields(keys, model, shared)
     window = keys.integer("attention.sliding_window", 0, least=0)
     fields["sliding_window"] = window or None
     if any(name in model.tensors for name in LONGROPE_FACTORS.values()):
-        positions = known["max_position_embeddings"]
+        positions = shared["max_position_embeddings"]
         fields["rope_scaling"] = longrope_fields(keys, model.tensors, positions)
     return fields
 

@@ -1,4 +1,4 @@
-"""Phi-3 and Phi-4 as the registry knows them, and synthetic models of them."""
+"""The registry's entry for Phi-3 and Phi-4, and synthetic models of them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _sizes() -> GroupedSizes:
     )  # fmt: skip
 
 
-def _own_fields(g: TargetGeometry) -> dict[str, Any]:
+def _family_fields(g: TargetGeometry) -> dict[str, Any]:
     return {
         "intermediate_size": dense_inner(g),
         "partial_rotary_factor": (g.rope.width or g.head_dim) / g.head_dim,
@@ -53,7 +53,7 @@ PHI3 = TargetFamily(
                 "phi3", tiny_sizes(dense(512), rope=Rope(10000.0, width=48))
             ),
         },
-        config=config_writer(_MODEL_TYPES, _own_fields),
+        config=config_writer(_MODEL_TYPES, _family_fields),
     ),
     teacher=prepare_teacher,
     gguf=FORMS,

@@ -1,6 +1,6 @@
 """Reads checkpoints of Qwen3.5, Qwen3.5-MoE and Qwen3-Next.
 
-Qwen3.6 and Qwen3.8 have the same configurations as Qwen3.5.
+Qwen3.6 and Qwen3.8 have the same configs as Qwen3.5.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from specbuild.runtime.engine_dir.geometry import (
 )
 
 DENSE, MOE, NEXT = "qwen3_5_text", "qwen3_5_moe_text", "qwen3_next"
-# Text has the same position in all sections of the RoPE, so that they make no difference.
+# All sections of the RoPE have the same position in text, so they have no effect.
 _SECTIONS = frozenset({"mrope_interleaved", "mrope_section"})
 _EXPERTS = frozenset(
     {
@@ -79,7 +79,7 @@ _COMMON = FieldTable(
         "mamba_ssm_dtype": ("float32",),
         "mtp_use_dedicated_embeddings": (False,),
     },
-    # Other versions of transformers write these for every model with linear attention.
+    # Some versions of transformers write this for every model with linear attention.
     inert=frozenset({"mlp_only_layers"}),
 )
 FIELDS = {
@@ -97,17 +97,17 @@ _DEFAULTS = Defaults(
     rope_fields=_SECTIONS | {PARTIAL},
     rounding="after_weight",
 )
-# Qwen3-Next's projections, and Qwen3.5's that they hold.
+# Qwen3-Next's projections, and the projections of Qwen3.5 that they contain.
 _BY_KEY_HEAD = {"in_proj_qkvz": ("qkv", "z"), "in_proj_ba": ("b", "a")}
-_EVERY = 4  # a layer with keys and values
+_FULL_ATTENTION_INTERVAL = 4  # one layer of this many has keys and values
 
 
 def read_config(
     path: Path, config: Config, *, strict: bool
 ) -> tuple[TargetGeometry, tuple[str, ...]]:
-    """The geometry, and warnings.
+    """Return the geometry and warnings.
 
-    Raises SpecbuildError for what is not implemented and for numbers that do not go together.
+    Raises SpecbuildError for unsupported or inconsistent values.
     """
     kind = config.text("model_type") or ""
     warnings = check_fields(config, FIELDS[kind], strict=strict)
@@ -124,15 +124,15 @@ def read_config(
 
 
 def _layer_types(config: Config, layers: int) -> tuple[str, ...]:
-    """Those of the configuration: without a list each fourth layer has keys and values."""
-    every = config.count("full_attention_interval", _EVERY)
+    """Return the config's layer types; by default each fourth layer has keys and values."""
+    every = config.count("full_attention_interval", _FULL_ATTENTION_INTERVAL)
     types = config.texts("layer_types") or tuple(
         LINEAR_ATTENTION if (layer + 1) % every else FULL for layer in range(layers)
     )
     if len(types) != layers or set(types) - {LINEAR_ATTENTION, FULL}:
         raise config.wrong("layer_types", f"{layers} of {LINEAR_ATTENTION} or {FULL}")
     if FULL not in types:
-        raise config.wrong("layer_types", f"a layer of {FULL} at least")
+        raise config.wrong("layer_types", f"at least one {FULL} layer")
     return types
 
 
@@ -152,7 +152,7 @@ def _delta(config: Config, g: TargetGeometry) -> GatedDelta | None:
 
 
 def _feed_forwards(kind: str, config: Config) -> list[FeedForward]:
-    """Every layer's: Qwen3-Next may have dense ones among those with experts."""
+    """Return every layer's feed-forward; Qwen3-Next may mix dense ones and experts."""
     if kind == DENSE:
         return every_layer(config, dense_swiglu(config))
     experts = _experts(config)
@@ -167,14 +167,14 @@ def _feed_forwards(kind: str, config: Config) -> list[FeedForward]:
 
 
 def _experts(config: Config) -> BothFeedForward:
-    """Routed experts, and one that every token takes, behind a gate of its own."""
-    # The softmax over all, normalised over those that are chosen, is the softmax over these.
-    normed = config.boolean("norm_topk_prob", True)
+    """Return routed experts, and a gated shared one."""
+    # The softmax of all, normalized over the chosen ones, equals the softmax of the chosen ones.
+    is_normalized = config.boolean("norm_topk_prob", True)
     moe = routed_swiglu(
         config,
         "num_experts",
         "moe_intermediate_size",
-        gating="softmax_selected" if normed else "softmax_topk",
+        gating="softmax_selected" if is_normalized else "softmax_topk",
     )
     inner = config.integer("shared_expert_intermediate_size")
     return BothFeedForward(
@@ -183,34 +183,34 @@ def _experts(config: Config) -> BothFeedForward:
 
 
 def checkpoint_tensors(g: TargetGeometry) -> dict[str, ExpectedTensor]:
-    """Name on disk → shape and dtypes; rows of Qwen3-Next's projections stand by key head."""
-    found = grouped_tensors(g)
+    """Return the checkpoint's tensors; Qwen3-Next's projections are grouped by key head."""
+    expected = grouped_tensors(g)
     delta = g.gated_delta
     if g.model_type != NEXT or delta is None:
-        return found
+        return expected
     for layer in g.linear_layers:
         prefix = f"model.layers.{layer}.linear_attn."
-        for whole, parts in _BY_KEY_HEAD.items():
-            split = [found.pop(f"{prefix}in_proj_{part}.weight") for part in parts]
-            shape = (sum(part.shape[0] for part in split), g.hidden)
-            found[f"{prefix}{whole}.weight"] = ExpectedTensor(shape, FLOAT_DTYPES)
-    return found
+        for fused, parts in _BY_KEY_HEAD.items():
+            parts_expected = [expected.pop(f"{prefix}in_proj_{part}.weight") for part in parts]
+            shape = (sum(part.shape[0] for part in parts_expected), g.hidden)
+            expected[f"{prefix}{fused}.weight"] = ExpectedTensor(shape, FLOAT_DTYPES)
+    return expected
 
 
 def canonical_tensors(
     tensors: Tensors, g: TargetGeometry, _config: Config
 ) -> tuple[Tensors, tuple[str, ...]]:
-    """The tensors, with one for each expert: releases have those of a layer in one."""
-    made = dict(tensors)
+    """Return one tensor for each expert; releases store those of a layer in one."""
+    canonical = dict(tensors)
     for layer in range(g.layers):
         moe = routed_part(g.feed_forward(layer))
         if moe is not None:
-            split_experts(made, f"model.layers.{layer}.mlp.experts.", moe)
-    return made, ()
+            split_experts(canonical, f"model.layers.{layer}.mlp.experts.", moe)
+    return canonical, ()
 
 
 def _split_by_key_head(tensors: Tensors, prefix: str, delta: GatedDelta) -> None:
-    """Takes Qwen3-Next's projections apart into Qwen3.5's."""
+    """Split Qwen3-Next's projections into Qwen3.5's."""
     heads, shared = delta.key_heads, delta.value_heads // delta.key_heads
     values = shared * delta.value_width
     sizes = {
@@ -218,40 +218,40 @@ def _split_by_key_head(tensors: Tensors, prefix: str, delta: GatedDelta) -> None
         "in_proj_ba": {"b": shared, "a": shared},
     }
     for name, parts in _BY_KEY_HEAD.items():
-        whole = tensors.pop(f"{prefix}{name}.weight")
+        fused = tensors.pop(f"{prefix}{name}.weight")
         for part in parts:
-            own = f"{prefix}in_proj_{part}.weight"
-            tensors[own] = remade(own, whole, _rows_of(part, heads, sizes[name]))
+            split_name = f"{prefix}in_proj_{part}.weight"
+            tensors[split_name] = remade(split_name, fused, _row_reader(part, heads, sizes[name]))
 
 
-def _rows_of(
+def _row_reader(
     parts: str, heads: int, sizes: dict[str, int]
 ) -> Callable[[torch.Tensor], torch.Tensor]:
-    """The rows of these parts of all heads, one part after the other."""
+    """Return a function that reads the rows of these parts, one part after the other."""
 
-    def make(weight: torch.Tensor) -> torch.Tensor:
+    def read_rows(weight: torch.Tensor) -> torch.Tensor:
         split = weight.unflatten(0, (heads, -1)).split(list(sizes.values()), dim=1)
         by_part = dict(zip(sizes, split, strict=True))
         return torch.cat([by_part[part].flatten(0, 1) for part in parts])
 
-    return make
+    return read_rows
 
 
 def engine_tensors(tensors: Tensors, g: TargetGeometry, config: Config) -> Tensors:
-    """Audited tensors in the engine's forms.
+    """Convert audited tensors to the engine's layout.
 
-    Weights of norms are stored less 1, but for those behind the states; engines have them whole.
+    Checkpoints store norm weights minus 1, except those after linear attention.
     """
-    made = dict(tensors)
+    converted = dict(tensors)
     if g.model_type == NEXT and g.gated_delta is not None:
         for layer in g.linear_layers:
-            _split_by_key_head(made, f"model.layers.{layer}.linear_attn.", g.gated_delta)
+            _split_by_key_head(converted, f"model.layers.{layer}.linear_attn.", g.gated_delta)
     return {
         name: full_norm(tensor) if is_stored_less_1(name) else tensor
-        for name, tensor in grouped_for_engine(made, g, config).items()
+        for name, tensor in grouped_for_engine(converted, g, config).items()
     }
 
 
 def is_stored_less_1(name: str) -> bool:
-    """Whether a tensor is the weight of a norm that checkpoints hold less 1."""
+    """Return whether checkpoints store a tensor minus 1, as the weights of most norms."""
     return name.endswith("norm.weight") and not name.endswith("linear_attn.norm.weight")

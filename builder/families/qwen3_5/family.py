@@ -1,4 +1,4 @@
-"""Qwen3.5 and Qwen3-Next as the registry knows them."""
+"""The registry's entry for Qwen3.5 and Qwen3-Next."""
 
 from __future__ import annotations
 

@@ -1,10 +1,9 @@
-"""Qwen3.5 and Qwen3-Next as GGUF files have them.
+"""GGUF files of Qwen3.5 and Qwen3-Next.
 
-A file of Qwen3.5 has the value heads tiled, head by head of the keys, where checkpoints have those
-of a key head side by side. One of Qwen3-Next keeps their order, but has queries, keys and values
-of all heads in one tensor and the gate in another, where checkpoints have all four key head by key
-head. Both have the decay's factor itself, weights of norms whole, and the convolution without its
-axis of one.
+Checkpoints group value heads by key head. GGUF files of Qwen3.5 interleave the groups. Those of
+Qwen3-Next keep the order, but split the projections into two tensors: one has queries, keys and
+values of all heads, the other has the gate. Both store the decay's factor without a logarithm,
+norm weights in full, and the convolution without its axis of one.
 """
 
 from __future__ import annotations
@@ -48,13 +47,13 @@ _NAMES = {
 }
 
 
-def _delta_fields(keys: ModelKeys, known: Fields) -> Fields:
-    """Those of the layers with a state; the layers of a file include the MTP layer."""
+def _delta_fields(keys: ModelKeys, shared: Fields) -> Fields:
+    """Return the fields of linear attention; the layers of a file include the MTP layer."""
     predictors = keys.parts("nextn_predict_layers", 0)
     heads, inner = keys.integer("ssm.time_step_rank"), keys.integer("ssm.inner_size")
     if inner % heads:
         raise keys.fields.wrong("ssm.inner_size", f"a multiple of {heads} value heads")
-    keys.has("rope.dimension_sections")  # text has the same position in all of them
+    keys.has("rope.dimension_sections")  # no effect: text has the same position in all sections
     return {
         "full_attention_interval": keys.parts("full_attention_interval", 4),
         "linear_conv_kernel_dim": keys.integer("ssm.conv_kernel"),
@@ -62,19 +61,19 @@ def _delta_fields(keys: ModelKeys, known: Fields) -> Fields:
         "linear_num_key_heads": keys.integer("ssm.group_count"),
         "linear_num_value_heads": heads,
         "linear_value_head_dim": inner // heads,
-        "num_hidden_layers": max(1, known["num_hidden_layers"] - predictors),
+        "num_hidden_layers": max(1, shared["num_hidden_layers"] - predictors),
         "num_nextn_predict_layers": predictors,
     }
 
 
-def _dense(keys: ModelKeys, model: GgufModel, known: Fields) -> Fields:
-    return dense_fields(keys, model, known) | _delta_fields(keys, known)
+def _dense(keys: ModelKeys, model: GgufModel, shared: Fields) -> Fields:
+    return dense_fields(keys, model, shared) | _delta_fields(keys, shared)
 
 
-def _experts(keys: ModelKeys, _model: GgufModel, known: Fields) -> Fields:
+def _experts(keys: ModelKeys, _model: GgufModel, shared: Fields) -> Fields:
     inner = keys.integer("expert_feed_forward_length")
     keys.has("feed_forward_length")
-    return _delta_fields(keys, known) | {
+    return _delta_fields(keys, shared) | {
         "moe_intermediate_size": inner,
         "num_experts": keys.parts("expert_count"),
         "num_experts_per_tok": keys.integer("expert_used_count"),
@@ -84,7 +83,7 @@ def _experts(keys: ModelKeys, _model: GgufModel, known: Fields) -> Fields:
 
 @dataclass(frozen=True)
 class _Heads:
-    """The heads of a layer with a state, by the fields of a configuration."""
+    """The heads of linear attention; ``shared`` is the number of value heads of a key head."""
 
     keys: int
     shared: int
@@ -96,73 +95,73 @@ class _Heads:
         keys, values = config["linear_num_key_heads"], config["linear_num_value_heads"]
         if values % keys:
             raise SpecbuildError(
-                f"GGUF: {values} value heads (ssm.time_step_rank) do not divide among {keys} key "
+                f"GGUF: {values} value heads (ssm.time_step_rank) are not a multiple of {keys} key "
                 "heads (ssm.group_count)"
             )
         widths = config["linear_key_head_dim"], config["linear_value_head_dim"]
         return cls(keys, values // keys, *widths)
 
-    def grouped(self, values: torch.Tensor, width: int, axis: int = 0) -> torch.Tensor:
-        """Value heads of so many values along an axis, those of a key head side by side."""
-        tiled = values.unflatten(axis, (self.shared, self.keys, width))
-        return tiled.transpose(axis, axis + 1).flatten(axis, axis + 2)
+    def group_values(self, values: torch.Tensor, width: int, axis: int = 0) -> torch.Tensor:
+        """Group value heads of ``width`` values along an axis by their key head."""
+        interleaved = values.unflatten(axis, (self.shared, self.keys, width))
+        return interleaved.transpose(axis, axis + 1).flatten(axis, axis + 2)
 
-    def grouped_after_keys(self, rows: torch.Tensor) -> torch.Tensor:
-        """Rows of queries and keys as they are, and those of values grouped."""
+    def group_after_keys(self, rows: torch.Tensor) -> torch.Tensor:
+        """Group the rows of values; those of queries and keys stay."""
         keys = 2 * self.keys * self.key_width
-        return torch.cat([rows[:keys], self.grouped(rows[keys:], self.value_width)])
+        return torch.cat([rows[:keys], self.group_values(rows[keys:], self.value_width)])
 
-    def by_key_head(self, qkv: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
-        """Rows of all queries, keys and values, and of the gate, key head by key head."""
+    def group_by_key_head(self, qkv: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+        """Group the rows of queries, keys, values and the gate by key head."""
         keys = self.keys * self.key_width
         parts = (*qkv.split([keys, keys, len(qkv) - 2 * keys]), gate)
         return torch.cat([part.unflatten(0, (self.keys, -1)) for part in parts], 1).flatten(0, 1)
 
-    def made(self, part: str) -> Callable[[torch.Tensor], torch.Tensor] | None:
-        """What checkpoints have in the place of a file's tensor; None: the same."""
-        by_head = partial(self.grouped, width=1)
-        forms: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-            "in_proj_qkv.weight": self.grouped_after_keys,
-            "in_proj_z.weight": partial(self.grouped, width=self.value_width),
+    def conversion(self, part: str) -> Callable[[torch.Tensor], torch.Tensor] | None:
+        """Return the conversion to a checkpoint's tensor; None if both are the same."""
+        by_head = partial(self.group_values, width=1)
+        conversions: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+            "in_proj_qkv.weight": self.group_after_keys,
+            "in_proj_z.weight": partial(self.group_values, width=self.value_width),
             "in_proj_a.weight": by_head,
             "in_proj_b.weight": by_head,
-            "out_proj.weight": partial(self.grouped, width=self.value_width, axis=1),
-            "conv1d.weight": lambda rows: self.grouped_after_keys(rows).unsqueeze(1),
+            "out_proj.weight": partial(self.group_values, width=self.value_width, axis=1),
+            "conv1d.weight": lambda rows: self.group_after_keys(rows).unsqueeze(1),
             "dt_bias": by_head,
             "A_log": lambda factor: by_head(factor.float().neg().log()),
         }
-        return forms.get(part)
+        return conversions.get(part)
 
 
-# What Qwen3-Next's checkpoints have in the place of a file's tensor.
-_OF_NEXT: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
+# The conversions to tensors of Qwen3-Next's checkpoints.
+_NEXT_CONVERSIONS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "conv1d.weight": lambda rows: rows.unsqueeze(1),
     "A_log": lambda factor: factor.float().neg().log(),
 }
 
 
 def _tensors(form: GroupedGguf, model: GgufModel, config: Fields) -> Tensors:
-    heads, found = _Heads.of(config), form.tensors(model, config)
+    heads, tensors = _Heads.of(config), form.tensors(model, config)
     is_next = form.model_type == NEXT
-    made = _OF_NEXT.get if is_next else heads.made
+    conversion = _NEXT_CONVERSIONS.get if is_next else heads.conversion
     if is_next:
-        _join_projections(found, heads)
-    return {name: _remade(name, tensor, made) for name, tensor in found.items()}
+        _join_projections(tensors, heads)
+    return {name: _convert(name, tensor, conversion) for name, tensor in tensors.items()}
 
 
 def _join_projections(tensors: Tensors, heads: _Heads) -> None:
-    """Replaces the two tensors of a layer's projections by the one that Qwen3-Next has.
+    """Replace a layer's two tensors of projections with Qwen3-Next's single one.
 
-    Where one is missing, or has rows that no heads divide, both stay, for the audit to name.
+    If one is missing or has an unexpected number of rows, both stay, for the audit.
     """
     for qkv_name in [name for name in tensors if name.endswith("in_proj_qkv.weight")]:
         stem = qkv_name.removesuffix("qkv.weight")
         qkv, gate = tensors[qkv_name], tensors.get(f"{stem}z.weight")
         if gate is None:
             continue
-        blank = [torch.empty(part.shape, device="meta") for part in (qkv, gate)]
+        empty = [torch.empty(part.shape, device="meta") for part in (qkv, gate)]
         try:
-            shape = tuple(heads.by_key_head(*blank).shape)
+            shape = tuple(heads.group_by_key_head(*empty).shape)
         except RuntimeError:
             continue
         del tensors[qkv_name], tensors[f"{stem}z.weight"]
@@ -171,35 +170,35 @@ def _join_projections(tensors: Tensors, heads: _Heads) -> None:
             dtype=qkv.dtype if qkv.dtype == gate.dtype else "F32",
             shape=shape,
             sources=(*qkv.sources, *gate.sources),
-            load=partial(_loaded_by_key_head, heads, qkv, gate),
+            load=partial(_load_by_key_head, heads, qkv, gate),
             file=None,
             offset=None,
         )
 
 
-def _loaded_by_key_head(heads: _Heads, qkv: SourceTensor, gate: SourceTensor) -> torch.Tensor:
+def _load_by_key_head(heads: _Heads, qkv: SourceTensor, gate: SourceTensor) -> torch.Tensor:
     loaded = qkv.load(), gate.load()
     if qkv.dtype != gate.dtype:
         loaded = loaded[0].float(), loaded[1].float()
-    return heads.by_key_head(*loaded)
+    return heads.group_by_key_head(*loaded)
 
 
-def _remade(
+def _convert(
     name: str,
     tensor: SourceTensor,
-    made: Callable[[str], Callable[[torch.Tensor], torch.Tensor] | None],
+    conversion: Callable[[str], Callable[[torch.Tensor], torch.Tensor] | None],
 ) -> SourceTensor:
-    """The tensor as checkpoints have it; of other shapes it stays, for the audit to name."""
+    """Convert a tensor to a checkpoint's; one of an unexpected shape stays, for the audit."""
     _, linear, part = name.partition(".linear_attn.")
-    make = made(part) if linear else None
-    if make is None and is_stored_less_1(name):
+    convert = conversion(part) if linear else None
+    if convert is None and is_stored_less_1(name):
         return remade(name, tensor, lambda weight: weight - 1.0)
     if name.endswith("shared_expert_gate.weight") and len(tensor.shape) == 1:
         return remade(name, tensor, lambda row: row.unsqueeze(0))
-    if make is None:
+    if convert is None:
         return tensor
     try:
-        return remade(name, tensor, make, dtype="F32" if part == "A_log" else None)
+        return remade(name, tensor, convert, dtype="F32" if part == "A_log" else None)
     except RuntimeError:
         return tensor
 

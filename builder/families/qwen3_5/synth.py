@@ -1,4 +1,4 @@
-"""Synthetic models of Qwen3.5 and Qwen3-Next: named geometries, configurations, and weights."""
+"""Synthetic models of Qwen3.5 and Qwen3-Next: named geometries, configs, and weights."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ _OLDER_VOCABULARY = Vocabulary(151936, 151643, (151645, 151643), 151643)
 _LAYER_TYPES = (LINEAR_ATTENTION,) * 3 + ("full_attention",)
 _GATED = AttentionParts(qk_norm="head", output_gate=True)
 _NORMS_LESS = 1.0
-_A_LOG_STD = 1.0  # the decay of a head is exp of minus that of this, times a softplus
-_GATED_RMS = 0.6  # of the normed state's output times silu(z), both of rms 1
+_A_LOG_STD = 1.0  # a head's decay is exp(-exp(A_log) · softplus)
+_GATED_RMS = 0.6  # the rms of the normed output times silu(z), if both have rms 1
 
 
 def _delta(value_heads: int, width: int = 128, key_heads: int = 16) -> GatedDelta:
@@ -57,8 +57,8 @@ def _delta(value_heads: int, width: int = 128, key_heads: int = 16) -> GatedDelt
     )
 
 
-def _experts(count: int, chosen: int, inner: int, shared: int) -> BothFeedForward:
-    return BothFeedForward(dense=dense(shared), moe=routed(count, chosen, inner), gated=True)
+def _experts(count: int, per_token: int, inner: int, shared: int) -> BothFeedForward:
+    return BothFeedForward(dense=dense(shared), moe=routed(count, per_token, inner), gated=True)
 
 
 def _sizes(
@@ -80,21 +80,21 @@ def _tiny(kind: str, feed_forward: FeedForward) -> NamedGeometry:
     return named(kind, sizes, gated_delta=_delta(4, 32, 2))
 
 
-def _large() -> NamedGeometry:
+def _27b() -> NamedGeometry:
     return named(DENSE, _sizes(5120, 64, (24, 4), dense(17408), 17408), gated_delta=_delta(48))
 
 
-def _with_experts() -> NamedGeometry:
+def _35b_a3b() -> NamedGeometry:
     sizes = _sizes(2048, 40, (16, 2), _experts(256, 8, 512, 512), 5632)
     return named(MOE, sizes, gated_delta=_delta(32))
 
 
-def _next() -> NamedGeometry:
+def _next_80b_a3b() -> NamedGeometry:
     sizes = _sizes(2048, 48, (16, 2), _experts(512, 10, 512, 512), 5632)
     return named(NEXT, replace(sizes, vocabulary=_OLDER_VOCABULARY), gated_delta=_delta(32))
 
 
-def _own_fields(g: TargetGeometry) -> dict[str, Any]:
+def _family_fields(g: TargetGeometry) -> dict[str, Any]:
     delta, (feed_forward,) = g.gated_delta, g.feed_forwards
     assert delta is not None
     fields: dict[str, Any] = {
@@ -119,7 +119,7 @@ def _own_fields(g: TargetGeometry) -> dict[str, Any]:
 
 
 def _tensor(fill: Fill, g: TargetGeometry, name: str, shape: tuple[int, ...]) -> SynthTensor:
-    """As in other layers; norms hold their weights less 1."""
+    """Return a tensor like that of other layers, with norm weights minus 1."""
     if name.endswith("A_log"):
         return fill.normal(name, shape, _A_LOG_STD)
     if name.endswith("conv1d.weight"):
@@ -132,20 +132,20 @@ def _tensor(fill: Fill, g: TargetGeometry, name: str, shape: tuple[int, ...]) ->
 
 QWEN3_5_SYNTH = SynthTarget(
     geometries={
-        "qwen3.5-27b": _large,
+        "qwen3.5-27b": _27b,
         "qwen3.5-9b": lambda: named(
             DENSE, _sizes(4096, 32, (16, 4), dense(12288), 12288), gated_delta=_delta(32)
         ),
         "qwen3.5-4b": lambda: named(
             DENSE, _sizes(2560, 32, (16, 4), dense(9216), 9216), gated_delta=_delta(32)
         ),
-        "qwen3.5-35b-a3b": _with_experts,
-        "qwen3-next-80b-a3b": _next,
+        "qwen3.5-35b-a3b": _35b_a3b,
+        "qwen3-next-80b-a3b": _next_80b_a3b,
         "tiny-qwen3.5": lambda: _tiny(DENSE, dense(512)),
         "tiny-qwen3.5-moe": lambda: _tiny(MOE, _experts(16, 4, 64, 128)),
         "tiny-qwen3-next": lambda: _tiny(NEXT, _experts(16, 4, 64, 128)),
     },
-    config=config_writer(ARCHITECTURES, _own_fields),
+    config=config_writer(ARCHITECTURES, _family_fields),
     tensor=_tensor,
     norms_less=_NORMS_LESS,
 )

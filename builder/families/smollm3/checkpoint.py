@@ -36,49 +36,49 @@ FIELDS = FieldTable(
     inert=frozenset({"max_window_layers"}),
 )
 _DEFAULTS = Defaults(theta=2e6, kv_heads=4, tied=True)
-# No file says which layers do not turn: llama.cpp takes every fourth.
+# GGUF files do not say which layers lack RoPE: llama.cpp assumes every fourth.
 FORMS = {"smollm3": GroupedGguf("smollm3", pairs=True).form}
 
 
 def read_config(
     path: Path, config: Config, *, strict: bool
 ) -> tuple[TargetGeometry, tuple[str, ...]]:
-    """The geometry, and warnings.
+    """Return the geometry and warnings.
 
-    Raises SpecbuildError for what is not implemented and for numbers that do not go together.
+    Raises SpecbuildError for unsupported or inconsistent values.
     """
     warnings = check_fields(config, FIELDS, strict=strict)
     feed_forwards = every_layer(config, dense_swiglu(config))
     layers, bias = len(feed_forwards), config.boolean("attention_bias", False)
-    rotates = _rotates(config, layers)
+    has_rope = _rotary_layers(config, layers)
     geometry = grouped_geometry(
         path,
         config,
         AttentionParts(qkv_bias=bias, output_bias=bias),
         feed_forwards,
         defaults=_DEFAULTS,
-        windows=_windows(config, rotates),
+        windows=_windows(config, has_rope),
     )
-    unrotated = tuple(layer for layer in range(layers) if not rotates[layer])
+    unrotated = tuple(layer for layer in range(layers) if not has_rope[layer])
     return replace(geometry, unrotated_layers=unrotated), warnings
 
 
-def _rotates(config: Config, layers: int) -> list[bool]:
-    """Whether each layer has RoPE: 1 in ``no_rope_layers`` says that it has."""
-    listed = config.integers("no_rope_layers")
-    if listed is None:
+def _rotary_layers(config: Config, layers: int) -> list[bool]:
+    """Return whether each layer has RoPE; a 1 in ``no_rope_layers`` means that it has."""
+    flags = config.integers("no_rope_layers")
+    if flags is None:
         interval = config.integer("no_rope_layer_interval", 4)
         return [(layer + 1) % interval != 0 for layer in range(layers)]
-    if len(listed) < layers or set(listed) - {0, 1}:
+    if len(flags) < layers or set(flags) - {0, 1}:
         raise config.wrong("no_rope_layers", f"0 or 1 for each of {layers} layers")
-    return [entry == 1 for entry in listed[:layers]]
+    return [entry == 1 for entry in flags[:layers]]
 
 
-def _windows(config: Config, rotates: list[bool]) -> tuple[tuple[str, ...], int]:
-    """Layer types and window: with ``use_sliding_window`` layers without RoPE may have one."""
-    layers = len(rotates)
+def _windows(config: Config, has_rope: list[bool]) -> tuple[tuple[str, ...], int]:
+    """Return layer types and window; only layers without RoPE may have one."""
+    layers = len(has_rope)
     if config.boolean("use_sliding_window", False):
-        return read_windows(config, layers, [FULL if turns else WINDOWED for turns in rotates])
+        return read_windows(config, layers, [FULL if rotates else WINDOWED for rotates in has_rope])
     if not {*config.texts("layer_types")} <= {FULL}:
         raise config.wrong("layer_types", f"{FULL} in every layer without use_sliding_window")
     return (FULL,) * layers, 0

@@ -1,4 +1,4 @@
-"""SmolLM3 as the registry knows it, and synthetic models of it."""
+"""The registry's entry for SmolLM3, and synthetic models of it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _sizes() -> GroupedSizes:
     )  # fmt: skip
 
 
-def _own_fields(g: TargetGeometry) -> dict[str, Any]:
+def _family_fields(g: TargetGeometry) -> dict[str, Any]:
     return {
         "attention_bias": False,
         "intermediate_size": dense_inner(g),
@@ -52,7 +52,7 @@ SMOLLM3 = TargetFamily(
             ),
             "tiny-smollm3": lambda: named("smollm3", tiny_sizes(dense(512)), unrotated_layers=(1,)),
         },
-        config=config_writer(_MODEL_TYPES, _own_fields),
+        config=config_writer(_MODEL_TYPES, _family_fields),
     ),
     teacher=prepare_teacher,
     gguf=FORMS,
