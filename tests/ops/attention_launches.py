@@ -1,4 +1,4 @@
-"""Launches of attention over texts, and what a token is to get."""
+"""Launches of attention over texts, and the expected result of each token."""
 
 from __future__ import annotations
 
@@ -32,21 +32,21 @@ class Text:
 
     @classmethod
     def drawn(cls, length: int, geometry: Geometry, seed: int) -> Text:
-        """Random tokens."""
+        """Return random tokens."""
         generator = torch.Generator().manual_seed(seed)
         heads = (geometry.kv_heads * geometry.group, geometry.kv_heads, geometry.kv_heads)
         drawn = [torch.randn(length, n, geometry.width, generator=generator) for n in heads]
         return cls(*(bits(tensor.bfloat16()) for tensor in drawn))
 
     def coded(self) -> Text:
-        """The tokens with keys and values as e4m3 codes: uint8."""
+        """Return the tokens with keys and values quantized to e4m3, uint8."""
         k, v = (as_codes(torch.from_numpy(_numbers(array))).numpy() for array in (self.k, self.v))
         return Text(self.q, k, v)
 
 
 @dataclass(frozen=True)
 class Geometry:
-    """The layer: what a lowering is told beside the launch."""
+    """The layer: the arguments of a lowering besides the launch."""
 
     kv_heads: int = 1
     group: int = 3
@@ -58,7 +58,7 @@ class Geometry:
 
 @dataclass(frozen=True)
 class Launch:
-    """Sequences that are attended together."""
+    """Sequences whose attention is computed in one launch."""
 
     geometry: Geometry
     sequences: Sequence[Branch[Text]]
@@ -71,21 +71,21 @@ class Launch:
     target: Target = SMALL_TARGET
 
     def attended(self) -> list[np.ndarray]:
-        """The result's bits [rows, Hq, D] of each sequence."""
+        """Return the result's bits [rows, Hq, D] of each sequence."""
         inputs = self.inputs()
         result = run_lowering(OP, self.lowering(inputs), inputs, {"attended": inputs["q"]})
         return np.split(result["attended"], inputs["row_start"][1:])[: len(self.sequences)]
 
     def entries(self) -> list[str]:
-        """The kernels that are launched."""
+        """Return the entry points of the launched kernels."""
         return [launch.kernel.entry for launch in self.lowering(self.inputs()).launches]
 
     def request(self) -> LoweringRequest:
-        """What the launch is lowered for."""
+        """Return the lowering request of the launch."""
         return self._request(self.inputs())
 
     def lowering(self, inputs: Mapping[str, np.ndarray]) -> Lowering:
-        """Its launches."""
+        """Lower the request."""
         assert OP.lower is not None
         return OP.lower(self._request(inputs))
 
@@ -103,7 +103,7 @@ class Launch:
         needed = [-(-len(sequence.tokens) // size) for sequence in self.sequences]
         pages = 1 + rng.permutation(sum(needed)).astype(np.int32)
         table = np.zeros((len(needed), 1, max(self.pages, *needed)), np.int32)
-        # NaN wherever nothing was written.
+        # Unwritten memory is NaN.
         codes = self.sequences[0].text.k.dtype == np.uint8
         blank = np.uint8(0x7F) if codes else np.uint16(0x7FC0)
         pool = np.full((len(pages) + 1, shape.kv_heads, size, shape.width), blank)
@@ -143,7 +143,7 @@ class Launch:
         }
 
     def _oldest(self, sequence: Branch[Text]) -> int:
-        """The first slot that a windowed layer still holds: a ring overwrites what is older."""
+        """Return the first slot that a layer with a window still has."""
         if not self.geometry.window or not sequence.rows:
             return 0
         first = min(*sequence.rows, sequence.tree_start)
@@ -151,7 +151,7 @@ class Launch:
 
 
 def _numbers(array: np.ndarray) -> np.ndarray:
-    """What bits of bf16, or codes, stand for: fp32."""
+    """Return the fp32 values of bf16 bits, or of quantized values."""
     if array.dtype != np.uint8:
         return values(array, torch.bfloat16)
     numbers: np.ndarray = as_values(torch.from_numpy(array)).numpy()
@@ -159,7 +159,7 @@ def _numbers(array: np.ndarray) -> np.ndarray:
 
 
 def expected(geometry: Geometry, text: Text, position: int) -> np.ndarray:
-    """Dense attention of one token in float64 → [Hq, D]."""
+    """Return dense attention of one token in float64, [Hq, D]."""
     first = max(0, position - geometry.window + 1) if geometry.window else 0
     q, k, v = (
         _numbers(array).astype(np.float64)

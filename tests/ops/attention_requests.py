@@ -1,4 +1,4 @@
-"""Requests of the attention ops by their sizes alone, without arrays."""
+"""Requests of the attention ops, given by sizes only, without arrays."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ INTEGERS = ("page_table", "row_start", "row_slot", "tree_start", "ancestor_bits"
 def request(
     shapes: Shapes, attributes: dict[str, Any], phase: Phase, tactic: Tactic | None = None
 ) -> LoweringRequest:
-    """A request of tensors in bf16, integers where the op has them."""
+    """Return a request with bf16 tensors, and integers where the op has them."""
     tensors = {
         name: TensorInfo(
             shape,
@@ -27,7 +27,7 @@ def request(
 
 
 def rows_of(batch: int, rows: int, pages: int, views: int, words: int) -> Shapes:
-    """The tensors that say where rows stand."""
+    """Return the tensors that describe the places of rows."""
     return {
         "page_table": (batch, views, pages),
         "row_start": (batch + 1,),
@@ -42,7 +42,7 @@ def plain(
     phase: Phase = "decode", views: int = 1, words: int = 1, lists: bool = False,
     tactic: Tactic | None = None,
 ) -> LoweringRequest:  # fmt: skip
-    """Of PagedTreeAttention: 8 KV heads, 64 query heads, pages of 64."""
+    """Return a request of PagedTreeAttention: 8 KV heads, 64 query heads, pages of 64."""
     shapes = {
         "q": (batch * rows, 64, width),
         "k_pool": (4096, 8, 64, width),
@@ -59,7 +59,7 @@ def latent(
     phase: Phase = "decode", rebuilt: bool = True, v_width: int = 64, lists: bool = False,
     tactic: Tactic | None = None,
 ) -> LoweringRequest:  # fmt: skip
-    """Of MlaAttention: 8 KV heads, 64 query heads, keys rebuilt or absorbed."""
+    """Return a request of MlaAttention: 8 KV heads, 64 query heads, keys rebuilt or absorbed."""
     keys = {"w_k": (entry, 8, 64), "cos": (4096, 32), "sin": (4096, 32)} if rebuilt else {}
     value_heads = 8 if rebuilt else 64
     shapes = {
@@ -75,6 +75,6 @@ def latent(
 
 
 def swept(make: Callable[..., LoweringRequest], **axes: Sequence[Any]) -> Iterator[LoweringRequest]:
-    """Every combination of some sizes."""
+    """Return every combination of some sizes."""
     for values in product(*axes.values()):
         yield make(**dict(zip(axes, values, strict=True)))

@@ -1,4 +1,4 @@
-"""Runs a recorded standard-ONNX body through ONNX Runtime on arrays."""
+"""Run a recorded standard-ONNX body with ONNX Runtime on arrays."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ Record = Callable[[BodyBuilder, Sequence[ir.Value | None]], Sequence[ir.Value]]
 
 
 def value_like(name: str, array: np.ndarray, *, dynamic: Sequence[int] = ()) -> ir.Value:
-    """A graph input of the array's type and shape; the axes in ``dynamic`` are symbolic."""
+    """Return a graph input of the array's type and shape; axes in ``dynamic`` are symbolic."""
     shape = [f"{name}_{axis}" if axis in dynamic else size for axis, size in enumerate(array.shape)]
     dtype = ir.DataType.from_numpy(array.dtype)
     return ir.Value(name=name, shape=ir.Shape(shape), type=ir.TensorType(dtype))
 
 
 def session_of(inputs: Sequence[ir.Value], record: Callable[[BodyBuilder], Sequence[ir.Value]]):
-    """A session of one model: these graph inputs, the nodes that ``record`` records."""
+    """Return a session of one model, with the nodes that ``record`` records."""
     b = BodyBuilder()
     # Identity: an output may be an input, and graph outputs need names of their own.
     outputs = [b.Identity(value) for value in record(b)]
@@ -51,9 +51,9 @@ def run_record(
     record: Record,
     dynamic: Callable[[str, int], bool] = lambda _name, _axis: False,
 ) -> list[np.ndarray]:
-    """Records on inputs shaped like the arrays, runs once, gives the outputs.
+    """Record on inputs of the arrays' shapes, run once, and return the outputs.
 
-    ``dynamic(name, axis)`` says which axes the recording may not know.
+    ``dynamic(name, axis)`` returns whether an axis is unknown during recording.
     """
     values: list[ir.Value | None] = []
     for name, array in zip(names, arrays, strict=True):
@@ -74,13 +74,13 @@ LAUNCH_AXES = frozenset({"T", "B", "B1", "P", "W", "S", "R", "BF", "F", "M", "N1
 
 
 def to_body_order(spec: TensorSpec, array: np.ndarray) -> np.ndarray:
-    """A pool from portable to body order; anything else as it is."""
+    """Convert a pool from portable order to that of the body; return other arrays unchanged."""
     order = spec.body_permutation
     return array if order is None else np.ascontiguousarray(array.transpose(order))
 
 
 def from_body_order(spec: TensorSpec, array: np.ndarray) -> np.ndarray:
-    """The inverse of :func:`to_body_order`."""
+    """Invert :func:`to_body_order`."""
     order = spec.body_permutation
     return array if order is None else array.transpose(np.argsort(order))
 
@@ -92,9 +92,9 @@ def run_body(
     *,
     static_axes: frozenset[str] = frozenset(),
 ) -> list[np.ndarray]:
-    """The op's body on arrays in portable order, with portable outputs.
+    """Run the op's body on arrays in portable order; return portable outputs.
 
-    Absent inputs at the end may be left out.
+    Absent inputs at the end may be omitted.
     """
     assert op.body is not None, f"{op.name} has no body"
     complete = op.complete(attributes)

@@ -1,7 +1,7 @@
 """Plugins in the registry of a library with TensorRT's interfaces, called through C++.
 
-TensorRT's lean runtime and TensorRT-RTX are on PyPI: what they hold of plugins is TensorRT's own
-code. The lean runtime has neither a builder nor the names of tensor formats.
+TensorRT's lean runtime and TensorRT-RTX are on PyPI. Their plugin code is TensorRT's own. The lean
+runtime has neither a builder nor the names of tensor formats.
 """
 
 from __future__ import annotations
@@ -46,19 +46,19 @@ _gpus: list[Any] = []
 
 
 def lack(name: str) -> str | None:
-    """Why a module cannot be used here, None where it can."""
+    """Return the reason a module cannot be used here, or None."""
     if all(importlib.util.find_spec(part) for part in (name, _REGISTRIES[name][0])):
         return None
     return f"{name} is not installed: pip install '.[{_EXTRAS[name]}]'"
 
 
 def load(name: str) -> ModuleType:
-    """The module."""
+    """Return the module."""
     return importlib.import_module(name)
 
 
 def registered(trt: Any, record: PluginRecord, gpu: Any = None) -> Creator:
-    """The C++ interface of the creator for a record; its plugins run on ``gpu``."""
+    """Return the C++ interface of the creator for a record; its plugins run on ``gpu``."""
     _gpus[:] = [gpu]
     register_creators(trt, {record.name: record.plugin_version}, lambda: _gpus[0])
     package, pattern = _REGISTRIES[trt.__name__]
@@ -69,7 +69,7 @@ def registered(trt: Any, record: PluginRecord, gpu: Any = None) -> Creator:
 
 
 def created(trt: Any, fields: Mapping[str, bytes], phase: int, gpu: Any = None) -> CalledPlugin:
-    """The plugin that C++ creates from fields."""
+    """Return the plugin that C++ creates from fields."""
     record, _ = read_fields(fields)
     plugin = registered(trt, record, gpu).create("node", fields, phase)
     assert plugin is not None
@@ -77,7 +77,7 @@ def created(trt: Any, fields: Mapping[str, bytes], phase: int, gpu: Any = None) 
 
 
 def bucket_tensors(record: PluginRecord, bucket: int = 0) -> tuple[Tensors, Tensors]:
-    """Element types and shapes of a bucket's inputs and outputs, as TensorRT sees them."""
+    """Return element types and shapes of a bucket's inputs and outputs, as TensorRT sees them."""
     shapes = record.buckets[bucket]
     inputs = zip(record.inputs, wire_shapes(record.inputs, shapes.inputs), strict=True)
     outputs = zip(record.outputs, shapes.outputs, strict=True)
@@ -104,6 +104,6 @@ def enqueue_called(
 
 
 def dynamic(record: PluginRecord) -> tuple[Any, Any]:
-    """Descriptions of a bucket's inputs and outputs for a profile of that size."""
+    """Return descriptions of a bucket's inputs and outputs for a profile of that size."""
     inputs, outputs = bucket_tensors(record)
     return dynamic_descs(inputs), dynamic_descs(outputs)

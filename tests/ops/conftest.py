@@ -1,4 +1,4 @@
-"""Makes the modules beside this file importable under any import mode."""
+"""Make the modules of this folder importable under any import mode."""
 
 from __future__ import annotations
 

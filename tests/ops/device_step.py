@@ -1,4 +1,4 @@
-"""A decoding step as a CUDA program has it: the step ops in their order, around fake models."""
+"""A decoding step like that of a CUDA program: the step ops in order, with fake models."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ RING = 4
 
 
 def changed(state: Arrays, outputs: Arrays) -> None:
-    """Takes over what an op did in place."""
+    """Update ``state`` with the outputs that an op wrote in place."""
     state.update({n.removesuffix("_out"): a for n, a in outputs.items() if n.endswith("_out")})
 
 
 class DeviceStep:
-    """State ports of ``batch`` sequences and their caches; ``run`` computes an op."""
+    """The state ports of ``batch`` sequences and their caches. ``run`` computes an op."""
 
     def __init__(self, world: World, run: RunOp, *, batch: int, capacity: int, pages: int) -> None:
         rng = np.random.default_rng(world.seed)
@@ -59,7 +59,7 @@ class DeviceStep:
         }
 
     def admit(self, b: int, known: list[int], limit: int, *, ignore_eos: bool) -> None:
-        """A prompt that is prefilled: all but its last row are in the draft's cache."""
+        """Add a prompt after its prefill: all but its last row are in the draft's cache."""
         length = len(known) - 1
         for slot in range(length):
             for group in GROUPS:
@@ -82,7 +82,7 @@ class DeviceStep:
         return {name: self.state[name] for name in names}
 
     def step(self, shape: Shape | None) -> Arrays:
-        """One step; returns the entries that it wrote into the ring."""
+        """Run one step; return the entries that it wrote to the ring."""
         slot = int(self.state["step"][0]) % RING
         tree = self._draft(shape) if shape is not None else {}
         choice, logprob, captured, tree_count = self._verify(tree)
@@ -171,7 +171,7 @@ class DeviceStep:
         return self.last_tree
 
     def _draft_rows(self, rows: Arrays, *, captured: bool) -> tuple[np.ndarray, np.ndarray]:
-        """The draft's logits [R, Vd] and output features [T, H]."""
+        """Return the draft's logits [R, Vd] and output features [T, H]."""
         total = len(rows["token_ids"])
         logits = np.full((total, self.world.draft_vocab), -1.0, np.float32)
         logits += np.arange(self.world.draft_vocab, dtype=np.float32)
@@ -235,7 +235,7 @@ class DeviceStep:
         return choice, logprob, captured, rows["tree_count"]
 
     def _target_context(self, rows: Arrays, b: int, row: int) -> tuple[int, ...]:
-        """What a row of the target sees, in both cache groups."""
+        """Return the context visible to a row of the target, in both cache groups."""
         own, start = int(rows["row_slot"][row]), int(rows["tree_start"][b])
         position = int(rows["positions"][row])
         assert position < self.state["limit"][b]
@@ -259,7 +259,7 @@ class DeviceStep:
         return tuple(token for token, _ in tokens)
 
     def _commit(self, path: np.ndarray) -> None:
-        """PathCommit, on every group of the target."""
+        """Run PathCommit on every group of the target."""
         for group in GROUPS:
             cache = self.caches[group]
             for b in range(self.batch):

@@ -1,7 +1,7 @@
-"""Runs the CUDA kernels of an op on the CPU: compiled by g++, every thread a fiber.
+"""Run the CUDA kernels of an op on the CPU: compiled by g++, each thread as a fiber.
 
-What the emulator shows: indexing, masks, reductions, barriers, ring protocols, and every byte that
-is written. What it cannot show: races between warps, memory ordering, speed.
+The emulator checks indexing, masks, reductions, barriers, ring protocols, and every byte written.
+It cannot show races between warps, memory ordering, or speed.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ EMULATED = Path(__file__).parent / "emulated"
 GUARD_BYTES = 256
 POISON = 0xFF
 COMMON_FLAGS = (
-    # Without -fno-gnu-unique a static of an inline function is one for all libraries.
+    # Without -fno-gnu-unique all libraries share the statics of an inline function.
     "-std=c++20", "-w", "-fPIC", "-fno-gnu-unique", "-ffp-contract=off", "-DSPECBUILD_EMULATE",
 )  # fmt: skip
 EMULATOR_FLAGS = ("-O2", "-shared")
-# A kernel runs for some milliseconds, and takes longer to compile. None throws.
+# A kernel runs for a few milliseconds, less than its compilation. No kernel throws.
 KERNEL_FLAGS = ("-Og", "-fno-exceptions", "-fno-asynchronous-unwind-tables")
 # emulation::shared of emulated/emulator.cpp.
 SHARED_SYMBOL, SHARED_BYTES = "_ZN9emulation6sharedE", 256 << 10
@@ -46,17 +46,17 @@ SHARED_SYMBOL, SHARED_BYTES = "_ZN9emulation6sharedE", 256 << 10
 Arrays = Mapping[str, np.ndarray]
 # The emulators of this process, by the name that kernels find them by.
 _LOADED: dict[str, ctypes.CDLL] = {}
-# Every kernel that this process has launched since somebody emptied it.
+# Every kernel that this process has launched since the set was last cleared.
 LAUNCHED: set[Kernel] = set()
 
 
 def has_compiler() -> bool:
-    """Whether kernels can be emulated here."""
+    """Return whether kernels can be emulated here."""
     return shutil.which("g++") is not None
 
 
 def tensor_info(array: np.ndarray) -> TensorInfo:
-    """What a lowering is told of an array, whose 16-bit numbers are the bits of bf16."""
+    """Return the tensor description of an array for a lowering; uint16 arrays are bf16."""
     return TensorInfo(array.shape, {"uint16": "bfloat16"}.get(array.dtype.name, array.dtype.name))
 
 
@@ -70,17 +70,17 @@ class Guarded:
 
     @property
     def address(self) -> int:
-        """Where the bytes begin."""
+        """The address of the bytes."""
         return self._memory.ctypes.data + self._start
 
     def untouched(self) -> bool:
-        """Whether nothing was written outside."""
+        """Return whether no byte outside was written."""
         before, after = self._memory[: self._start], self._memory[self._start + len(self.data) :]
         return bool((before == POISON).all() and (after == POISON).all())
 
 
 def guarded(array: np.ndarray) -> Guarded:
-    """A copy of an array."""
+    """Return a copy of an array."""
     memory = Guarded(array.nbytes)
     memory.data[:] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
     return memory
@@ -89,11 +89,11 @@ def guarded(array: np.ndarray) -> Guarded:
 def run_lowering(
     op: OpSpec, lowering: Lowering, inputs: Arrays, outputs: Arrays
 ) -> dict[str, np.ndarray]:
-    """The outputs by name after every launch ran, in order.
+    """Return the outputs by name after all launches ran in order.
 
-    ``inputs`` hold what is present, bf16 as uint16; ``outputs`` give shape and type of each output
-    and are poisoned first. AssertionError where a kernel wrote past an array, changed an input
-    that no output aliases, or left a zeroed workspace otherwise.
+    ``inputs`` has the inputs that are present, bf16 as uint16. ``outputs`` gives shape and type of
+    each output; they are poisoned first. AssertionError if a kernel wrote outside an array, changed
+    an input that no output aliases, or did not restore a zeroed workspace.
     """
     aliased = dict(op.aliases)
     memory = {name: guarded(array) for name, array in inputs.items()}
@@ -126,7 +126,7 @@ def run_lowering(
 
 @contextmanager
 def interleaved() -> Iterator[None]:
-    """Blocks run in another order, in which those of different sequences take turns."""
+    """Run blocks in an order that alternates between sequences."""
     emulator = emulator_library()
     emulator.emulation_interleave(1)
     try:
@@ -136,7 +136,7 @@ def interleaved() -> Iterator[None]:
 
 
 def emulate(launch: OpLaunch, memory: Mapping[str, Guarded]) -> None:
-    """Runs one launch; a name without memory is an absent tensor (a null pointer)."""
+    """Run one launch. A name without memory is an absent tensor (a null pointer)."""
     assert launch.shared_bytes <= 227 * 1024, launch
     assert launch.block <= 1024, launch
     holders = held_arguments(launch, [memory])
@@ -155,9 +155,9 @@ def emulate(launch: OpLaunch, memory: Mapping[str, Guarded]) -> None:
 def held_arguments(
     launch: OpLaunch, memories: Sequence[Mapping[str, Guarded]], rank: int = 0
 ) -> list[Any]:
-    """A launch's arguments as a kernel of this rank takes them; ``memories`` are all ranks'.
+    """Return a launch's arguments for a kernel of this rank. ``memories`` has all ranks'.
 
-    A lone rank is its own peer.
+    A single rank is its own peer.
     """
     holders: list[Any] = []
     for argument in launch.arguments:
@@ -176,7 +176,7 @@ def held_arguments(
 
 @cache
 def _shared_memory() -> np.ndarray:
-    """Dynamic shared memory as the last block left it; poisoned before each."""
+    """Return the last block's dynamic shared memory. It is poisoned before each block."""
     place = (ctypes.c_ubyte * SHARED_BYTES).in_dll(emulator_library(), SHARED_SYMBOL)
     return np.frombuffer(place, np.uint8)
 
@@ -185,9 +185,9 @@ _HELD_BACK: set[Kernel] = set()
 
 
 def staged_before_the_wait(launch: OpLaunch, inputs: Arrays) -> Iterator[np.ndarray]:
-    """Every block's dynamic shared memory, in bytes, where it waits for the launches in front.
+    """Return the dynamic shared memory of each block when it waits for earlier launches.
 
-    ``inputs`` are all that it reads until then; everything else is absent.
+    ``inputs`` has all tensors that it reads until then. Others are absent.
     """
     emulator = emulator_library()
     memory = {name: guarded(array) for name, array in inputs.items()}
@@ -203,9 +203,9 @@ def staged_before_the_wait(launch: OpLaunch, inputs: Arrays) -> Iterator[np.ndar
 
 
 def _hold_back(name: str, run: Callable[[], int], memory: Mapping[str, Guarded]) -> None:
-    """AssertionError where the first block writes before it waits for the launches in front.
+    """Raise AssertionError if the first block writes before it waits for earlier launches.
 
-    They may still be reading what stands there: a scratch buffer has other uses before.
+    Those may still read this memory, since a scratch buffer has earlier uses.
     """
     before = {key: place.data.copy() for key, place in memory.items()}
     emulator = emulator_library()
@@ -222,14 +222,14 @@ def _hold_back(name: str, run: Callable[[], int], memory: Mapping[str, Guarded])
 
 @cache
 def _compiler() -> str:
-    """The version of g++ and its target."""
+    """Return the version of g++ and its target."""
     words = ["g++", "-v"]
     return subprocess.run(words, check=True, capture_output=True, text=True).stderr
 
 
 @cache
 def _emulator_digest() -> str:
-    """Changes with the emulator's sources, the compiler or the flags."""
+    """Return a digest of the emulator's sources, the compiler and the flags."""
     files = sorted(EMULATED.iterdir())
     contents = [part for file in files for part in (file.name, file.read_bytes())]
     return digest(_compiler(), repr((COMMON_FLAGS, KERNEL_FLAGS, EMULATOR_FLAGS)), *contents)
@@ -237,7 +237,7 @@ def _emulator_digest() -> str:
 
 @cache
 def _emulator() -> Path:
-    """The library that runs the threads, shared by all kernels.
+    """Return the library that runs the threads, which all kernels share.
 
     Kernels find it by its name among the loaded libraries, wherever the store is.
     """
@@ -254,13 +254,13 @@ def _emulator() -> Path:
 
 
 def emulator_library() -> ctypes.CDLL:
-    """The copy that kernels find: the first of its name, although the store may have changed."""
+    """Return the library that kernels use: the first of its name, even if the store changed."""
     return _LOADED[_emulator().name]
 
 
 @cache
 def _precompiled() -> Path:
-    """The header that every kernel includes first, parsed once; g++ looks for it beside .gch."""
+    """Return the parsed header that every kernel includes first. g++ finds it next to .gch."""
     header = EMULATED / "cuda_emulation.h"
 
     def compiled(entry: Path) -> None:
@@ -270,24 +270,24 @@ def _precompiled() -> Path:
 
 
 def emulated_entry(kernel: Kernel) -> Any:
-    """A compiled kernel: called with the grid, the block and an array of pointers to arguments."""
+    """Return a compiled kernel. Call it with grid, block and an array of argument pointers."""
     LAUNCHED.add(kernel)
     return compiled_entry(kernel)
 
 
 def kernel_key(kernel: Kernel) -> str:
-    """Changes with the kernel's source, its headers and constants, and with the emulator."""
+    """Return a digest of the kernel's source, headers and constants, and of the emulator."""
     return digest(kernel.entry, source_of(kernel).digest([_emulator_digest()]))
 
 
 @cache
 def compiled_entry(kernel: Kernel) -> Any:
-    """The function that runs the kernel, from the store where it has been compiled before."""
+    """Return the function that runs the kernel, from the store if it was compiled before."""
     return ctypes.CDLL(str(compiled_path(kernel))).run_kernel
 
 
 def compiled_path(kernel: Kernel) -> Path:
-    """The library of the kernel."""
+    """Return the library of the kernel."""
     source = source_of(kernel)
     text = (
         f'#include "{source.path}"\n'
@@ -300,7 +300,7 @@ def compiled_path(kernel: Kernel) -> Path:
     def compiled(entry: Path) -> None:
         path = entry / "kernel.cpp"
         path.write_text(text)
-        # A kernel needs the symbols of the emulator's library only.
+        # A kernel needs only the symbols of the emulator's library.
         link = ["-shared", "-nostdlib", emulator]
         include = ["-include", str(_precompiled())]
         _compile([path], entry / "kernel.so", *KERNEL_FLAGS, *source.definitions(), *include, *link)

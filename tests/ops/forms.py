@@ -1,4 +1,4 @@
-"""The standard-ONNX forms of every op: its body, and what else a lowering may choose."""
+"""The standard-ONNX forms of every op: its body, and the alternatives of lowerings."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ Run = Callable[[OpSpec, Arrays, Mapping[str, Any]], list[np.ndarray]]
 
 
 def portable(op: OpSpec, arrays: Arrays, attributes: Mapping[str, Any]) -> list[np.ndarray]:
-    """The body with every size of a launch dynamic."""
+    """Return the body with every size of a launch dynamic."""
     return run_body(op, arrays, dict(attributes))
 
 
 def one_sequence(op: OpSpec, arrays: Arrays, attributes: Mapping[str, Any]) -> list[np.ndarray]:
-    """The attention body that a static batch of 1 selects."""
+    """Return the attention body for a static batch of 1."""
     return run_body(op, arrays, dict(attributes), static_axes=frozenset({"B"}))
 
 
 def moe_dense(op: OpSpec, arrays: Arrays, attributes: Mapping[str, Any]) -> list[np.ndarray]:
-    """All experts as two Gemms."""
+    """Return all experts as two Gemms."""
     complete = op.complete(attributes)
     settings = {name: complete[name] for name in ("alpha", "activation")}
     weights = dense_weights(*_tensors(arrays[2:8]), **settings)
@@ -53,13 +53,13 @@ def moe_dense(op: OpSpec, arrays: Arrays, attributes: Mapping[str, Any]) -> list
 
 
 def moe_contrib(op: OpSpec, arrays: Arrays, attributes: Mapping[str, Any]) -> list[np.ndarray]:
-    """ONNX Runtime's own operator."""
+    """Return ONNX Runtime's own operator."""
     complete = op.complete(attributes)
     return _moe(arrays, contrib_weights(*_tensors(arrays[2:8])), complete, contrib_body)
 
 
 def moe_chosen(op: OpSpec, arrays: Arrays, attributes: Mapping[str, Any]) -> list[np.ndarray]:
-    """A loop over the experts that some row chose."""
+    """Return a loop over the experts that any row selected."""
     complete = op.complete(attributes)
 
     def body(b: Any, x: Any, logits: Any, bias: Any, named: dict[str, Any], *rest: Any, **_: Any):
@@ -75,27 +75,27 @@ def _expert_scale(arrays: Arrays) -> np.ndarray | None:
 
 
 def tensorrt_form(op: OpSpec, arrays: Arrays, attributes: Mapping[str, Any]) -> list[np.ndarray]:
-    """What TensorRT-RTX is given, where it differs from the body."""
+    """Return the form for TensorRT-RTX if it differs from the body."""
     return run_body(replace(op, body=LOWERINGS[op.name]), arrays, dict(attributes))
 
 
 def tensorrt_one_sequence(
     op: OpSpec, arrays: Arrays, attributes: Mapping[str, Any]
 ) -> list[np.ndarray]:
-    """The same for a static batch of 1."""
+    """Return this form for a static batch of 1."""
     form = replace(op, body=LOWERINGS[op.name])
     return run_body(form, arrays, dict(attributes), static_axes=frozenset({"B"}))
 
 
 def moe_tensorrt(op: OpSpec, arrays: Arrays, attributes: Mapping[str, Any]) -> list[np.ndarray]:
-    """All experts at once, MXFP4 in eight bits: ONNX Runtime has no four-bit floats."""
+    """Return all experts at once, MXFP4 in eight bits: ONNX Runtime has no four-bit floats."""
     return run_standard_moe(op, arrays, attributes, INT8)
 
 
 def run_standard_moe(
     op: OpSpec, arrays: Arrays, attributes: Mapping[str, Any], storage: ExpertStorage
 ) -> list[np.ndarray]:
-    """Moe as TensorRT-RTX is given it; onnx's own evaluator runs what ONNX Runtime lacks."""
+    """Run Moe in its TensorRT-RTX form, with onnx's evaluator for ops ONNX Runtime lacks."""
     model = standard_moe(op, arrays, attributes, storage)
     feed = dict(zip(("x", "router_logits"), arrays, strict=False))
     if storage is FP4:
@@ -107,7 +107,7 @@ def run_standard_moe(
 def standard_moe(
     op: OpSpec, arrays: Arrays, attributes: Mapping[str, Any], storage: ExpertStorage
 ) -> onnx.ModelProto:
-    """The graph of it, the weights inside."""
+    """Return the graph of this form, including the weights."""
     names = [spec.name for spec in op.inputs]
     x, logits = (value_like(names[i], arrays[i], dynamic=(0,)) for i in range(2))
     graph = ir.Graph([x, logits], [], nodes=[], opset_imports={"": STANDARD_OPSET}, name="moe")
@@ -176,7 +176,7 @@ def _moe(
 
 
 def forms_of(op: OpSpec, arrays: Arrays, attributes: Mapping[str, Any]) -> dict[str, Run]:
-    """Every form that is defined for these inputs, by name."""
+    """Return every form that is defined for these inputs, by name."""
     forms: dict[str, Run] = {"portable": portable}
     if op.name in ("PagedTreeAttention", "MlaAttention"):
         table = arrays[[spec.name for spec in op.inputs].index("page_table")]

@@ -1,4 +1,4 @@
-"""Reads the entry points of an op's ``.cu`` files and holds their parameters to a declaration."""
+"""Read the entry points of an op's ``.cu`` files and compare their parameters with an op."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ _ENTRY = re.compile(r'extern\s+"C"\s+__global__\s+void[^(]*?(\w+)\s*\(([^)]*)\)\
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 _BOUNDS = re.compile(r"__launch_bounds__\s*\([^)]*\)")
 _WORKSPACE = "workspace"
-# A tensor in the memory of the rank that is so much further.
+# A tensor in the memory of the rank at this distance.
 _ON_PEER = re.compile(r"_on_\d$")
 PREFILL = "prefill"
-# Sources of kernels that several ops launch, by where they stand.
+# Sources of kernels that several ops launch, by folder.
 SHARED = {"linear/normed_tokens.cu": ("RmsQkvRope", "RmsSwiglu", "RmsHead")}
-# Ops whose launches are those of another, but for some.
+# Ops whose launches are those of another op, with exceptions.
 BORROWED = {"rank_moe": "rms_moe"}
 
 
 def entry_points(source: str) -> dict[str, tuple[str, ...]]:
-    """The parameter names of every ``extern "C" __global__`` function, by its name."""
+    """Return the parameter names of every ``extern "C" __global__`` function, by its name."""
     plain = _BOUNDS.sub("", _COMMENT.sub("", source))
     found = {}
     for name, parameters in _ENTRY.findall(plain):
@@ -32,7 +32,7 @@ def entry_points(source: str) -> dict[str, tuple[str, ...]]:
 
 
 def tensor_parameters(source: str) -> dict[str, tuple[str, ...]]:
-    """The pointer parameters alone: those that name tensors, whichever rank's they are."""
+    """Return the pointer parameters, which name tensors of any rank."""
     plain = _BOUNDS.sub("", _COMMENT.sub("", source))
     found = {}
     for name, parameters in _ENTRY.findall(plain):
@@ -42,14 +42,14 @@ def tensor_parameters(source: str) -> dict[str, tuple[str, ...]]:
 
 
 def violations(op: OpSpec, folder: Path) -> list[str]:
-    """What is wrong with the sources of this folder: empty where nothing is, or no file.
+    """Return the errors in the sources of this folder; empty for correct sources or no file.
 
-    Several ``.cu`` files may have an entry point from a header.
+    Several ``.cu`` files may share an entry point from a header.
 
-    Every pointer is named like an input or output of the declaration (or ``workspace…``), every
-    declared tensor is named by some entry point (an alias's two names are one buffer), and an
-    entry point lists them in declared order. The kernels of a prompt's chunks (``prefill….cu``)
-    name every declared tensor themselves. ``SHARED`` sources are left out.
+    Every pointer is named like an input or output of the declaration (or ``workspace…``). Every
+    declared tensor is named by an entry point; the two names of an alias are one buffer. An entry
+    point lists tensors in the declared order. The kernels of a prompt's chunks (``prefill….cu``)
+    name every declared tensor themselves. ``SHARED`` sources are omitted.
     """
     folders = [
         folder,

@@ -1,4 +1,4 @@
-"""How one token comes into a launch: alone, in a chain of rows, or as a node of a tree."""
+"""The positions of one token in a launch: alone, in a chain of rows, or as a tree node."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ TextT = TypeVar("TextT")
 
 @dataclass(frozen=True)
 class Branch(Generic[TextT]):
-    """Slots in use and rows of one sequence: which token stands in a slot, which slots are rows.
+    """The used slots and the rows of one sequence: the token of each slot, and which are rows.
 
     ``lineages[i]`` are the tree bits of row i.
     """
@@ -24,23 +24,23 @@ class Branch(Generic[TextT]):
     lineages: tuple[Ints, ...] = ()
 
     def words(self, row: int) -> int:
-        """The ancestor bits of a row, as one number."""
+        """Return the ancestor bits of a row as one number."""
         return sum(1 << bit for bit in (self.lineages[row] if self.lineages else ()))
 
 
 def alone(text: TextT, position: int) -> Branch[TextT]:
-    """The token is decoded after all of its past was committed."""
+    """Decode the token after all preceding tokens were committed."""
     return Branch(text, tuple(range(position + 1)), position + 1, (position,))
 
 
 def reverified(text: TextT, position: int, rows: int) -> Branch[TextT]:
-    """The token is the last of a chain of rows."""
+    """Put the token last in a chain of rows."""
     first = max(0, position + 1 - rows)
     return Branch(text, tuple(range(position + 1)), position + 1, tuple(range(first, position + 1)))
 
 
 def node(text: TextT, position: int, decoys: Ints) -> Branch[TextT]:
-    """The token is the last node of a path of three, at tree slots 0, 3 and 5; decoys between."""
+    """Put the token last on a path of three, at tree slots 0, 3 and 5, with other nodes between."""
     start = position - 2
     tokens = (*range(start), start, *decoys[:2], start + 1, decoys[2], start + 2, decoys[3])
     lineages = ((0,), (0, 1), (0, 2), (0, 3), (0, 3, 4), (0, 3, 5), (0, 1, 6))
@@ -48,14 +48,14 @@ def node(text: TextT, position: int, decoys: Ints) -> Branch[TextT]:
 
 
 def fed_node(text: TextT, position: int, rows: int, decoys: Ints) -> Branch[TextT]:
-    """``node`` behind so many re-verified tokens: row ``rows`` + 5."""
+    """Put ``node`` after re-verified tokens: row ``rows`` + 5."""
     tree = node(text, position, decoys)
     fed = tuple(range(tree.tree_start - rows, tree.tree_start))
     return replace(tree, rows=(*fed, *tree.rows), lineages=(*[()] * rows, *tree.lineages))
 
 
 def wide_node(text: TextT, position: int) -> Branch[TextT]:
-    """The token stands behind 34 decoys, so that its bits lie in two words; 5 rows."""
+    """Put the token after 34 other nodes, so that its bits are in two words; 5 rows."""
     start = position - 1
     tokens = (*range(start), start, *[0] * 34, start + 1)
     lineages = ((0,), (0, 7), (0, 7, 9), (0, 34), (0, 35))

@@ -1,4 +1,4 @@
-"""An op's case as the record of a TensorRT plugin, compiled for the emulator or for a GPU."""
+"""An op's case as the record of a TensorRT plugin, compiled for the emulator or a GPU."""
 
 from __future__ import annotations
 
@@ -30,24 +30,24 @@ from specbuild.runtime.executors.tensorrt.plugin_record import (
 
 
 def plugin_of(drawn: KernelCase, phase: Phase, target: Target, *lowerings: Lowering) -> PluginOp:
-    """The case as a node's op of one size."""
+    """Return the case as a node's op of one size."""
     form = PluginForm(drawn.request(phase, target).tensors, lowerings)
     return PluginOp(drawn.op, (form,))
 
 
 def emulated_fields(plugin: PluginOp) -> dict[str, bytes]:
-    """The plugin's fields, its kernels compiled for the emulator."""
+    """Return the plugin's fields, with kernels compiled for the emulator."""
     compiled = emulated_cubins(plugin.kernels, [plugin])
     return write_fields(*plugin_record(plugin, compiled, "sm_90a"))
 
 
 def plugin_ops() -> list[OpSpec]:
-    """Every op that a plugin can run: an engine of TensorRT has one rank."""
+    """Return every op that a plugin can run. An engine of TensorRT has one rank."""
     return [op for op in kernel_ops() if op.contribution is None]
 
 
 def every_case(op: OpSpec) -> Iterator[tuple[str, dict[str, bytes]]]:
-    """The fields of a plugin for each case that the kernels take."""
+    """Return the fields of a plugin for each case that the kernels support."""
     for phase in phases_of(op):
         for case in cases_for(op, phase, gpu=False):
             drawn = kernel_case(op, case)
@@ -60,7 +60,7 @@ def every_case(op: OpSpec) -> Iterator[tuple[str, dict[str, bytes]]]:
 
 
 class EmulatedGpu:
-    """What an OpLauncher asks of a GPU, by the emulator: launches run at once in host memory."""
+    """The GPU interface of an OpLauncher in the emulator: launches run at once on the host."""
 
     def __init__(self, kernels: tuple[Kernel, ...]) -> None:
         self._kernels = kernels
@@ -106,7 +106,10 @@ def run_plugin(
     outputs: Mapping[str, np.ndarray],
     enqueue: Enqueue = launch_alone,
 ) -> dict[str, np.ndarray]:
-    """The outputs by name of what ``enqueue`` queues, over poisoned outputs and scratch memory."""
+    """Return the outputs of ``enqueue`` by name.
+
+    Outputs and scratch memory are poisoned first.
+    """
     fields = emulated_fields(plugin)
     record, _ = read_fields(fields)
     gpu = EmulatedGpu(tuple(plugin.kernels))

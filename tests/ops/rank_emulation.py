@@ -1,4 +1,4 @@
-"""Runs the kernels of several ranks at once in the emulator: see ``emulated/ranks.cpp``."""
+"""Run the kernels of several ranks at once in the emulator: see ``emulated/ranks.cpp``."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class _RankLaunch(ctypes.Structure):
 
 
 class RankEmulator:
-    """Several ranks; each has a copy of every kernel, whose static shared memory is its own."""
+    """Several ranks. Each has its own copy of every kernel, with its static shared memory."""
 
     def __init__(self, ranks: int) -> None:
         self.ranks = ranks
@@ -39,9 +39,9 @@ class RankEmulator:
     def run(
         self, launches: Sequence[Sequence[OpLaunch]], memories: Sequence[Memory], seed: int
     ) -> int:
-        """Each rank's launches in order; ``DONE``, ``STUCK`` or ``GAVE_UP``.
+        """Run each rank's launches in order; return ``DONE``, ``STUCK`` or ``GAVE_UP``.
 
-        ``seed`` decides which rank has a turn, and when a word that one stores for another arrives.
+        ``seed`` determines which rank runs next, and when a word stored for another rank arrives.
         """
         alive: list[Any] = []
         queued = []
@@ -69,5 +69,5 @@ class RankEmulator:
 
 
 def placed(arrays: Mapping[str, np.ndarray]) -> dict[str, Guarded]:
-    """A rank's memory with these tensors."""
+    """Return a rank's memory with these tensors."""
     return {name: guarded(array) for name, array in arrays.items()}

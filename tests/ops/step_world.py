@@ -1,7 +1,8 @@
-"""Models that are functions of the tokens they see, caches as dictionaries, and plain decoding.
+"""Models that depend on visible tokens only, caches as dictionaries, and plain decoding.
 
-A row of these models works out its context from the cache entries that the visibility rule shows
-it, so a wrong slot, mask, position, parent or feature changes what it says, or is caught at once.
+A row of these models computes its context from the cache entries that the visibility rule permits.
+A wrong slot, mask, position, parent or feature therefore changes its output, or is detected at
+once.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ def digest(kind: str, context: Tokens) -> bytes:
 
 
 def features(kind: str, context: Tokens) -> np.ndarray:
-    """Whole numbers up to 255, which bf16 holds exactly."""
+    """Return integers up to 255, which bf16 represents exactly."""
     return np.frombuffer(digest(kind, context), np.uint8).astype(np.float32)
 
 
 @dataclass(frozen=True)
 class World:
-    """A target over ``vocab`` ids and a draft over some of them that often agrees with it."""
+    """A target with ``vocab`` ids, and a draft with some of them that often agrees with it."""
 
     seed: int
     vocab: int = 40
@@ -45,7 +46,7 @@ class World:
         return np.random.default_rng([self.seed, *digest(kind, context)])
 
     def next_token(self, context: Tokens) -> int:
-        """Mostly a token that the draft knows."""
+        """Return the target's next token; the draft has most of these."""
         rng = self._rng("target", context)
         return int(rng.choice(self.draft_ids) if rng.random() < 0.9 else rng.integers(self.vocab))
 
@@ -53,7 +54,7 @@ class World:
         return -float(self._rng("logprob", context).random())
 
     def draft_logits(self, context: Tokens) -> np.ndarray:
-        """Over draft ids, after ``context``."""
+        """Return logits over draft ids after ``context``."""
         rng = self._rng("draft", context)
         logits = 2 * rng.standard_normal(self.draft_vocab)
         agree = self.draft_ids == self.next_token(context)
@@ -63,7 +64,7 @@ class World:
 
 
 def visible(slot: int, tree_start: int, words: np.ndarray) -> list[int]:
-    """The view slots that a row sees (docs/developers/contracts.md#visible-keys)."""
+    """Return the view slots visible to a row (docs/developers/contracts.md#visible-keys)."""
     chain = range(min(slot + 1, tree_start))
     tree = [j for j in range(32 * len(words)) if int(words[j // 32]) >> (j % 32) & 1]
     return [*chain, *(tree_start + j for j in tree)]
@@ -79,7 +80,7 @@ def best_first(values: list[float]) -> list[int]:
 
 @dataclass
 class Candidate:
-    """A node of a draft tree: its token's context, score and place of its parent in the pool."""
+    """A node of a draft tree: its token's context, its score, its parent's index in the pool."""
 
     context: Tokens
     score: float
@@ -87,7 +88,7 @@ class Candidate:
 
 
 def grow(world: World, context: Tokens, top_k: int, depth: int) -> list[Candidate]:
-    """The candidates of a tree below ``context`` (docs/developers/contracts.md#drafting-a-tree)."""
+    """Return the candidates of a tree below ``context`` (contracts.md, Drafting a tree)."""
     pool: list[Candidate] = []
     frontier = [(-1, Candidate(context, 0.0, -1))]
     for _ in range(depth):
@@ -107,7 +108,7 @@ def grow(world: World, context: Tokens, top_k: int, depth: int) -> list[Candidat
 
 @dataclass
 class Sequence:
-    """What plain lists say of a sequence: all known tokens, of which the last is the root."""
+    """A sequence in plain lists: all known tokens, the last of which is the root."""
 
     world: World
     known: list[int]
@@ -121,9 +122,9 @@ class Sequence:
         return len(self.known) - 1
 
     def step(self, shape: tuple[int, int, int] | None) -> tuple[list[int], int]:
-        """One step with a tree of (top_k, depth, nodes), or the root alone.
+        """Run one step with a tree of (top_k, depth, nodes), or with the root alone.
 
-        Returns the tokens emitted and how many drafts were accepted among them.
+        Return the emitted tokens and the number of accepted draft tokens.
         """
         if self.done:
             return [], 0
