@@ -1,9 +1,8 @@
-"""Steps on a device in which requests change logits: tokens by definition, neighbours untouched.
+"""Logit processors in steps on a device: expected tokens, and unchanged neighbours.
 
-Requests without a guide decode with their neighbours, drafts and all. With a guide, and on older
-engines, they have steps of their own.
-
-The device is the toy's, which runs as late as a GPU may; the references are those of the host.
+Requests without a guide share steps and drafts with other requests. With a guide, and on older
+engines, they have separate steps. The device is the toy's, which runs as late as a GPU may. The
+references are those of the host.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from specbuild.runtime.settings import PrefillSchedule, RuntimeSettings
 PROMPTS = [[1, 2, 3, 2, 9], [4] * 11, [7, 5], [8]]
 SHAPES = [None, DraftShape(1, 3, 3), DraftShape(3, 4, 12)]
 LINE = Language(({0: 1}, {1: 2}, {2: 3, 3: 3}, {4: 0, 5: 4}, {}), frozenset({4}))
-# The mask of the first token allows less than all that follow.
+# The mask of the first token allows fewer tokens than the later masks.
 WIDENING = Language(({0: 1}, dict.fromkeys(range(28), 1)), frozenset({1}))
 PLAIN = GenerateParams(max_new_tokens=16, sampling=SamplingParams(0.8, seed=3), ignore_eos=True)
 
@@ -97,7 +96,7 @@ def test_guided_tokens_are_those_of_masked_decoding(
 
 
 def test_neighbours_keep_tokens_and_drafts() -> None:
-    """All decode in the same steps. Who changes nothing has the bits of steps of its own."""
+    """All requests share steps. Requests without logit processors keep their bits."""
     logprobs = replace(PLAIN, logprobs=True)
     biased = replace(PLAIN, sampling=SamplingParams(presence_penalty=0.5), top_logprobs=2)
     shape, prompts = SHAPES[2], [PROMPTS[0], PROMPTS[1]]
@@ -134,9 +133,9 @@ def test_neighbours_keep_tokens_drafts_and_programs_on_older_engines() -> None:
         name for name in plain if name.startswith("step")
     }
     assert not any("adjust" in name for name in plain)
-    # Alone at last, it stands in the first row.
+    # After the others have finished, it is in the first row.
     assert ran["step@4.adjusted"] + ran["step@1.adjusted"] == 15 and ran["adjust"] == 1
-    # They take turns as long as both have something to do.
+    # They alternate as long as both have work.
     steps = [name for name in shared.device.started if name.startswith("step")]
     turns = "".join("a" if "adjusted" in name else "-" for name in steps)
     both = turns[turns.index("a") : turns.rindex("-")]
@@ -144,7 +143,7 @@ def test_neighbours_keep_tokens_drafts_and_programs_on_older_engines() -> None:
 
 
 def test_prompts_that_end_together_keep_their_bits() -> None:
-    """What changes logits behind a launch of prompts leaves the others' rows as they were."""
+    """Logit processors after a launch of prompts leave the rows of other requests unchanged."""
     biased = replace(PLAIN, sampling=SamplingParams(logit_bias={5: 9.0}))
     plain = replace(PLAIN, max_new_tokens=1)
     toy, alone = toy_cuda(), toy_cuda()
@@ -220,7 +219,7 @@ def test_who_joins_and_leaves_changes_nothing(
 
 
 def test_few_pages_change_nothing() -> None:
-    """A restored sequence is told anew what the device knew of it."""
+    """The device gets the state of a restored sequence again."""
     sampling = SamplingParams(1.0, frequency_penalty=0.9, repetition_penalty=1.2, seed=4)
     penalised = replace(PLAIN, max_new_tokens=30, sampling=sampling, top_logprobs=2)
     params = [penalised, replace(PLAIN, max_new_tokens=30), penalised]
@@ -233,7 +232,7 @@ def test_few_pages_change_nothing() -> None:
 
 
 def test_the_prefix_cache_keeps_what_a_draft_has_not_seen_from_drafts() -> None:
-    """Answers of logit-processor steps are in the target's caches alone."""
+    """Answers of logit-processor steps are only in the target's caches."""
     older = {"drafted_processors": False}
     engine, cold = toy_cuda(CACHING_ALL, **older).engine, toy_cuda(**older).engine
     biased = GenerateParams(
@@ -251,7 +250,7 @@ def test_the_prefix_cache_keeps_what_a_draft_has_not_seen_from_drafts() -> None:
 
 
 def test_one_step_of_a_guide_is_in_flight_beside_those_of_others() -> None:
-    """What top-k cuts depends on the mask, so all of its steps are masked and separate."""
+    """The cut of top-k depends on the mask, so all steps of the guide are masked and separate."""
     toy = toy_cuda()
     cut = SamplingParams(0.9, top_k=3, seed=1)
     guided = GenerateParams(max_new_tokens=12, guide=LINE.guide, sampling=cut)
@@ -286,6 +285,6 @@ def test_an_older_engine_names_the_field(name: str, params: GenerateParams) -> N
     with pytest.raises(RequestError, match=f"this engine has no programs for {name}") as caught:
         engine.generate([prompt([1])], [params])
     assert caught.value.field == name
-    # Without a temperature there is nothing that min_p could cut.
+    # Without a temperature min_p cuts no token.
     greedy = GenerateParams(max_new_tokens=3, sampling=SamplingParams(min_p=0.5))
     assert run(engine, PROMPTS[:1], greedy, speculation=None).records

@@ -1,4 +1,4 @@
-"""A step's launches from its plan: their bytes, layers and what they wait for."""
+"""The launches of a step from its plan: their bytes, layers and dependencies."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SIZES = {"hidden": 96, "q_heads": 6, "kv_heads": 2, "head_dim": 32}
 
 @dataclass(frozen=True)
 class Lowered:
-    """An engine whose kernels are not compiled, and its step programs by name."""
+    """An engine with uncompiled kernels, and its step programs by name."""
 
     engine: LoweredEngine
     plan: Plan
@@ -47,7 +47,7 @@ class Lowered:
         return step_anatomy(self.plan, entry, program, asked, draft="some")
 
     def stored(self, pattern: str) -> int:
-        """Bytes of all stored tensors of such names."""
+        """Return the bytes of all stored tensors with such names."""
         weights = self.engine.weights.items()
         return sum(recipe.nbytes for name, recipe in weights if re.search(pattern, name))
 
@@ -79,7 +79,7 @@ def gpt_oss(tmp_path_factory: pytest.TempPathFactory) -> Lowered:
 
 @pytest.fixture(scope="module")
 def qwen3(tmp_path_factory: pytest.TempPathFactory) -> Lowered:
-    """Its heads are normed by a launch of their own, which reads the tables of rotations."""
+    """A separate launch norms the heads; it reads the tables of rotations."""
     path = tmp_path_factory.mktemp("qwen3") / "t"
     write_llama(path, "qwen3", dtype="bfloat16", head_dim=32)
     return _lowered(path, None)
@@ -87,7 +87,7 @@ def qwen3(tmp_path_factory: pytest.TempPathFactory) -> Lowered:
 
 @pytest.fixture(scope="module")
 def deepseek(tmp_path_factory: pytest.TempPathFactory) -> Lowered:
-    """A dense layer, and one with a shared expert beside those that are chosen among."""
+    """A dense layer, and a layer with a shared expert and routed experts."""
     path = tmp_path_factory.mktemp("deepseek") / "t"
     widths = {"moe_intermediate_size": 32, "qk_nope_head_dim": 32, "v_head_dim": 32}
     write_deepseek(path, n_shared_experts=1, q_lora_rank=32, kv_lora_rank=64, **widths)
@@ -118,7 +118,7 @@ def test_launches_read_what_their_ops_do(gpt_oss: Lowered, name: str) -> None:
 
 
 def test_an_ops_bytes_go_to_those_of_its_launches_that_read_them(gpt_oss: Lowered) -> None:
-    """By the names of what is stored: three launches of the experts, and their sum."""
+    """By the names of stored tensors: three launches of the experts, and their sum."""
     step, layer = gpt_oss.step("step@1"), r"layers\.1\."
     [route] = by_kernel(step, "route_rows", 1)
     [gate_up] = by_kernel(step, "gate_up_experts", 1)
@@ -144,7 +144,7 @@ def test_shared_experts_are_read_beside_the_chosen_ones(deepseek: Lowered) -> No
 
 
 def test_tables_that_rows_look_up_take_no_weights_bytes(qwen3: Lowered) -> None:
-    """They are as large as the weights of this model, and another launch points to them."""
+    """The tables are as large as this model's weights, and another launch has them as arguments."""
     step, layer = qwen3.step("step@1"), r"layers\.2\."
     launches = [x for x in step.launches if x.layer == 2 and x.op == "RmsQkvRope"]
     product, heads = launches
@@ -153,7 +153,7 @@ def test_tables_that_rows_look_up_take_no_weights_bytes(qwen3: Lowered) -> None:
     norms = qwen3.stored(layer + r"self_attn\.[qk]_norm")
     assert tables > weight > norms > 0
     a_row = 2 * 16 * 4  # cos and sin of half a head, fp32
-    # Both launches are given the tables, and share the row.
+    # Both launches have the tables as arguments, and share the row.
     assert product.bytes_read == weight + a_row / 2
     assert heads.bytes_read == norms + a_row / 2
 
@@ -175,7 +175,7 @@ def test_layers_are_those_of_the_weights_names(gpt_oss: Lowered) -> None:
 
 
 class Owners:
-    """Byte by byte who wrote last, as of a program's ops in order; −1 is no op of it."""
+    """The last writer of every byte, as the index of an op in the program; −1 is none."""
 
     def __init__(self, plan: Plan, program: Program) -> None:
         self._bytes = [np.full(b.bytes, -1) for b in plan.buffers if b.space != "weights"]
@@ -185,7 +185,7 @@ class Owners:
         self._arena, self._lifetimes = self._bytes[self._place[arena]], program.lifetimes
 
     def reads(self, op: int, inputs: dict[str, Binding]) -> set[int]:
-        """Who wrote what the op reads; what begins to live with it holds nothing."""
+        """Return the writers of the data that the op reads. New buffers have no writer."""
         for life in self._lifetimes:
             if life.first == op:
                 self._arena[life.offset : life.offset + life.bytes] = -1
@@ -206,7 +206,7 @@ class Owners:
 
 @pytest.mark.parametrize("name", ["step@2", "step@1.draft-1-3-3"])
 def test_a_launch_waits_for_who_wrote_what_it_reads(gpt_oss: Lowered, name: str) -> None:
-    """Between ops, against the owner of every byte; of each op the last writer is found."""
+    """Compare the dependencies between ops with the owner of every byte."""
     _, program = gpt_oss.programs[name]
     needs = launch_needs(gpt_oss.plan, program)
     owners = Owners(gpt_oss.plan, program)

@@ -1,4 +1,4 @@
-"""Byte floors against published numbers, against brute force, and against an engine's tensors."""
+"""Byte floors against published numbers, brute force, and an engine's tensors."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from specbuild.runtime.measure.byte_floor import (
     tokens_seen,
 )
 
-# Of one NVIDIA H200 and GPT-OSS-20B, computed by hand from its geometry.
+# For one NVIDIA H200 and GPT-OSS-20B, computed by hand from the geometry.
 CEILING_BYTES_PER_S = 4.53e12
 STEP_BYTES, TOKENS_PER_S = 3.70e9, 1224
 KV_BYTES_PER_TOKEN = 24576
@@ -35,7 +35,7 @@ ITEMS = {"bfloat16": 2, "float32": 4, "int32": 4, "uint8": 1}
 
 
 class Calls:
-    """Op calls on tensors of their own, with the traffic that their ops declare."""
+    """Op calls on their own tensors, with the traffic that their ops declare."""
 
     def __init__(self) -> None:
         self.ops: list[OpCall] = []
@@ -57,9 +57,10 @@ def packed(outputs: int, width: int) -> tuple[int, int, int]:
 
 
 def attend(calls: Calls, window: int, form: str) -> None:
-    """One row of GPT-OSS-20B over keys and values; without a window perhaps over latents of 512.
+    """Return the attention of one row of GPT-OSS-20B over keys and values, or latents of 512.
 
-    ``chosen``: up to 2048 tokens by an indexer of 4 heads of 64.
+    ``chosen``: up to 2048 tokens selected by an indexer of 4 heads of 64. Layers with a window have
+    no latents.
     """
     g = GPT_OSS_20B
     tensors = {"q": calls.tensor("arena", (1, g.q_heads, g.head_dim))}
@@ -81,7 +82,7 @@ def attend(calls: Calls, window: int, form: str) -> None:
 
 
 def gpt_oss_20b_pass(form: str) -> PassTraffic:
-    """One row through GPT-OSS-20B as packed tensors; experts take 17 bytes for 32 weights."""
+    """Return a pass of one row of GPT-OSS-20B. Experts take 17 bytes for 32 weights."""
     g, calls = GPT_OSS_20B, Calls()
     moe = g.feed_forward(0)
     h, inner, e = g.hidden, moe.inner, moe.experts
@@ -115,7 +116,7 @@ def gpt_oss_20b_pass(form: str) -> PassTraffic:
 
 @pytest.fixture(scope="module")
 def gpt_oss_20b() -> PassTraffic:
-    """Over keys and values."""
+    """GPT-OSS-20B with keys and values."""
     return gpt_oss_20b_pass("keys")
 
 

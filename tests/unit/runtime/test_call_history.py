@@ -1,4 +1,4 @@
-"""Tool calls of earlier turns reach the prompt in the form that each template takes."""
+"""Tool calls of earlier messages are rendered in the form that each template expects."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ARGUMENTS_AS_TEXT = """{% for m in messages %}{{ '[' + m['role'] + ']' + (m['con
 {%- for call in m['tool_calls'] or [] %}
 {{- '<call>' + call['function']['name'] + call['function']['arguments'] }}{% endfor %}
 {%- endfor %}"""
-# Shows whatever it is given: an object would be written as Python writes it.
+# Renders any value: an object would appear in Python's notation.
 SHOWS_ARGUMENTS = """{% for m in messages %}[{{ m.role }}]{{ m.content }}
 {%- for call in m.tool_calls or [] %}<call>{{ call.function.name }}{{ call.function.arguments }}
 {%- endfor %}{% endfor %}"""
@@ -92,7 +92,7 @@ def test_a_call_that_the_template_leaves_out_is_refused() -> None:
         with pytest.raises(RequestError, match="message 1 has tool_calls, which the chat template"):
             rendered(NO_CALLS, history(content))
     assert rendered(NO_CALLS, history("x")[:1]) == "[user]w?"
-    # A template that refuses such chats does it in its own words.
+    # A template that refuses such chats has its own message.
     with pytest.raises(RequestError, match="tools are not for this model"):
         rendered(REFUSES_TOOLS, history(None))
 

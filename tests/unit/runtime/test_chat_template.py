@@ -1,4 +1,4 @@
-"""Chat templates are foreign code: compiled late, and stopped before they take time or memory."""
+"""Chat templates are untrusted code: compiled on first use, limited in time and memory."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ GREEDY |= {
 
 @pytest.fixture
 def small_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same kinds of bounds, reached sooner: those of use take a second each."""
+    """Use smaller limits of the same kinds, which tests reach in less than a second."""
     monkeypatch.setattr(template_meter, "MAX_STEPS", 1 << 16)
     monkeypatch.setattr(template_meter, "MAX_SECONDS", 0.2)
 
@@ -140,7 +140,7 @@ def test_a_greedy_template_is_stopped(name: str) -> None:
 
 
 def test_nothing_is_compiled_before_it_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ids and raw text never come near the template, whatever stands in it."""
+    """Ids and raw text do not use the template, whatever it contains."""
     monkeypatch.setattr(chat_template, "_environment", lambda _meter: pytest.fail("compiled"))
     codec = TextCodec(TOKENIZER, None, GREEDY["power"].encode())
     assert codec.encode("ab", raw=True, most_tokens=9) == (0, 1)
@@ -169,7 +169,7 @@ def test_what_does_not_compile_is_a_sentence(source: str) -> None:
 
 
 def test_what_chats_do_stays_as_it_was() -> None:
-    """Against jinja2 without bounds: every kind of expression that published templates use."""
+    """Compare with jinja2 without limits: every kind of expression in published templates."""
     plain = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
     )

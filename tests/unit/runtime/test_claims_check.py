@@ -1,4 +1,4 @@
-"""What a manifest claims of memory is bounded by its other parts before anything is allocated."""
+"""The sizes in a manifest are checked against each other before anything is allocated."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_a_number_that_another_part_contradicts_is_refused(
 
 
 def test_pages_of_another_size_are_refused_where_tokens_were_wrong(tmp_path: Path) -> None:
-    """16 → 17 in a manifest with new checksums once gave other tokens."""
+    """16 → 17 in a manifest with new checksums once gave wrong tokens."""
     write_engine(tmp_path)
     data = stored_json(read_manifest(tmp_path))
     data["cache_groups"][0]["page_size"] += 1
@@ -136,7 +136,7 @@ def test_pages_that_every_part_of_the_manifest_has_are_refused_by_the_graph(tmp_
 
 
 def test_memory_is_said_before_it_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Caches of 2^31 slots that a whole manifest agrees on: a sentence, and no file is read."""
+    """A consistent manifest has caches of 2^31 slots: one sentence, and no file is read."""
     write_engine(tmp_path)
     described = read_manifest(tmp_path)
     group = replace(described.cache_groups[0], pages=2**29 - 1)

@@ -67,7 +67,7 @@ def test_a_pool_takes_memory_for_the_pages_that_are_written() -> None:
 
 
 def resident_bytes() -> int:
-    """The private memory of this process that is not backed by a file."""
+    """Return the private memory of this process that is not backed by a file."""
     resident, shared = map(int, Path("/proc/self/statm").read_text().split()[1:3])
     return (resident - shared) * resource.getpagesize()
 

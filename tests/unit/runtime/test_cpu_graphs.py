@@ -1,4 +1,4 @@
-"""A graph says what its manifest says, and reads no file that the manifest does not list."""
+"""A graph agrees with its manifest, and reads no file that the manifest does not list."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def generate(path: Path) -> None:
 
 
 def change_graph(engine: Path, name: str, change: Callable[[onnx.ModelProto], object]) -> None:
-    """Another graph under a manifest that agrees with it in its checksums."""
+    """Replace a graph; the manifest has its checksums."""
     model = onnx.load(engine / name, load_external_data=False)
     change(model)
     replace_file(engine, name, model.SerializeToString())
@@ -214,7 +214,7 @@ def test_an_output_that_is_read_must_be_there(engine: Path, name: str) -> None:
 
 
 def test_an_error_while_a_graph_runs_is_one_sentence(engine: Path) -> None:
-    """Rows are written behind the pool's only head."""
+    """Rows are written after the pool's only head."""
 
     def of_another_head(model: onnx.ModelProto) -> None:
         zero = next(t for t in model.graph.initializer if t.name == "zero")
@@ -260,7 +260,7 @@ def test_what_the_library_refuses_reaches_no_standard_output(
 
 
 def test_a_window_that_no_layer_has_is_refused(engine: Path) -> None:
-    """The host gives pages behind a window back: other tokens came out."""
+    """The host would release pages outside the window, and the tokens would be wrong."""
     described = read_manifest(engine)
     groups = tuple(dataclasses.replace(g, window=6) for g in described.cache_groups)
     write_manifest(engine, dataclasses.replace(described, cache_groups=groups))
@@ -269,7 +269,7 @@ def test_a_window_that_no_layer_has_is_refused(engine: Path) -> None:
 
 
 def test_an_output_of_another_rank_is_refused_when_it_comes(engine: Path) -> None:
-    """The library cannot always tell beforehand how many axes an output has."""
+    """The library does not always know the number of axes of an output in advance."""
     described = read_manifest(engine)
     role = described.roles["choose"]
     ports = tuple(dataclasses.replace(port, shape=("R", "S")) for port in role.outputs)

@@ -1,4 +1,4 @@
-"""The reader of cubins: what NVIDIA's compiler wrote of known kernels, and what is refused."""
+"""The reader of cubins: kernels of NVIDIA's compiler, and damaged files."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_the_toys_writer_is_read_back(sizes: list[int]) -> None:
 @given(st.data())
 @settings(max_examples=300, deadline=None)
 def test_no_damage_ends_otherwise_than_in_a_refusal(data: st.DataObject) -> None:
-    """Cut short, or bytes changed: parameters of 4 or 8 bytes, or one sentence."""
+    """Truncated or changed cubins give parameters of 4 or 8 bytes, or one sentence."""
     cubin = bytearray(toy_cubin(KERNELS))
     for _ in range(data.draw(st.integers(1, 3))):
         cubin[data.draw(st.integers(0, len(cubin) - 1))] = data.draw(st.integers(0, 255))

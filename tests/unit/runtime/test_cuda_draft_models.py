@@ -1,6 +1,6 @@
-"""Several draft models in one CUDA engine, over a real plan: the interpreter for the kernels.
+"""Several draft models in one CUDA engine, with a real plan and the interpreter as kernels.
 
-Target and drafts are made by rules, which say every token and how much of a chain is accepted.
+Rules define the tokens of target and drafts, and how many tokens of a chain are accepted.
 """
 
 from __future__ import annotations
@@ -65,13 +65,13 @@ NEAR = 0.05
 
 @dataclass
 class Made:
-    """Checkpoints by kind, and the model by whose rules they are."""
+    """Checkpoints by kind, and the model whose rules they follow."""
 
     folder: Path
     models: dict[str, SynthModel]
 
     def lower(self, *kinds: str) -> LoweredEngine:
-        """An engine's programs; of a target with these drafts."""
+        """Return the programs of an engine of the target with these drafts."""
         return lowered_engine(
             self.folder / KINDS[0] / "target",
             tuple(self.folder / kind / "draft" for kind in kinds),
@@ -83,11 +83,11 @@ class Made:
         return self.models[KINDS[0]].prompts()[:3]
 
     def says(self, kind: str) -> tuple[list[int], dict[int, int]]:
-        """What the target and a draft say after each token."""
+        """Return the next tokens of target and draft after each token."""
         return successors(self.models[kind])
 
     def accepted(self, kind: str, root: int, depth: int) -> int:
-        """How much of a chain behind a token is right."""
+        """Return the number of accepted tokens of a chain after a token."""
         target, draft = self.says(kind)
         count = 0
         while count < depth and draft[root] == target[root]:
@@ -120,7 +120,7 @@ def shape_of(kind: str | None, depth: int = LEVELS) -> ModelShape | None:
 
 
 def test_programs_are_the_sum_of_the_drafts(both: LoweredEngine) -> None:
-    """Named after who drafts; all else is there once."""
+    """Programs are named after the draft; all others exist once."""
     steps = [entry for entry, _ in both.programs if entry.kind == "step" and entry.batch == 1]
     drafted = [entry for entry in steps if entry.draft_depth]
     for kind in KINDS:
@@ -135,7 +135,7 @@ def test_programs_are_the_sum_of_the_drafts(both: LoweredEngine) -> None:
 
 
 def test_whoever_drafts_accepts_what_it_does_alone(made: Made, both: LoweredEngine) -> None:
-    """In turns with steps of the other, and with steps of all other kinds, three at once."""
+    """Its steps alternate with steps of the other draft and of all other kinds, three at once."""
     host, turns = PlanHost(both), random.Random(3)
     host.port("ignore_eos").fill_(1)
     target, _ = made.says(KINDS[0])
@@ -158,14 +158,14 @@ def test_whoever_drafts_accepts_what_it_does_alone(made: Made, both: LoweredEngi
 
 
 def stepped(host: PlanHost, way: Way) -> list[Step]:
-    """Runs a step of four; without a draft the one that takes up what waits, where it must."""
+    """Run a step of four. Without a draft, run the one that ingests pending rows if required."""
     full = int(host.port("pending_count").max()) == host.port("pending_tokens").shape[1]
     name = way if isinstance(way, str) else step_name(4, way)
     return host.step(f"{name}.extends" if way is None and full else name)
 
 
 def following(target: Sequence[int], root: int, tokens: Sequence[int]) -> list[int]:
-    """As many tokens as these, as the target has them behind a root."""
+    """Return as many tokens as these, in the order of the target after a root."""
     found = []
     for _ in tokens:
         root = target[root]
@@ -174,7 +174,7 @@ def following(target: Sequence[int], root: int, tokens: Sequence[int]) -> list[i
 
 
 def rows_of(lowered: LoweredEngine, host: PlanHost, group: str, row: int) -> torch.Tensor:
-    """Keys and values of a sequence in a draft's cache, [2 · layers, positions, heads, width]."""
+    """Return keys and values of a sequence in a draft's cache, [2 · layers, positions, heads, width]."""
     found = lowered.engine_sizes.draft_group(group)
     pool = host.memory.buffer(f"cache:{group}").view(torch.bfloat16).float()
     pool = pool.view(2 * len(found.layers), -1, found.kv_heads, found.page_size, found.k_width)
@@ -183,7 +183,7 @@ def rows_of(lowered: LoweredEngine, host: PlanHost, group: str, row: int) -> tor
 
 
 def read_by(lowered: LoweredEngine, prompts: Sequence[list[int]], ways: Sequence[Way]) -> PlanHost:
-    """A host behind these steps, as many as leave every sequence alive."""
+    """Return a host after these steps, as many as keep every sequence alive."""
     host = PlanHost(lowered)
     host.port("ignore_eos").fill_(1)
     for row, ids in enumerate(prompts):
@@ -197,7 +197,7 @@ def read_by(lowered: LoweredEngine, prompts: Sequence[list[int]], ways: Sequence
 def check_caches(
     several: tuple[LoweredEngine, PlanHost], steady: tuple[LoweredEngine, PlanHost], kind: str
 ) -> None:
-    """A draft's cache is the same in both engines, up to what waits in one of them."""
+    """Check that a draft's cache is equal in both engines, except for pending rows."""
     group = next(d.group for d in several[0].parts.drafts.values() if d.drafter == kind)
     groups = group, group if kind in steady[0].parts.drafts else "draft"
     for row in range(3):
@@ -215,13 +215,13 @@ def check_caches(
 
 
 def in_turns(kinds: Sequence[str]) -> list[Way]:
-    """Each draft behind every other one, and behind steps without one."""
+    """Return each draft after every other one, and after steps without one."""
     turns: list[Way] = [shape_of(kind) for kind in kinds]
     return [*turns, None, *turns[::-1], "step@4.extends", *turns, None, None, None, *turns]
 
 
 def test_a_cache_is_that_of_always_drafting(made: Made, both: LoweredEngine) -> None:
-    """Whoever drafts, each draft's cache holds every token as its own steps would have it."""
+    """Each draft's cache has every token as its own steps would write it."""
     several = both, read_by(both, made.prompts, in_turns(KINDS))
     for kind in KINDS:
         check_caches(several, (both, read_by(both, made.prompts, [shape_of(kind)] * 40)), kind)
@@ -239,7 +239,7 @@ def test_a_cache_is_that_of_an_engine_with_one_draft(
 
 @pytest.mark.slow
 def test_three_random_drafts_have_the_caches_of_engines_with_one(tmp_path: Path) -> None:
-    """Two read other layers than the first, in another order; one attends to a block."""
+    """Two read other layers than the first, in another order. One attends to a block."""
     write_target(tmp_path / "target", layers=4, head_dim=32)
     write_draft(tmp_path / "eagle3", aux_layers=(2, 1))
     write_p_eagle(tmp_path / "p-eagle", layers=2)
@@ -262,7 +262,7 @@ def test_three_random_drafts_have_the_caches_of_engines_with_one(tmp_path: Path)
 
 @dataclass
 class Turns:
-    """Every step a chain of another model, or none; keeps what came of it."""
+    """Alternate chains of several models, and steps without one; record the results."""
 
     seed: int
     max_depth: int = LEVELS
@@ -280,7 +280,7 @@ class Turns:
         self.outcomes.append(outcome)
 
     def expected(self, made: Made, root: int) -> list[int]:
-        """What each step of a sequence alone accepts, whose first token is ``root``."""
+        """Return what each step accepts for a single sequence with the first token ``root``."""
         target, _ = made.says(KINDS[0])
         found = []
         for outcome in self.outcomes:

@@ -1,4 +1,4 @@
-"""The wrapper around cuda-bindings, against a stand-in for libcuda: what reaches the driver."""
+"""The wrapper of cuda-bindings, with a stub of libcuda that records the calls."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def run(stub: Path, script: str, **variables: str) -> list[str]:
 
 def test_every_call_reaches_the_driver_as_it_should(stub: Path) -> None:
     lines = run(stub, SCRIPT)
-    # The stand-in's output and Python's are buffered apart.
+    # The stub and Python buffer their output separately.
     assert {line for line in lines if not line.startswith(("Gpu", "Unsupported"))} == {
         "event 0",
         "event 2",

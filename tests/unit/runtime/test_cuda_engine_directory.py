@@ -1,4 +1,4 @@
-"""CUDA engine directories: what is loaded, what is refused before, and damage that is named."""
+"""CUDA engine directories: loading, refusals before loading, and the names of damaged files."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ RANDOM = np.random.default_rng(6)
 
 
 def write_cuda_engine(path: Path) -> Manifest:
-    """The toy's CUDA engine on disk; its weights file holds a tensor that no plan wants."""
+    """Write the toy's CUDA engine. Its weights file has a tensor that no plan uses."""
     manifest = kernels_manifest()
     plan = toy_plan(manifest, SHAPES[:1])
     path.mkdir()
@@ -76,7 +76,7 @@ def test_an_engine_directory_loads_and_decodes(tmp_path: Path) -> None:
     params = GenerateParams(max_new_tokens=12)
     result = run(engine, [[1, 2], [7]], params, speculation=SHAPES[0])
     assert result.ids == [decode_plainly(p, 12, params.sampling) for p in ([1, 2], [7])]
-    # Only what ran was read.
+    # Only programs that ran were read.
     loaded = [line for line in device.gpu.log if line.startswith("load")]
     assert loaded == [f"load {name}.cubin" for name in dict.fromkeys(device.started)]
 

@@ -1,4 +1,4 @@
-"""What the CUDA executor runs: programs, timing, ports, and what it refuses."""
+"""The CUDA executor: programs, timing, ports, and refusals."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_arguments_reach_the_kernel_as_the_plan_has_them() -> None:
 
 
 def test_kernels_say_what_they_ask_for_at_most() -> None:
-    """However little: a multiprocessor divides its memory by it."""
+    """Even for small kernels: a multiprocessor divides its memory by the maximum."""
     for sizes, most in (([0], 0), ([500, 3000], 3000), ([3000, 500], 3000)):
         runner = runner_of([launch_of(shared_bytes=n) for n in sizes], [], count=len(sizes))
         runner.start(runner.entry)
@@ -184,7 +184,7 @@ def test_a_tensor_outside_its_buffer_is_refused(changes: dict[str, object]) -> N
     [{"offset": 4097}, {"offset": -1}, {"bytes": 0}, {"bytes": 5001}, {"last": 3}, {"first": 2}],
 )
 def test_scratch_outside_the_arena_is_refused(changes: dict[str, int]) -> None:
-    """A launch may point at its op's scratch, and at no other op's."""
+    """A launch may use its op's scratch memory, but not that of another op."""
     plan, launch = small_plan(kernels=KERNELS), launch_of(arguments=[[0, 4, 4096]], op=1)
     scratch = {"offset": 4096, "bytes": 904, "first": 1, "last": 1}
     assert read_launches(program_json([launch], lifetimes=[scratch]), plan, ENTRY)
@@ -196,7 +196,7 @@ def test_scratch_outside_the_arena_is_refused(changes: dict[str, int]) -> None:
 
 
 def test_rows_are_those_that_the_plan_says() -> None:
-    """The host counts rows by the plan's entry, the kernels by the program's tensors."""
+    """The host counts rows by the plan's entry, kernels by the program's tensors."""
     ports = (Port("prefill.token_ids", 2, 8, (173,), "int32"),)
     plan = small_plan(kernels=KERNELS, ports=ports)
     data = program_json([launch_of()])
@@ -206,7 +206,7 @@ def test_rows_are_those_that_the_plan_says() -> None:
 
 
 def test_a_step_may_take_its_sequences_in_pieces_but_no_more_than_it_has() -> None:
-    """Where a large batch has more tokens that wait for the draft than a launch takes rows."""
+    """A large batch may have more pending tokens than a launch has rows."""
     ports = (Port("length", 2, 8, (173,), "int32"),)
     plan = small_plan(kernels=KERNELS, ports=ports)
     data = program_json([launch_of()])
@@ -260,7 +260,7 @@ def test_times_and_profiles_run_what_they_say() -> None:
 
 
 def test_a_long_profile_is_timed_in_overlapping_groups() -> None:
-    """What the first of a group adds is beside the last of the one before, in the same turns."""
+    """The first launch of a group is compared with the last one of the previous group."""
     count, slow = 19, {0: 2, 8: 5, 16: 4}
     launches = [launch_of(op=0, grid=[i + 1, 1, 1]) for i in range(count)]
     runner = runner_of(launches, [], count=count)
@@ -296,7 +296,7 @@ def test_a_serial_profile_lets_no_launch_begin_early(serial: bool) -> None:
 
 
 def test_every_run_of_a_profile_begins_with_the_scratch_that_ops_expect() -> None:
-    """An op of two launches: what the first counts the second uses up, unless it is cut off."""
+    """The second launch of an op resets the counters of the first, unless it is cut off."""
     gpu, used = FakeGpu(), []
 
     def count(address: int) -> None:

@@ -1,4 +1,4 @@
-"""The loop over device steps, on a GPU that runs as late as it may: tokens are exact."""
+"""The loop with device steps, on a GPU that runs as late as possible: tokens are exact."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from specbuild.runtime.sampling import SamplingParams
 def alone(
     engine: Engine, ids: list[int], params: GenerateParams
 ) -> AbstractContextManager[Iterator[Event]]:
-    """The events of one prompt without a draft, no further than they are read."""
+    """Return the events of one prompt without a draft."""
     return engine.session.exclusive(engine.check_prompts([prompt(ids)], params), DraftSetting(None))
 
 
@@ -119,7 +119,7 @@ def test_the_next_step_is_queued_before_the_last_is_read() -> None:
         next(events)  # the first step's
         assert toy.device.gpu.log.count("graph") == 1 + 2
         list(events)
-    # Nothing is queued whose tokens nobody could want.
+    # No step is queued whose tokens are all beyond the limit.
     assert toy.device.gpu.log.count("graph") == 1 + 8
 
 

@@ -1,4 +1,4 @@
-"""The device loop over a real plan: the interpreter stands for the kernels, late as on a GPU."""
+"""The device loop with a real plan. The interpreter replaces the kernels, and runs late."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def lower(path: Path, built_for: DraftShape = TREE) -> LoweredEngine:
 
 
 class InterpretedRunner:
-    """Starts programs as a ProgramRunner does; each runs when the stream comes to it."""
+    """Start programs as a ProgramRunner does. Each runs when the stream reaches it."""
 
     def __init__(self, host: PlanHost, gpu: FakeGpu, executor: CudaExecutor) -> None:
         self.host, self.gpu, self.stream = host, gpu, executor.runner.stream
@@ -74,11 +74,11 @@ class InterpretedRunner:
         self.gpu.enqueue(self.stream, lambda: self.host.run(entry.name))
 
     def close(self) -> None:
-        """Holds nothing."""
+        """Release nothing."""
 
 
 def engine_of(lowered: LoweredEngine, **changes: object) -> tuple[Engine, InterpretedRunner]:
-    """An engine over these programs; ``changes`` are to its manifest."""
+    """Return an engine with these programs. ``changes`` are applied to its manifest."""
     host, gpu = PlanHost(lowered), FakeGpu()
     executor = CudaExecutor(gpu, host.plan, lambda _: b"", lambda _: None)
     runner = InterpretedRunner(host, gpu, executor)
@@ -102,7 +102,7 @@ def prompts(engine: Engine) -> list[list[int]]:
 
 
 def assert_alike(lowered: LoweredEngine, ids: list[int], pair: list[list[int]]) -> None:
-    """Equal tokens, or parting where two logits were as good as equal."""
+    """Require equal tokens up to a position with two almost equal logits."""
     at = next((i for i, (a, b) in enumerate(zip(*pair, strict=True)) if a != b), None)
     if at is None:
         return
@@ -157,7 +157,7 @@ def test_the_loop_runs_every_kind_of_draft(tmp_path: Path, name: str, shape: Dra
 
 @pytest.mark.slow
 def test_a_draft_of_three_layers_runs(folder: Path, tmp_path: Path) -> None:
-    """P-EAGLE, whose prompts and plain steps attend in all layers but the last."""
+    """P-EAGLE: prompts and plain steps attend in all layers but the last."""
     (tmp_path / "target").symlink_to(folder / "target")
     sizes = {"hidden": 96, "q_heads": 6, "kv_heads": 2, "head_dim": 32, "inner": 64}
     write_p_eagle(tmp_path / "draft", target_layers=2, target_hidden=96, layers=3, **sizes)
@@ -166,7 +166,7 @@ def test_a_draft_of_three_layers_runs(folder: Path, tmp_path: Path) -> None:
 
 
 def test_the_draft_keeps_up_without_drafting(lowered: LoweredEngine) -> None:
-    """Rows that steps without a draft let it take up are those that drafting would have made."""
+    """Steps without a draft ingest the same rows that drafting steps would."""
     ids, plain = prompts(engine_of(lowered)[0])[0], step_name(1)
     hosts = [PlanHost(lowered) for _ in range(2)]
     for host in hosts:
@@ -189,7 +189,7 @@ def test_the_draft_keeps_up_without_drafting(lowered: LoweredEngine) -> None:
 
 
 def test_the_draft_keeps_up_in_masked_steps(lowered: LoweredEngine) -> None:
-    """Whatever waited when the first of them began, by turns with steps that draft."""
+    """For any number of pending rows at the first of them, alternating with steps that draft."""
     ids, plain = prompts(engine_of(lowered)[0])[0], step_name(1)
     masked, steady = (PlanHost(lowered) for _ in range(2))
     for host in (masked, steady):
@@ -209,7 +209,7 @@ def test_the_draft_keeps_up_in_masked_steps(lowered: LoweredEngine) -> None:
 
 
 def test_the_draft_keeps_up_where_no_draft_fits(folder: Path, lowered: LoweredEngine) -> None:
-    """Two sequences have more rows for the draft than a launch may have here: they take turns."""
+    """Two sequences have more pending rows than a launch may have here, so they alternate."""
     with pytest.MonkeyPatch.context() as patch:
         for module in (programs, draft_passes):
             patch.setattr(module, "MAX_DECODE_ROWS", 4)
@@ -240,7 +240,7 @@ def test_the_draft_keeps_up_where_no_draft_fits(folder: Path, lowered: LoweredEn
 
 
 def draft_rows(lowered: LoweredEngine, host: PlanHost, row: int = 0) -> torch.Tensor:
-    """Keys and values of a sequence in the draft's cache, [2, positions, heads, width]."""
+    """Return keys and values of a sequence in the draft's cache, [2, positions, heads, width]."""
     group = next(g for g in lowered.engine_sizes.groups if g.name == "draft")
     pool = host.memory.buffer("cache:draft").view(torch.bfloat16).float()
     pool = pool.view(2, -1, group.kv_heads, group.page_size, group.k_width)
@@ -250,7 +250,7 @@ def draft_rows(lowered: LoweredEngine, host: PlanHost, row: int = 0) -> torch.Te
 
 def test_top_k_takes_the_programs_with_logits(lowered: LoweredEngine) -> None:
     engine, runner = engine_of(lowered)
-    # Among one token there is nothing to draw.
+    # With one token there is nothing to sample.
     sampling = SamplingParams(temperature=1.0, top_k=1, seed=4)
     params = GenerateParams(max_new_tokens=TOKENS, sampling=sampling, ignore_eos=True)
     greedy = dataclasses.replace(params, sampling=SamplingParams())
@@ -275,7 +275,7 @@ def test_scores_are_the_plans(lowered: LoweredEngine) -> None:
 def test_changed_logits_choose_what_the_hosts_rules_say(
     lowered: LoweredEngine, temperature: float
 ) -> None:
-    """Beside another sequence that drafts, whose tokens are those that it has alone."""
+    """A second sequence that drafts has the tokens that it has alone."""
     engine, runner = engine_of(lowered, drafted_logit_processors=True)
     # The last prompt is one token: its first output token is changed right behind it.
     drafting, *others = prompts(engine)

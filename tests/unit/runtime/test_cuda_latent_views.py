@@ -1,4 +1,4 @@
-"""Partial views of latents on a device: keys are rebuilt where the view says that they stand."""
+"""Partial views of latents on a device: keys are rebuilt at the positions of the view."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def record(engine: Engine, blocks: int) -> Any:
 
 @pytest.mark.slow
 def test_small_views_are_those_of_the_cpu_engine(lowered: LoweredEngine, checkpoints: Path) -> None:
-    """Log-probabilities over a part of the context, where both engines emit the same tokens."""
+    """Compare log-probabilities over a part of the context, while both emit the same tokens."""
     asked = options(checkpoints, **VIEWED, **SIZES, output=checkpoints / "cpu")
     building.build(BuildOptions.from_flat(**asked), SilentProgress())
     theirs = record(Engine.load(checkpoints / "cpu"), BLOCKS)
@@ -78,7 +78,7 @@ def test_small_views_are_those_of_the_cpu_engine(lowered: LoweredEngine, checkpo
 
 
 def test_steps_say_where_the_pages_of_views_stand(lowered: LoweredEngine) -> None:
-    """Full-attention layers are told, those with a window not, and no prompt is."""
+    """Only full-attention layers in steps get the positions of pages, and prompts do not."""
     for entry, program in lowered.programs:
         calls = [call for call in program.ir.calls if call.op.name == "MlaAttention"]
         told = ["page_position" in call.inputs for call in calls]

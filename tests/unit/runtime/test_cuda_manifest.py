@@ -1,4 +1,4 @@
-"""What the manifest of an engine with a plan must and must not hold."""
+"""The required and the forbidden parts of the manifest of an engine with a plan."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FILE = StoredFile(bytes=3, xxh3_128="0" * 32)
 
 
 def planned() -> Manifest:
-    """A toy engine whose graphs a plan has replaced."""
+    """Return a toy engine with a plan instead of graphs."""
     toy = toy_manifest(drafted=False, max_seq_len=48, max_batch_size=1)
     return replace(
         toy, backend="cuda", device="sm_90a", roles={}, tensors={}, files={PLAN_FILE: FILE}

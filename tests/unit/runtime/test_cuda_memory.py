@@ -1,4 +1,4 @@
-"""Device memory of a plan, its ports, and uploads of weights: what they hold and refuse."""
+"""Device memory of a plan, its ports, and uploads of weights."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_buffers_do_not_overlap_and_all_but_weights_are_cleared() -> None:
         spans.append((address, address + buffer.bytes))
     spans.sort()
     assert all(end <= start for (_, end), (start, _) in itertools.pairwise(spans))
-    # What the device writes at the ring's address shows on the host.
+    # The host sees what the device writes at the ring's address.
     gpu.view(memory.addresses[3], 900)[:] = 7
     assert (memory.ring[3] == 7).all()
     assert gpu.allocations == 2
@@ -137,7 +137,7 @@ def stored(path: Path, data: np.ndarray, chunk: int) -> StoredFile:
 
 
 class Checked:
-    """Compares digests with an entry's."""
+    """Compare digests with those of an entry."""
 
     def __init__(self, entry: StoredFile) -> None:
         self.entry, self.seen = entry, []
@@ -157,7 +157,7 @@ def test_every_piece_arrives_and_every_chunk_is_checked(
     gpu = FakeGpu()
     cuts = sorted({0, size, *RANDOM.integers(0, size + 1, 12).tolist()})
     spans = list(itertools.pairwise(cuts))
-    # One region may be wanted twice, another by nobody.
+    # One region may be used twice, another not at all.
     spans = [*spans[1:], *spans[-1:], (0, size // 2)]
     pieces = [Piece(a, b - a, gpu.allocate(b - a)) for a, b in spans if b > a]
     checked, held = Checked(entry), gpu.allocations

@@ -1,4 +1,4 @@
-"""Steps that verify the host's chains, over a real plan: the interpreter stands for the kernels."""
+"""Steps that verify host proposals, with a real plan. The interpreter replaces the kernels."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def beside(
 
 
 def admitted(lowered: LoweredEngine, count: int) -> tuple[PlanHost, list[list[int]]]:
-    """Prompts of 21 and 37 tokens, and the first token of each."""
+    """Return prompts of 21 and 37 tokens, and the first token of each."""
     host = PlanHost(lowered)
     host.port("ignore_eos").fill_(1)
     vocab = host.port("score.logits").shape[1]
@@ -73,7 +73,7 @@ def admitted(lowered: LoweredEngine, count: int) -> tuple[PlanHost, list[list[in
 
 
 def offer(host: PlanHost, length: int, chains: list[list[int]]) -> str:
-    """Writes chains for the step of so many sequences and a mean of ``length`` tokens; its name."""
+    """Write chains for a step with a mean of ``length`` tokens; return the step's name."""
     batch = len(chains)
     name = f"step@{batch}.offered-{length}"
     if batch > 1:
@@ -90,7 +90,7 @@ def offer(host: PlanHost, length: int, chains: list[list[int]]) -> str:
 
 
 def plain(lowered: LoweredEngine, count: int) -> list[list[int]]:
-    """What steps without a draft emit."""
+    """Return the tokens of steps without a draft."""
     host, outputs = admitted(lowered, count)
     for _ in range(TOKENS - 1):
         for row, step in enumerate(host.step(step_name(count))):
@@ -122,7 +122,7 @@ def test_chains_are_accepted_as_far_as_they_are_right(alone: LoweredEngine, coun
 
 
 def test_forced_rows_choose_their_chains_and_the_next_is_masked(alone: LoweredEngine) -> None:
-    """Beside a sequence whose choice at the root is masked, and with the raw log-probabilities."""
+    """Another sequence has a mask at its root. Log-probabilities are raw."""
     host, outputs = admitted(alone, 2)
     vocab = host.port("score.logits").shape[1]
     chain, allowed = [9, 9, 5], [3, vocab - 2]
@@ -144,7 +144,10 @@ def test_forced_rows_choose_their_chains_and_the_next_is_masked(alone: LoweredEn
 
 
 def draft_rows(lowered: LoweredEngine, host: PlanHost, row: int) -> torch.Tensor:
-    """Keys and values of a sequence in the draft's cache, [2 · layers, positions, heads, width]."""
+    """Return keys and values of a sequence in a draft's cache.
+
+    Their shape is [2 · layers, positions, heads, width].
+    """
     group = next(g for g in lowered.engine_sizes.groups if g.name == "draft")
     pool = host.memory.buffer("cache:draft").view(torch.bfloat16).float()
     pool = pool.view(2 * len(group.layers), -1, group.kv_heads, group.page_size, group.k_width)
@@ -154,7 +157,7 @@ def draft_rows(lowered: LoweredEngine, host: PlanHost, row: int) -> torch.Tensor
 
 @pytest.mark.parametrize("count", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_the_drafts_cache_is_that_of_drafting(beside: LoweredEngine, count: int) -> None:
-    """Behind long chains, right or wrong in the middle, and behind steps of any kind."""
+    """After long chains, right or wrong in the middle, and after steps of any kind."""
     expected = plain(beside, count)
     steady, drafted = admitted(beside, count)
     while min(len(o) for o in drafted) < TOKENS - 1:

@@ -1,4 +1,4 @@
-"""Pages that stay, and pages that launches take as they come; every page has one owner."""
+"""Pages that remain, and pages that launches allocate on demand; every page has one owner."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from specbuild.runtime.request import SequenceState
 def test_a_launch_never_overwrites_what_it_still_sees(
     tokens: int, size: int, window: int, rows: int, tree: int, data: st.DataObject
 ) -> None:
-    """All rows are written before any is read: window and rows must lie in different slots."""
+    """All rows are written before any is read: window and rows must have different slots."""
     limits = Limits(200, 1, rows, 1, 1, tree)
     pages = pages_per_sequence("g", limits, tokens=tokens, page_size=size, window=window)
     pool = PagePool("g", pages + 1)
@@ -107,7 +107,7 @@ def test_a_ledger_knows_every_owner() -> None:
 
 
 class Written:
-    """Rows of a device that note whose tables are written, and of which groups."""
+    """Rows of a device that record which tables of which groups are written."""
 
     def __init__(self) -> None:
         self.groups: list[str] = []
@@ -120,7 +120,7 @@ class Written:
 @pytest.mark.parametrize("views", [False, True])
 @pytest.mark.parametrize("tokens", [31, 35, 39, 40])
 def test_pages_come_before_the_launch_that_writes_them(views: bool, tokens: int) -> None:
-    """With views all of them: a view names pages that are written long after it is made."""
+    """With views all pages: a view names pages that are written much later."""
     manifest = toy_manifest()
     if views:
         manifest = replace(manifest, specpv=SpecPv(4, 1, 2, 1, 4, 8, 2))

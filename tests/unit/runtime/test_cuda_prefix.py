@@ -1,4 +1,4 @@
-"""The prefix cache over real plans: windows, drafts, views; the interpreter for the kernels."""
+"""The prefix cache with real plans: windows, drafts, views. The interpreter runs the kernels."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def prompt(length: int, vocab: int) -> list[int]:
 def pair(
     engine: Engine, ids: list[int], shape: DraftShape | None, **params: Any
 ) -> tuple[RunRecord, RunRecord]:
-    """The same prompt twice: cold, and behind what the first one left."""
+    """Run the same prompt twice: with an empty cache, and with the pages of the first run."""
     engine = Engine(engine.manifest, engine.executor, CACHING)
     asked = GenerateParams(max_new_tokens=TOKENS, ignore_eos=True, **params)
     cold, hit = (run(engine, [ids], asked, speculation=shape).records[0] for _ in range(2))
@@ -60,7 +60,7 @@ def assert_alike(cold: RunRecord, hit: RunRecord) -> None:
 
 @pytest.mark.parametrize("shape", SHAPES, ids=["none", "chain", "tree"])
 def test_a_hit_is_a_cold_run(with_views: LoweredEngine, shape: DraftShape | None) -> None:
-    """A prompt longer than its window, which the draft has read as well."""
+    """The prompt is longer than its window, and the draft has ingested it."""
     engine, runner, _ = engine_of(with_views)
     cold, hit = pair(engine, prompt(90, 250), shape, specpv_retrieval_blocks=0)
     assert_alike(cold, hit)
@@ -82,7 +82,7 @@ def test_views_are_built_of_pages_that_others_filled(with_views: LoweredEngine) 
 def test_a_draft_of_blocks_reads_the_context_that_others_wrote(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Behind a hit the last block's logits are those of a cold run."""
+    """After a hit the last block's logits are those of a cold run."""
     write_target(tmp_path / "target", layers=4, head_dim=32)
     write_dflash(tmp_path / "draft", dtype=torch.bfloat16)
     lowered = lowered_engine(
@@ -102,7 +102,7 @@ def test_a_draft_of_blocks_reads_the_context_that_others_wrote(
 
 @pytest.fixture(scope="module")
 def latents(tmp_path_factory: pytest.TempPathFactory) -> LoweredEngine:
-    """Layers with a window and without cache latents; indexers choose the views."""
+    """Layers with a window cache no latents; indexers select the views."""
     path = tmp_path_factory.mktemp("latents")
     write_target(path / "t")
     write_indexers(path / "t", [1, 3], width=16)
@@ -113,7 +113,7 @@ def latents(tmp_path_factory: pytest.TempPathFactory) -> LoweredEngine:
 
 @pytest.mark.parametrize("viewed", [False, True], ids=["sparse", "viewed"])
 def test_latents_and_indexers_follow_the_full_pages(latents: LoweredEngine, viewed: bool) -> None:
-    """Rows choose among tokens, or views among blocks, by keys that another prompt wrote."""
+    """Rows select tokens, or views select blocks, by keys that another prompt wrote."""
     found = device(latents, specpv=True)
     params = {"dsa_top_k": 0} if viewed else {}
     params["specpv_retrieval_blocks"] = int(viewed)

@@ -1,4 +1,4 @@
-"""Ragged steps over a real plan: the interpreter stands for the kernels."""
+"""Ragged steps with a real plan. The interpreter replaces the kernels."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def lowered(
 
 
 def admitted(lowered: LoweredEngine, temperature: float) -> tuple[PlanHost, list[list[int]]]:
-    """Four prompts with the first token of each; the third has a budget of few tokens."""
+    """Return four prompts with their first tokens. The third has a small token limit."""
     host = (RankHost if lowered.engine_sizes.ranks > 1 else PlanHost)(lowered)
     host.port("ignore_eos").fill_(1)
     vocab = host.port("score.logits").shape[1]
@@ -46,7 +46,7 @@ def admitted(lowered: LoweredEngine, temperature: float) -> tuple[PlanHost, list
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_parts_of_chains_are_verified(lowered: LoweredEngine, temperature: float) -> None:
-    """With any rows of each sequence the tokens are those of steps without a draft."""
+    """With any number of rows per sequence the tokens equal those without a draft."""
     host, expected = admitted(lowered, temperature)
     for _ in range(TOKENS - 1):
         for row, step in enumerate(host.step(step_name(4))):

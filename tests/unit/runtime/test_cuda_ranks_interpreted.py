@@ -1,6 +1,6 @@
-"""The device loop over a plan of two ranks, interpreted in lockstep: requests come and are aborted.
+"""The device loop with a plan of two ranks, interpreted in lockstep, with aborted requests.
 
-After every program all ranks have the same state, bit for bit: ``RankHost`` compares them.
+After every program the states of all ranks must be equal, bit for bit: ``RankHost`` compares them.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def lowered(tmp_path_factory: pytest.TempPathFactory) -> LoweredEngine:
 
 @pytest.mark.parametrize("shape", ["tree", *slow("none", "chain")])
 def test_no_token_depends_on_joins_and_aborts(lowered: LoweredEngine, shape: str) -> None:
-    """Nor on the numbers of rounds, which pass 2³² meanwhile."""
+    """The number of rounds passes 2³² meanwhile."""
     engine, runner = engine_of(lowered)
     host = RankHost(lowered)
     joined = InterpretedRunner(host, runner.gpu, engine.executor)
@@ -83,7 +83,7 @@ def test_no_token_depends_on_joins_and_aborts(lowered: LoweredEngine, shape: str
 
 @pytest.mark.parametrize("name", ["mtp of MiMo", *slow(*_WHOLE)])
 def test_every_kind_of_draft_is_whole_on_each_rank(tmp_path: Path, name: str) -> None:
-    """With keys, values or latents of its own; ``RankHost`` compares the drafts' state as well."""
+    """With its own keys, values or latents. ``RankHost`` compares the drafts' state as well."""
     draft, _ = CASES[name].write(tmp_path, True)
     shape = CASES[name].chain
     lowered = lowered_engine(
@@ -102,7 +102,7 @@ def test_every_kind_of_draft_is_whole_on_each_rank(tmp_path: Path, name: str) ->
 def tokens_alone(
     lowered: LoweredEngine, ids: tuple[int, ...], sampling: SamplingParams
 ) -> list[int]:
-    """What the programs make of a prompt in a batch of one without a draft."""
+    """Return the tokens of a prompt in a batch of one without a draft."""
     host = RankHost(lowered)
     host.port("ignore_eos").fill_(1)
     how = {"temperature": sampling.temperature, "seed": sampling.seed}
@@ -113,7 +113,7 @@ def tokens_alone(
 def require_alike(
     lowered: LoweredEngine, ids: list[int], got: list[int], expected: list[int]
 ) -> None:
-    """Equal tokens, or parting at a near tie: references round by the number of rows."""
+    """Require equal tokens up to a near tie: references round by the number of rows."""
     at = next((i for i, (a, b) in enumerate(zip(got, expected, strict=True)) if a != b), None)
     if at is None:
         return

@@ -1,4 +1,4 @@
-"""DSA on a device: real sparse plans, the interpreter in the kernels' stead."""
+"""DSA on a device: real sparse plans, with the interpreter instead of the kernels."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def lowered(checkpoints: Path) -> LoweredEngine:
 
 @pytest.fixture(scope="module")
 def latent(checkpoints: Path) -> LoweredEngine:
-    """A sliding layer and one of two layers with indexers cache latents."""
+    """A layer with a window and one of two layers with indexers cache latents."""
     path = checkpoints / "latent"
     write_target(path / "t")
     write_indexers(path / "t", [1, 3], width=16)
@@ -90,18 +90,18 @@ class Device:
 
     @property
     def steps(self) -> list[bool]:
-        """Whether each step was sparse."""
+        """Return whether each step was sparse."""
         return [kind == "sparse" for kind in self.kinds]
 
     @property
     def kinds(self) -> list[str]:
-        """How each step's program attends."""
+        """Return how each step's program attends."""
         steps = [name.split(".") for name in self.runner.started if name.startswith("step")]
         return [next((k for k in ("sparse", "checked") if k in s), "whole") for s in steps]
 
 
 def device(lowered: LoweredEngine, *, specpv: bool = False, **changes: Any) -> Device:
-    """The engine without checks, or with other numbers that programs do not hold."""
+    """Return the engine without checks, or with other values that programs do not contain."""
     dsa = lowered.engine_sizes.dsa
     assert dsa is not None
     host, gpu = PlanHost(lowered), FakeGpu()
@@ -133,7 +133,7 @@ def test_steps_are_sparse_from_the_threshold_on(
     whole, few, many = (device(lowered) for _ in range(3))
     full = whole.decode(shape, 0)
     sparse, everything = few.decode(shape, FEW), many.decode(shape, None)
-    # Choosing as many as there are is full attention.
+    # Selecting all tokens is full attention.
     assert everything.ids == full.ids
     assert not any(whole.steps)
     assert not few.steps[0] and few.steps[-1] and few.steps == sorted(few.steps)
@@ -159,7 +159,7 @@ def latents(checkpoints: Path) -> Path:
 
 @pytest.fixture(scope="module", params=["quest", "indexer", "latents"])
 def viewed(checkpoints: Path, latents: Path, request: pytest.FixtureRequest) -> LoweredEngine:
-    """Views of keys and values chosen by keys, or by indexers; views of latents."""
+    """Views of keys and values selected by keys, or by indexers; views of latents."""
     path = latents if request.param == "latents" else checkpoints
     score = "quest" if request.param == "quest" else "indexer"
     return lowered_engine(**options(path, **VIEWED, specpv_score=score))
@@ -190,7 +190,7 @@ def test_rows_choose_inside_partial_views(viewed: LoweredEngine, shape: DraftSha
 def test_keys_in_fp8_choose_nearly_the_same(
     lowered: LoweredEngine, checkpoints: Path, shape: DraftShape | None
 ) -> None:
-    """Half of the cache; the engine for a CPU rounds the same keys."""
+    """They take half of the cache. The CPU engine rounds the same keys."""
     asked = options(checkpoints, dsa_key_dtype="fp8")
     fp8 = lowered_engine(**asked)
     bf16_cache, fp8_cache = (
@@ -242,7 +242,7 @@ def test_a_draft_changes_no_token(lowered: LoweredEngine) -> None:
 def test_checks_emit_what_everything_gives_and_count_what_was_chosen(
     lowered: LoweredEngine, shape: DraftShape | None
 ) -> None:
-    """Every choosing step is a check: the tokens are those of attention to everything."""
+    """Every sparse step is a check: the tokens are those of attention to everything."""
     full = device(lowered).decode(shape, 0)
     checked = device(lowered, check_interval=1, min_agreement=0.0)
     found = checked.decode(shape, FEW)
@@ -343,7 +343,7 @@ def test_broken_lists_give_way_to_everything_and_are_counted(
 def test_chosen_tokens_are_those_of_the_cpu_engine(
     lowered: LoweredEngine, checkpoints: Path
 ) -> None:
-    """Log-probabilities along a sparse context, where both engines emit the same tokens."""
+    """Compare log-probabilities along a sparse context, while both emit the same tokens."""
     asked = options(checkpoints, output=checkpoints / "cpu", dsa_check_interval=0)
     building.build(BuildOptions.from_flat(**asked), SilentProgress())
     cpu = Engine.load(checkpoints / "cpu")

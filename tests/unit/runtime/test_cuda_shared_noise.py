@@ -34,7 +34,7 @@ def lowered(tmp_path_factory: pytest.TempPathFactory) -> LoweredEngine:
 
 
 def expanded(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, torch.Tensor]]:
-    """The inputs and outputs of every TreeExpand that an interpreter runs from now on."""
+    """Record the inputs and outputs of every later TreeExpand of an interpreter."""
     seen: list[dict[str, torch.Tensor]] = []
     call_op = PlanInterpreter.call
 

@@ -1,4 +1,4 @@
-"""Recurrent states in the device loop: snapshots and preemption; the interpreter for kernels."""
+"""Recurrent states in the device loop: snapshots and preemption, with the interpreter."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ NEAR = 0.05
 
 @pytest.fixture(scope="module")
 def lowered(tmp_path_factory: pytest.TempPathFactory) -> LoweredEngine:
-    """The programs of a random Qwen3.5 with its MTP layer."""
+    """Return the programs of a random Qwen3.5 with its MTP layer."""
     path = tmp_path_factory.mktemp("hybrid") / "model"
     write_llama(
         path, "qwen3_5_text", num_hidden_layers=2,
@@ -49,7 +49,7 @@ def lowered(tmp_path_factory: pytest.TempPathFactory) -> LoweredEngine:
 def loaded(
     lowered: LoweredEngine, settings: RuntimeSettings | None = None
 ) -> tuple[Engine, InterpretedRunner]:
-    """An engine over these programs, with these settings."""
+    """Return an engine with these programs and settings."""
     engine, runner = engine_of(lowered, state_groups=lowered.engine_sizes.states)
     if settings is not None:
         engine = Engine(engine.manifest, engine.executor, settings)
@@ -57,7 +57,7 @@ def loaded(
 
 
 def caching(lowered: LoweredEngine, snapshots: int) -> tuple[Engine, InterpretedRunner]:
-    """An engine with memory for so many snapshots."""
+    """Return an engine with memory for this number of snapshots."""
     (group,) = lowered.engine_sizes.states
     settings = RuntimeSettings(
         prefix_caching="on",
@@ -76,7 +76,7 @@ def prompt(length: int, seed: int = 5) -> list[int]:
 def test_a_prompt_resumes_at_its_last_snapshot(
     lowered: LoweredEngine, length: int, cached: int, shape: DraftShape | None
 ) -> None:
-    """With the tokens of a cold run, also with other requests in the rows and slots before it."""
+    """The tokens are those of a cold run, also if other requests used the rows and slots before."""
     engine, runner = caching(lowered, 8)
     params = GenerateParams(max_new_tokens=TOKENS, ignore_eos=True)
     (cold,) = run(engine, [prompt(length)], params, speculation=shape).records
@@ -110,7 +110,7 @@ def test_snapshots_are_evicted_and_their_memory_is_used_again(lowered: LoweredEn
 def test_a_preempted_sequence_has_the_tokens_of_another(
     lowered: LoweredEngine, shape: DraftShape | None
 ) -> None:
-    """Two sequences that together need more pages than there are."""
+    """Two sequences together need more pages than there are."""
     params = GenerateParams(max_new_tokens=50, ignore_eos=True)
     ids = [prompt(150, 3), prompt(140, 4)]
     alone = [run(loaded(lowered)[0], [each], params, speculation=shape).ids[0] for each in ids]
@@ -122,7 +122,7 @@ def test_a_preempted_sequence_has_the_tokens_of_another(
 
 
 def test_a_copy_has_the_state_and_the_inputs_of_its_slot(lowered: LoweredEngine) -> None:
-    """Slot s is entry s − 1 of every pool; what other slots hold does not change."""
+    """Slot s is entry s − 1 of every pool. Other slots do not change."""
     (group,) = lowered.engine_sizes.states
     layout, gpu = state_layout(group, lowered.engine_sizes.limits), FakeGpu()
     stream, address = gpu.new_stream(), gpu.allocate(layout.bytes)

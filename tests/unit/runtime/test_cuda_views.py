@@ -1,4 +1,4 @@
-"""Partial views on a device: real plans with SpecPV, the interpreter in the kernels' stead."""
+"""Partial views on a device: real plans with SpecPV, with the interpreter as kernels."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def decode(
 
 
 def alike(one: Run, other: Run) -> int:
-    """Requests of equal tokens; the others part where a rounding decides (see ``near``)."""
+    """Return the requests with equal tokens. The others differ after a near tie (see ``near``)."""
     return sum(a == b for a, b in zip(one.ids, other.ids, strict=True))
 
 
@@ -107,7 +107,7 @@ def alike(one: Run, other: Run) -> int:
 def test_a_view_of_everything_changes_nothing(
     with_views: LoweredEngine, shape: DraftShape | None
 ) -> None:
-    """Partial steps, re-verified tokens, sequences that come and go: the same text."""
+    """Partial steps, re-verified tokens, and sequences that join and leave give the same text."""
     engine, runner, _ = engine_of(with_views)
     wanted = decode(engine, shape, 18, 0)
     assert not [name for name in runner.started if ".refresh" in name]
@@ -156,7 +156,7 @@ def test_a_small_view_is_lossy_and_its_state_adds_up(with_views: LoweredEngine) 
 def test_programs_of_the_largest_batch_have_capacity_for_one_buffer_or_for_all(
     with_views: LoweredEngine,
 ) -> None:
-    """Beside the rows of the widest tree: they share their kernels."""
+    """In addition to the rows of the largest tree; they share their kernels."""
     steps = [entry for entry, _ in with_views.programs if entry.kind == "step"]
     assert len({program.ir.name for _, program in with_views.programs}) == len(with_views.programs)
     for entry in steps:
@@ -185,7 +185,7 @@ def test_a_refresh_has_the_capacity_that_it_needs(with_views: LoweredEngine) -> 
 
 
 def test_only_a_refresh_chooses_views(with_views: LoweredEngine) -> None:
-    """Most steps are spared the launches: two of four layers have full attention."""
+    """Most steps do not have these launches. Two of four layers have full attention."""
     for entry, program in with_views.programs:
         ops = [call.op.name for call in program.ir.calls]
         chosen = 2 if entry.reverified else 0
@@ -194,7 +194,7 @@ def test_only_a_refresh_chooses_views(with_views: LoweredEngine) -> None:
 
 
 def test_a_refresh_chooses_at_a_few_more_rows(with_views: LoweredEngine) -> None:
-    """They fill up the head's last 8 rows and 8 more; no other step has any."""
+    """They fill up the head's last 8 rows and 8 more. No other step has any."""
     for entry, program in with_views.programs:
         counts = {c.op.name: c.inputs["choice"].shape[0] for c in program.ir.calls
                   if c.op.name in {"ViewTally", "Advance"}}  # fmt: skip
@@ -207,7 +207,7 @@ def test_a_refresh_chooses_at_a_few_more_rows(with_views: LoweredEngine) -> None
 
 @pytest.mark.parametrize("temperature", [0.0, 0.9], ids=["greedy", "sampled"])
 def test_agreement_is_with_the_whole_context(with_views: LoweredEngine, temperature: float) -> None:
-    """Chains that the samples hold whole: every token of a partial step, judged by scores."""
+    """Chains of the samples: every token of a partial step is compared by scores."""
     engine, runner, _ = engine_of(with_views)
     prompt = np.random.default_rng(5).integers(0, 200, 90).tolist()
     sampling = SamplingParams(temperature=temperature, seed=11)
@@ -243,7 +243,7 @@ def test_agreement_is_with_the_whole_context(with_views: LoweredEngine, temperat
 
 
 def test_programs_are_read_back_with_their_phases(with_views: LoweredEngine) -> None:
-    """Tuning lowers them anew: one that re-verifies tokens has other kernels."""
+    """Tuning lowers them again: a program that re-verifies tokens has other kernels."""
     files = {e.file: program_bytes(with_views.writer.program(p)) for e, p in with_views.programs}
     found = read_programs(PlanHost(with_views).plan, files.__getitem__)
     assert [ir.phase for _, ir in found.programs] == [p.ir.phase for _, p in with_views.programs]

@@ -1,4 +1,4 @@
-"""Text of ids that come one at a time, by tokenizers of every kind: that of all of them at once."""
+"""Decode ids one at a time with every kind of tokenizer; the text is that of all at once."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SPECIAL = ("<s>", "<eos>")
 
 
 def codec(vocab: dict[str, int], decoder: decoders.Decoder) -> TextCodec:
-    """A tokenizer of these words, the last of which are special."""
+    """Return a tokenizer of these words, the last of which are special."""
     tokenizer = Tokenizer(models.WordLevel(vocab, unk_token="s"))
     tokenizer.decoder = decoder
     tokenizer.add_special_tokens([word for word in SPECIAL if word in vocab])
@@ -33,21 +33,24 @@ def numbered(words: Sequence[str]) -> dict[str, int]:
 
 
 def byte_level() -> TextCodec:
-    """As GPT-2: a token for each byte, none of which is lost."""
+    """Return a tokenizer like GPT-2's: a token for each byte."""
     alphabet = [chr(byte) for byte in range(256)]
     spelled = bytes_to_letters()
     return codec(numbered([*(spelled[ord(c)] for c in alphabet), *SPECIAL]), decoders.ByteLevel())
 
 
 def bytes_to_letters() -> list[str]:
-    """GPT-2's letter for each byte: printable ones are their own, the others follow from 256 on."""
+    """Return GPT-2's letter for each byte: printable bytes map to themselves, others from 256 on."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = iter(range(256, 512))
     return [chr(byte if byte in printable else next(others)) for byte in range(256)]
 
 
 def byte_fallback() -> TextCodec:
-    """As Llama 2: words, and bytes of what is no word; the first space of a text is left out."""
+    """Return a tokenizer like Llama 2's: words, and bytes of other text.
+
+    The first space of a text is omitted.
+    """
     steps = [
         decoders.Replace("\u2581", " "),
         decoders.ByteFallback(),
@@ -62,12 +65,12 @@ def metaspace() -> TextCodec:
 
 
 def word_pieces() -> TextCodec:
-    """As BERT: words with spaces between, unless they begin with ``##``."""
+    """Return a tokenizer like BERT's: words with spaces between, unless they begin with ``##``."""
     return codec(numbered([*WORDS, *SPECIAL]), decoders.WordPiece(cleanup=False))
 
 
 def cleaned_up() -> TextCodec:
-    """As :func:`word_pieces`, but the text of ids may change with those behind them."""
+    """Return :func:`word_pieces` whose text may change with the ids that follow."""
     return codec(numbered([*WORDS, *SPECIAL]), decoders.WordPiece(cleanup=True))
 
 
@@ -81,7 +84,7 @@ FALLBACK_RUNS = st.sampled_from([b"\x80" * 20, b"\xe4", "\u540d".encode() * 9, "
 
 
 def checked_pieces(text: TextCodec, ids: Sequence[int], *, special: bool = False) -> None:
-    """Each id gives the text that it completes, and all of them together all text."""
+    """Check that each id gives the text that it completes, and all of them the complete text."""
     decode = text.decode_all if special else text.decode
     detokenizer, shown = Detokenizer(decode), ""
     for i, token_id in enumerate(ids, 1):
@@ -137,7 +140,7 @@ def test_inner_spaces_stay_behind_a_special_token(name: str) -> None:
 def test_ids_without_text_are_decoded_a_few_at_a_time(
     token: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Special tokens that are left out, and bytes of no character."""
+    """Special tokens that are omitted, and bytes of no character."""
     text = CODECS["byte_fallback"]
     decode, most = text.decode, 0
     token_id = text.token_id(token)
@@ -160,7 +163,7 @@ def test_ids_without_text_are_decoded_a_few_at_a_time(
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.integers(0, len(WORDS) - 1), max_size=20))
 def test_a_tokenizer_that_changes_earlier_text_fails_at_none(ids: list[int]) -> None:
-    """``do n't`` becomes ``don't``: what was shown stays, and all later words come."""
+    """``do n't`` becomes ``don't``: emitted text stays, and all later words follow."""
     text = cleaned_up()
     detokenizer = Detokenizer(text.decode)
     shown = "".join([*map(detokenizer.push, ids), detokenizer.flush()])

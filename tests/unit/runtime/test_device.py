@@ -1,4 +1,4 @@
-"""What the machine is, what runs on it, and that the runtime stays light."""
+"""The properties of the machine, the engines it can run, and light imports of the runtime."""
 
 from __future__ import annotations
 

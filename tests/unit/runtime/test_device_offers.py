@@ -1,4 +1,4 @@
-"""Chains of the host's in steps of a device, late as on a GPU: tokens stay, caches stay whole.
+"""Host proposals in late steps of a device: tokens are the same, caches stay intact.
 
 The toy device refuses to read a slot of the draft's cache that was never written.
 """
@@ -47,7 +47,7 @@ CHAIN = SHAPES[1]
 
 
 class Knowing:
-    """Knows what each prompt will give, and offers that, with an error here and there."""
+    """Propose the known output of each prompt, with occasional errors."""
 
     def __init__(self, outputs: dict[tuple[int, ...], list[int]], *, errors: float) -> None:
         self._outputs, self._errors = outputs, errors
@@ -76,7 +76,7 @@ class Knowing:
 
 
 class Mixed:
-    """Waits for offers at times, takes a part of them, or drafts by any shape."""
+    """Sometimes wait for proposals, use a part of them, or draft with any shape."""
 
     max_depth, reason = LONGEST, "mixed"
 
@@ -101,7 +101,7 @@ class Mixed:
 
 
 def costs_of(plain_s: float, offered_s: dict[int, float]) -> StepCosts:
-    """The same costs for every batch and context."""
+    """Return the same costs for every batch and context."""
     entries = []
     for batch in BATCHES:
         entries.append(ShapeCosts(batch, 0, 0, 0, (64,), (plain_s,), (0.0,)))
@@ -135,7 +135,7 @@ def mixed(
 def test_any_order_of_drafts_and_offers_gives_the_tokens_of_plain_decoding(
     seed: int, drafted: bool, temperature: float, errors: float, offers: float
 ) -> None:
-    """Sequences come and go: more requests than rows, of any length. Some change logits."""
+    """Sequences join and leave: more requests than rows, of any length. Some change logits."""
     draws = np.random.default_rng(seed)
     batch = [draws.integers(0, VOCAB - 1, n).tolist() for n in draws.integers(1, 20, 6)]
     sample = SamplingParams(temperature=temperature, seed=7)
@@ -162,7 +162,7 @@ def test_any_order_of_drafts_and_offers_gives_the_tokens_of_plain_decoding(
 
 
 def test_a_draft_behind_long_chains_is_as_good_as_one_that_never_paused() -> None:
-    """What a chain accepts at a place does not depend on how the steps before it drafted."""
+    """The accepted part of a chain does not depend on how earlier steps drafted."""
     params = GenerateParams(max_new_tokens=40, ignore_eos=True)
     ids = [3, 1, 4]
     outputs = {tuple(ids): run(toy_cuda().engine, [ids], params, speculation=None).ids[0]}
@@ -190,7 +190,7 @@ def test_a_draft_behind_long_chains_is_as_good_as_one_that_never_paused() -> Non
 
 
 def test_a_step_with_an_offer_starts_when_the_tokens_are_known() -> None:
-    """And the step behind one that has none is queued before its tokens are read."""
+    """A step after one without a proposal is queued before its tokens are read."""
     params = GenerateParams(max_new_tokens=31, ignore_eos=True)
     outputs = {(1, 2): run(toy_cuda().engine, [[1, 2]], params, speculation=None).ids[0]}
     policy = Mixed(seed=1, offers=1.0, shapes=[None])
@@ -206,7 +206,7 @@ def test_a_step_with_an_offer_starts_when_the_tokens_are_known() -> None:
 
 @pytest.mark.parametrize("drafted", [False, True])
 def test_text_that_repeats_is_proposed_without_costs_and_with(drafted: bool) -> None:
-    """The second time a prompt comes, its answer is found; the counters say so."""
+    """The second answer to a prompt is found, and the counters show it."""
     params = GenerateParams(max_new_tokens=30, ignore_eos=True)
     plain = run(toy_cuda().engine, [[5, 6, 7]], params, speculation=None).ids
     for costs in (None, costs_of(1e-3, {3: 1.1e-3, LONGEST: 1.3e-3})):
@@ -278,7 +278,7 @@ def test_a_few_tokens_of_one_sequence_take_a_small_step() -> None:
 
 
 def test_likeliest_tokens_beside_chains_of_other_lengths() -> None:
-    """Lists of the likeliest tokens, penalties and log-probabilities stay those without chains."""
+    """Lists of likely tokens, penalties and log-probabilities are those without chains."""
     batch = [[3, 1, 4], [1, 5, 9, 2]]
     params = [
         GenerateParams(max_new_tokens=25, ignore_eos=True, top_logprobs=3),

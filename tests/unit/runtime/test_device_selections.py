@@ -1,4 +1,4 @@
-"""DSA by the host of a device engine: who is sparse, who is checked, and what is counted."""
+"""The host's part of DSA on a device: sparse sequences, checks, and counters."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from specbuild.runtime.lossy.mode import StepAhead
 
 
 class Told(dict[str, list[int]]):
-    """An executor that notes what is written to its ports."""
+    """An executor that records what is written to its ports."""
 
     def write(self, port: str, values: np.ndarray) -> None:
         self[port] = values.tolist()
 
     def port(self, name: str) -> None:
-        """No program checks."""
+        """Return None: no program checks."""
 
 
 def selections(**changes: Any) -> tuple[DeviceSelections, Told, Any]:
-    """Those of a threshold of 100 tokens, with one sequence begun."""
+    """Return the state of a mode with a threshold of 100 tokens and one sequence."""
     dsa = Dsa(
         top_k=16, threshold=100, first_tokens=4, recent_tokens=8, min_agreement=0.75,
         check_interval=5,
@@ -51,7 +51,7 @@ def selections(**changes: Any) -> tuple[DeviceSelections, Told, Any]:
 
 
 def step_ahead(sequence: Any, *, emitted: int = 0, depth: int = 0) -> StepAhead:
-    """A step of one sequence, behind those that may emit so many tokens."""
+    """Return a step of one sequence, after steps that may emit this many tokens."""
     return StepAhead({0: sequence}, DraftShape(1, depth, depth) if depth else None, emitted)
 
 

@@ -1,4 +1,4 @@
-"""Who is re-verified when, where a step has capacity for fewer buffers than sequences."""
+"""Which sequences are re-verified when a step has capacity for fewer buffers than sequences."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from specbuild.runtime.lossy.specpv.ahead import DeviceViews
 
 
 class Deaf:
-    """An executor that nobody listens to."""
+    """An executor that ignores all writes."""
 
     def write(self, *_: object) -> None: ...
     def fill(self, *_: object, **__: object) -> None: ...
@@ -26,7 +26,7 @@ class Deaf:
 def test_sequences_take_turns_where_one_buffer_has_room(
     lengths: tuple[int, ...], emitted: int
 ) -> None:
-    """Those whose buffers would fill together go one after the other, some before they must."""
+    """Sequences whose buffers would fill together alternate, some before they must."""
     shape, capacity = DraftShape(1, 2, 2), TOY_SPECPV.n_spec_tokens_buf
     programs = SimpleNamespace(refresh_capacity=lambda _shape, *, batch: capacity * (batch > 0))
     views = DeviceViews(Deaf(), partial_manifest(TOY_SPECPV), programs)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Drafts that change from step to step on a device: tokens stay, and the draft's cache stays whole.
+"""Drafts that change between steps on a device: tokens and draft caches stay correct.
 
 The toy device refuses to read a slot of the draft's cache that was never written.
 """
@@ -26,14 +26,14 @@ from specbuild.runtime.sampling import SamplingParams
 
 
 def script_of(random: np.random.Generator) -> list[DraftShape | None]:
-    """Runs of steps alike: a draft pauses for longer than what it misses can wait."""
+    """Return runs of equal steps. A draft pauses for longer than its pending buffer lasts."""
     choices = [None, None, *SHAPES]
     phases = range(random.integers(1, 7))
     return [s for _ in phases for s in [choices[random.integers(6)]] * random.integers(1, 10)]
 
 
 class Scripted:
-    """Asks for one shape after the other, round and round; keeps what it is called with."""
+    """Return one shape after the other in a cycle; record the arguments."""
 
     max_depth = DEEPEST
     reason = "scripted"
@@ -52,7 +52,7 @@ class Scripted:
 
 
 def costs_of(seconds: dict[DraftShape | None, float]) -> StepCosts:
-    """The same costs for every batch and context."""
+    """Return the same costs for every batch and context."""
     entries = []
     for batch in BATCHES:
         for shape, step_s in seconds.items():
@@ -98,7 +98,7 @@ def test_the_policy_is_asked_once_for_every_step() -> None:
 
 
 def test_a_draft_after_a_long_pause_is_as_good_as_one_without() -> None:
-    """What a chain accepts at a place does not depend on how the steps before it drafted."""
+    """The accepted part of a chain does not depend on how earlier steps drafted."""
     params = GenerateParams(max_new_tokens=40, ignore_eos=True)
     chain = SHAPES[1]
     paused, policy = scripted([*[None] * 12, chain])
@@ -152,7 +152,7 @@ def test_the_default_follows_the_table(cheap: DraftShape | None) -> None:
 
 
 def untimed(make):
-    """Policies that are told acceptance only."""
+    """Return policies that observe only acceptance."""
 
     def made(*arguments, **options):
         policy = make(*arguments, **options)
@@ -177,7 +177,7 @@ def test_a_run_remembers_what_the_one_before_saw() -> None:
 
 
 def test_a_batch_larger_than_any_drafted_step_runs_without_a_draft() -> None:
-    """Sequences are not held back for a draft that the table may leave out."""
+    """Sequences do not wait for a draft that the table may omit."""
     costs = costs_of({None: 1.0, SHAPES[1]: 0.1})
     kept = tuple(c for c in costs.steps if c.batch < 4 or c.shape is None)
     toy = toy_cuda(step_costs=StepCosts(costs.gpu, costs.programs, METHOD, kept), max_batch_size=4)

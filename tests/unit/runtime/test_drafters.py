@@ -1,4 +1,4 @@
-"""Drafters by name: what an engine lists, what a run may ask for, and what each can do."""
+"""Drafters by name: those an engine lists, those a run may request, and their capabilities."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ Node = tuple[int, ...]
 
 
 def brute_tree(ids: list[int], aux_hidden: np.ndarray, shape: DraftShape) -> dict[Node, int]:
-    """Paths of the selected nodes to their depth: each path replayed from the definition."""
+    """Return the depth of each selected node's path; each path is computed from the definition."""
     entries: list[int] = []
     for t in range(len(ids) - 1):
         own, root_out, root_logits = draft_step(entries, ids[t + 1], aux_hidden[t], t)
@@ -57,7 +57,7 @@ def brute_tree(ids: list[int], aux_hidden: np.ndarray, shape: DraftShape) -> dic
 
 
 def paths_of(trees: DraftTrees, b: int) -> dict[Node, int]:
-    """The tree's paths, by its parents; ancestor bits and depths must agree."""
+    """Return the tree's paths by its parents. Ancestor bits and depths must agree."""
     paths: list[Node] = [()]
     for i in range(1, int(trees.count[b])):
         parent = int(trees.parents[b, i])

@@ -1,4 +1,4 @@
-"""When a step attends to chosen tokens, is checked, or falls back to everything."""
+"""When a step is sparse, is checked, or falls back to everything."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ AGREED, PARTED = Check(1, 1, 0, 0), Check(1, 0, 0, 0)
 
 
 def judged(selection: SequenceSelection, check: Check, checks: int) -> list[str]:
-    """Steps until so many checks are through, each of them with this outcome."""
+    """Run steps until this number of checks have this outcome."""
     steps: list[str] = []
     while steps.count("check") < checks:
         steps.append(stepped(selection, 200, check))
@@ -32,7 +32,7 @@ def judged(selection: SequenceSelection, check: Check, checks: int) -> list[str]
 
 
 def stepped(selection: SequenceSelection, length: int, check: Check = AGREED) -> Attends:
-    """One step, begun and ended; what came of it if it is a check."""
+    """Begin and end one step; return its result if it is a check."""
     attends = selection.begin(length)
     selection.ended(attends, length, check if attends == "check" else None)
     return attends
@@ -62,7 +62,7 @@ def test_checks_come_first_and_then_at_their_interval() -> None:
 
 
 def test_a_step_that_was_begun_too_far_ahead_counts_for_nothing() -> None:
-    """Its length was over-estimated: all of its rows stood below the threshold."""
+    """Its length was overestimated: all of its rows were below the threshold."""
     selection = SequenceSelection(CONFIG, 16)
     for _ in range(3):
         assert selection.begin(101) == "check"
