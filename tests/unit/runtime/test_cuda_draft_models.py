@@ -174,7 +174,10 @@ def following(target: Sequence[int], root: int, tokens: Sequence[int]) -> list[i
 
 
 def rows_of(lowered: LoweredEngine, host: PlanHost, group: str, row: int) -> torch.Tensor:
-    """Return keys and values of a sequence in a draft's cache, [2 · layers, positions, heads, width]."""
+    """Return keys and values of a sequence in a draft's cache.
+
+    Their shape is [2 · layers, positions, heads, width].
+    """
     found = lowered.engine_sizes.draft_group(group)
     pool = host.memory.buffer(f"cache:{group}").view(torch.bfloat16).float()
     pool = pool.view(2 * len(found.layers), -1, found.kv_heads, found.page_size, found.k_width)

@@ -40,7 +40,7 @@ def byte_level() -> TextCodec:
 
 
 def bytes_to_letters() -> list[str]:
-    """Return GPT-2's letter for each byte: printable bytes map to themselves, others from 256 on."""
+    """Return GPT-2's letter for each byte: printable bytes are themselves, others from 256 on."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = iter(range(256, 512))
     return [chr(byte if byte in printable else next(others)) for byte in range(256)]

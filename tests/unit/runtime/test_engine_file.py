@@ -1,4 +1,4 @@
-"""Every byte of an engine directory is checked: damage is named, never believed."""
+"""Every byte of an engine directory is checked: damage is detected and named."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ values = st.recursive(
 )
 @given(st.data())
 def test_any_field_of_any_type_is_refused_or_harmless(engine: Path, data: st.DataObject) -> None:
-    """A manifest with one value replaced loads, or says in one sentence why not."""
+    """A manifest with one replaced value loads, or is refused in one sentence."""
     fresh = to_json(manifest_of_engine(engine))
     holder, key = fresh, data.draw(st.sampled_from(sorted(fresh)))
     while isinstance(holder[key], (dict, list)) and holder[key] and data.draw(st.booleans()):
@@ -286,7 +286,7 @@ print(peak_bytes() - held)
 
 
 def test_a_large_file_is_checked_in_little_memory(engine: Path) -> None:
-    """A process that checks 192 MiB of weights holds a few chunks of them at its peak."""
+    """The peak memory of a check of 192 MiB of weights is a few chunks."""
     weights = {
         "embedding": np.zeros((29, 4), np.float32),
         "head": np.zeros((4, 29), np.float32),

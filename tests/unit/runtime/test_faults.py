@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs a C compiler, cc
 
 
 def tried(*arguments: object) -> None:
-    """Tries faults in a process that has the library in front of the C library."""
+    """Inject faults into a process with a library loaded before the C library."""
     words = (sys.executable, "-m", "faults", "--exports", content_store().folder, *arguments)
     done = subprocess.run(
         [str(word) for word in words],

@@ -1,4 +1,4 @@
-"""Fidelity against torch's own losses, over random logits."""
+"""Fidelity against torch's own losses, with random logits."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Chains of tokens that a guide forces, on a device that runs as late as a GPU may.
+"""Chains of forced tokens of a guide, on a device that runs as late as a GPU may.
 
-The forms are those of ``test_guide_checks``: it is known which of the model's choices they refuse.
+The forms are those of ``test_guide_checks``, which know the tokens that they reject.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from specbuild.runtime.sampling import SamplingParams
 
 
 def kinds_of(places: Sequence[str], run_length: int) -> list[str]:
-    """Each place, with runs of forced ones."""
+    """Return the kind of each place, with runs of forced ones."""
     return [kind for place in places for kind in [place] * (run_length if place == LED else 1)]
 
 
@@ -66,7 +66,7 @@ def test_any_order_of_steps_gives_the_tokens_of_masked_decoding(
     drafted: bool,
     offers: float,
 ) -> None:
-    """Forced chains, those of suffix decoding for a neighbour, drafts and steps without any."""
+    """Forced chains, suffix decoding of another sequence, drafts, and steps without any."""
     sampling = SamplingParams(temperature, seed=seed)
     forms = [
         form(prompt, sampling, kinds_of(each, run_length)[:38])
@@ -99,7 +99,7 @@ def test_any_order_of_steps_gives_the_tokens_of_masked_decoding(
 @pytest.mark.parametrize("drafted", [False, True])
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 def test_a_run_of_forced_tokens_takes_one_step(temperature: float, drafted: bool) -> None:
-    """Whatever the model would choose, and with no mask of the tokens in between."""
+    """For any tokens that the model prefers, and without masks for the tokens in between."""
     kinds = ([FREE] * 3 + [LED] * 8) * 3
     sampling = SamplingParams(temperature, seed=5)
     language, output, _ = form(PROMPTS[0], sampling, kinds)
@@ -148,7 +148,7 @@ def test_forced_tokens_wait_for_no_step(drafted: bool, monkeypatch: pytest.Monke
 
 
 def test_no_mask_is_computed_without_a_refusal() -> None:
-    """A mask takes the host longer than all other work of a step, so chains have none."""
+    """A mask takes the host longer than the rest of a step, so chains have none."""
     kinds, led = ([FREE] * 2 + [LED] * 6) * 3, 18
     forms = (form(PROMPTS[0], SamplingParams(0.9, seed=seed), kinds) for seed in range(1000))
     seed, (language, output, _) = next(
@@ -159,7 +159,7 @@ def test_no_mask_is_computed_without_a_refusal() -> None:
     with patch.object(GuideState, "mask", autospec=True, side_effect=GuideState.mask) as masks:
         ran = run(knowing_letters(toy.engine), PROMPTS[:1], guided)
     assert ran.ids == [output]
-    # The first token, which the prompt's launch chooses, has one.
+    # The first token, which the prompt's launch samples, has one.
     assert {len(call.args[1]) for call in masks.call_args_list} == {0}
 
 
@@ -174,7 +174,7 @@ def test_no_mask_is_computed_without_a_refusal() -> None:
 def test_the_draft_keeps_what_was_emitted(
     kinds: list[str], run_length: int, seed: int, order: int
 ) -> None:
-    """As if the output had been a prompt, though chains are longer than what may wait for it."""
+    """As if the output had been a prompt, even if chains exceed the pending buffer."""
     sampling = SamplingParams(0.9, seed=seed)
     language, output, _ = form(PROMPTS[0], sampling, kinds_of(kinds, run_length)[:38])
     policy = Mixed(seed=order, offers=0.7, shapes=[None, CHAIN])
@@ -185,7 +185,7 @@ def test_the_draft_keeps_what_was_emitted(
     assert run(knowing_letters(toy.engine), PROMPTS[:1], guided).ids == [output]
     one = replace(params_of(SamplingParams()), max_new_tokens=1)
     run(reader.engine, [[*PROMPTS[0], *output]], one, speculation=None)
-    # What the last steps emitted nobody took up.
+    # The draft has not ingested the tokens of the last steps.
     held = len(PROMPTS[0]) + len(output) - LONGEST - 3
     assert {t: found[t] for t in range(held)} == {t: wanted[t] for t in range(held)}
 

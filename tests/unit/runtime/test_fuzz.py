@@ -1,4 +1,4 @@
-"""A sample of what `make fuzz` tries, over toy engines."""
+"""A sample of the cases of `make fuzz`, with toy engines."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def subjects(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def toy_tokenizer() -> dict[str, object]:
-    """One token a word, as many as the toy's vocabulary has."""
+    """Return a tokenizer with one token per word, as many as the toy's vocabulary."""
     words = ["?", "the", "quick", "brown", "fox", *(f"w{i}" for i in range(VOCAB - 5))]
     return {
         "version": "1.0",

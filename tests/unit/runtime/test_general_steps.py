@@ -1,4 +1,4 @@
-"""General steps, interpreted: an engine of few programs decodes what one of all of them does."""
+"""General steps, interpreted: an engine with few programs decodes as one with all of them."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def decode(
 def test_general_steps_decode_what_exact_ones_do(
     pair: tuple[LoweredEngine, LoweredEngine], sampling: str, shape: DraftShape | None
 ) -> None:
-    """Partial, sparse and checked steps, and refreshes, of rows that are cut and that are not."""
+    """Partial, sparse and checked steps, and refreshes, with and without cut rows."""
     (general, found), (exact, wanted) = (decode(e, SAMPLINGS[sampling], shape) for e in pair)
     assert found.output_ids == wanted.output_ids
     np.testing.assert_allclose(found.logprobs, wanted.logprobs, atol=1e-3)

@@ -1,4 +1,4 @@
-"""The decoding loop over the toy model: any draft gives the tokens of no draft."""
+"""The decoding loop with the toy model: any draft gives the tokens of no draft."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ shapes = st.builds(DraftShape, st.just(1), st.integers(1, 4), st.integers(1, 1))
 
 
 def parents_of(depth_limit: int) -> st.SearchStrategy[list[int]]:
-    """Random trees in order of depth, at most 12 nodes."""
+    """Return random trees in order of depth, with at most 12 nodes."""
 
     def in_order(draws: list[int]) -> list[int]:
         depths, parents = [0], []

@@ -1,7 +1,7 @@
-"""Guided sequences in the steps of the others, on a device that runs as late as a GPU may.
+"""Guided sequences in shared steps, on a device that runs as late as a GPU may.
 
-A form is made along an output's own decoding: so it is known which of the model's choices it
-refuses, and what a mask makes of each.
+A form is constructed along the decoding of an output. The tokens that it rejects, and the effect of
+each mask, are therefore known.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def params_of(sampling: SamplingParams, **changes: object) -> GenerateParams:
 def form(
     prompt: Sequence[int], sampling: SamplingParams, kinds: Sequence[str]
 ) -> tuple[Language, list[int], int]:
-    """A form with these places, the output by it, and how many of the choices it refuses."""
+    """Return a form with these places, its output, and the number of rejected tokens."""
     tokens, steps, refusals = list(prompt), [], 0
     for state, kind in enumerate(kinds):
         scores = target_logits(tokens)
@@ -64,7 +64,7 @@ def form(
 
 
 def started(toy: ToyCuda) -> tuple[int, int]:
-    """Steps without a mask, and masked ones. Both are ordinary steps."""
+    """Return the steps without a mask, and the masked ones. Both are ordinary steps."""
     steps = [name for name in toy.device.started if name.startswith("step")]
     assert not any("adjusted" in name for name in steps)
     return len(steps) - toy.device.masked_steps, toy.device.masked_steps
@@ -93,9 +93,9 @@ def test_a_refusal_anywhere_gives_the_tokens_of_masked_decoding(
     turns: int,
     shared: bool,
 ) -> None:
-    """Beside a sequence without a form, and one whose logits are changed.
+    """Other sequences have no form, or change their logits.
 
-    ``shared``: ordinary steps mask roots; else, on an older engine, separate steps do.
+    ``shared``: ordinary steps mask roots. Otherwise, on an older engine, separate steps do.
     """
     sampling = SamplingParams(temperature, seed=seed)
     forms = [form(prompt, sampling, each) for prompt, each in zip(PROMPTS, kinds, strict=False)]
@@ -150,7 +150,7 @@ def test_a_form_that_refuses_nothing_costs_no_step(shape: DraftShape | None) -> 
     assert ran.ids == alone.ids == [output]
     assert started(with_form)[1] == 0 == ran.records[0].stats.masked_tokens
     ours, theirs = ran.records[0].stats, alone.records[0].stats
-    # Those in flight at the end do not know that it is one.
+    # Steps in flight at the end do not know that the sequence has ended.
     assert ours.steps == theirs.steps
     assert ours.acceptance_histogram == theirs.acceptance_histogram
 
@@ -170,7 +170,7 @@ def test_a_model_that_keeps_to_no_form_is_led_by_masked_steps() -> None:
 
 
 def test_behind_a_form_texts_are_free_again() -> None:
-    """Keys that the model would never write; between them nothing is masked."""
+    """Keys that the model would not generate; between them nothing is masked."""
     kinds = ([LED] * 6 + [FREE] * 12) * 3
     sampling = next(
         sampling
@@ -187,7 +187,7 @@ def test_behind_a_form_texts_are_free_again() -> None:
 
 
 def test_an_end_that_is_refused_ends_nothing() -> None:
-    """The device counts the sequence as done, and takes it up again."""
+    """The device counts the sequence as done, and resumes it."""
     kinds = [FREE] * 20
     seed = next(
         s
@@ -204,7 +204,7 @@ def test_an_end_that_is_refused_ends_nothing() -> None:
 
 
 def recorded_pairs(toy: ToyCuda) -> dict[int, tuple[int, float]]:
-    """Of each position the token and the state of which the draft's cache entry was made last."""
+    """Return the token and the state of each position's last entry in the draft's cache."""
     pairs: dict[int, tuple[int, float]] = {}
     inner, size = toy.device._draft, toy.device.manifest.group("draft").page_size
 
@@ -224,7 +224,7 @@ def recorded_pairs(toy: ToyCuda) -> dict[int, tuple[int, float]]:
 @example([FREE, REFUSED, *[FREE] * 6], 37, SHAPES[1])  # an end of sequence is refused
 @given(st.lists(places, min_size=8, max_size=24), st.integers(0, 1000), st.sampled_from(SHAPES[1:]))
 def test_the_draft_keeps_what_was_emitted(kinds: list[str], seed: int, shape: DraftShape) -> None:
-    """As if the output had been a prompt: h_t beside the token that stands behind it."""
+    """As if the output had been a prompt: h_t with the token that follows it."""
     sampling = SamplingParams(0.9, seed=seed)
     language, output, _ = form(PROMPTS[0], sampling, kinds)
     toy, reader = toy_cuda(), toy_cuda()
@@ -233,7 +233,7 @@ def test_the_draft_keeps_what_was_emitted(kinds: list[str], seed: int, shape: Dr
     assert run(knowing_letters(toy.engine), PROMPTS[:1], guided, speculation=shape).ids == [output]
     one = replace(params_of(SamplingParams()), max_new_tokens=1)
     run(reader.engine, [[*PROMPTS[0], *output]], one, speculation=None)
-    # What the last step emitted nobody took up.
+    # The draft has not ingested the token of the last step.
     held = len(PROMPTS[0]) + len(output) - shape.draft_depth - 2
     assert {t: found[t] for t in range(held)} == {t: wanted[t] for t in range(held)}
 
@@ -263,7 +263,7 @@ def test_answers_that_are_published_end_before_what_was_refused(shape: DraftShap
     longer, plain = [[*PROMPTS[0], *output, 3]], params_of(SamplingParams())
     hit = run(warm, longer, plain, speculation=SHAPES[1]).records[0]
     alone = run(cold, longer, plain, speculation=SHAPES[1]).records[0]
-    # The draft's pages are wanted too.
+    # The draft needs pages too.
     assert (hit.stats.cached_tokens > len(PROMPTS[0]) + 8) == (shape is not None)
     assert hit.output_ids == alone.output_ids
     assert hit.stats.acceptance_histogram == alone.stats.acceptance_histogram
@@ -281,7 +281,7 @@ def test_what_stood_before_a_failure_is_emitted(shape: DraftShape | None) -> Non
 
 
 def test_an_older_engine_masks_every_step() -> None:
-    """Its masked steps leave the draft behind; without a draft they do not."""
+    """Its masked steps do not let the draft ingest. Without a draft only some steps are masked."""
     language, output, _ = form(PROMPTS[0], SamplingParams(), [FREE] * 12)
     guided = params_of(SamplingParams(), guide=language.guide)
     older = partial(toy_cuda, without="adjusted.extends", drafted_processors=False)

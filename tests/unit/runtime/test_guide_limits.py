@@ -1,4 +1,4 @@
-"""What a guide's text may be, and how long a text it may force: before llguidance reads it."""
+"""Limits of a guide's text and of the text that it forces, before llguidance reads it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ TARGET = Path(__file__).parents[3] / "examples" / "tiny-gpt-oss" / "target"
 
 @cache
 def vocabulary() -> Vocabulary:
-    """The example's tokens: texts have many spellings."""
+    """The example's tokens: texts have many tokenizations."""
     config = json.loads((TARGET / "config.json").read_text())
     tokenizer = (TARGET / "tokenizer.json").read_text()
     return Vocabulary(tokenizer, config["vocab_size"], (config["eos_token_id"],))
@@ -107,7 +107,7 @@ def test_nested_text_has_a_largest_depth(opened: str) -> None:
 
 
 def test_parametric_rules_are_not_offered() -> None:
-    # A counter would repeat a text as often as it likes.
+    # A counter could repeat a text without a limit.
     with pytest.raises(RequestError, match="parametric rules"):
         checked_text(llguidance, Guide.grammar('start: r::0\nr::_: "a" r::incr(_)'))
 
@@ -132,7 +132,7 @@ TREE = {"type": "object", "required": ["v"], "properties": {"v": {"type": "strin
         (Guide.choice(["a" * MAX_FORCED_BYTES]), False),
         (Guide.regex("(ab{100}){1000}"), False),
         (Guide.grammar(f'start: "q" r0 | "z"\n{DOUBLED}\nr20: "a"'), False),
-        # The rule has no text, so that what it forces has no end.
+        # The rule has no text, so the text that it forces has no end.
         (Guide.grammar('start: "z" | "a" r\nr: "abc" r'), False),
         (Guide.grammar("start: A\nA: /(aaa)+/ & /(aaaaa)+/"), False),
         (Guide.json({"$defs": {"n": {"required": ["n"], "properties": {"n": {"$ref": "#/$defs/n"}},
@@ -150,7 +150,7 @@ texts = st.text("abc", min_size=1, max_size=8)
 
 @st.composite
 def rules(draw: st.DrawFn) -> str:
-    """Grammars whose rules refer to later ones, in every form that a rule has."""
+    """Return grammars whose rules refer to later ones, in every syntax of a rule."""
     count = draw(st.integers(1, 6))
     lines = []
     for i in range(count):

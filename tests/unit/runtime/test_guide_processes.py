@@ -1,4 +1,4 @@
-"""Guides in processes of their own: what kills one of them is an error of one guide."""
+"""Guides in separate processes: the death of a process is an error of one guide."""
 
 from __future__ import annotations
 
@@ -83,12 +83,12 @@ def test_a_guide_has_a_limit_of_processor_time_and_others_compile_meanwhile(
     thread.join()
     (error,) = errors
     assert str(error) == "guided_grammar takes more than 2 seconds of processor time to compile"
-    # Nothing of it was computed in this process.
+    # This process computed no part of it.
     assert os.times().user - before.user < 1
 
 
 def workers(process: int) -> list[int]:
-    """The processes that compute: children of children of the one that holds the tokenizer."""
+    """Return the processes that compute: grandchildren of the one with the tokenizer."""
 
     def children(parent: int) -> list[int]:
         found = []
@@ -158,7 +158,7 @@ def test_masks_of_another_process_are_those_of_this_one(
         assert mask.bits == expected.bits and there.failure is None
         bits = np.unpackbits(np.frombuffer(mask.bits, np.uint8), bitorder="little")
         output = np.append(output, np.int32(random.choice(np.flatnonzero(bits))))
-    # Back, as a preempted sequence goes.
+    # Rewind, as for a preempted sequence.
     assert (one := there.mask(output[:1])) is not None and (two := here.mask(output[:1]))
     assert one.bits == two.bits
     assert (one := there.mask(output[:0])) is not None and (two := here.mask(output[:0]))
@@ -193,7 +193,7 @@ def test_so_many_processes_follow_guides_and_others_wait(compiler: GrammarCompil
 
 
 class LateMatcher:
-    """A guide that is followed here, and whose masks are there after a few questions."""
+    """A guide in this process whose masks arrive after a few requests."""
 
     def __init__(self, state: GuideState, delays: list[int]) -> None:
         self._state = state
@@ -217,7 +217,7 @@ class LateMatcher:
 
 
 def late_engine(engine: Engine, delays: list[int], *, moves: bool = False) -> Engine:
-    """The engine, all of whose guides are followed remotely: from the start, or once they move."""
+    """The engine with remote guides: from the start, or after they move."""
     compiler = engine._grammars
     assert compiler is not None
     compile_here = compiler.compile
@@ -247,7 +247,7 @@ def late_engine(engine: Engine, delays: list[int], *, moves: bool = False) -> En
 def test_a_guide_whose_masks_take_long_moves_to_another_process(
     compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A grammar may be light as far as it was tried, and ambiguous behind that."""
+    """A grammar may be fast in its tested beginning, and ambiguous later."""
     guide = Guide.regex("[ab]{3,9}")
     here = GrammarCompiler(vocabulary()).compile(guide).begin()
     made = compiler.compile(guide)

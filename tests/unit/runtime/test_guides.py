@@ -1,4 +1,4 @@
-"""Guides: with any draft, the tokens of masked decoding row after row."""
+"""Guides: with any draft, the tokens are those of masked decoding row by row."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_outputs_are_those_of_masked_decoding(
     language: Language, sampling: SamplingParams, shape: DraftShape | None
 ) -> None:
     guided = GenerateParams(max_new_tokens=14, sampling=sampling, guide=language.guide)
-    # A neighbour that asks for nothing gets its own tokens.
+    # Another sequence without a guide has the tokens that it has alone.
     plain = GenerateParams(max_new_tokens=14, sampling=SamplingParams(sampling.temperature, seed=3))
     each, known = [guided, plain, guided], [language, None, language]
     ran = run(guided_engine(), PROMPTS, each, speculation=shape)
@@ -63,7 +63,7 @@ def test_outputs_are_those_of_masked_decoding(
 
 
 def allowed_first(depth: int, language: Language) -> object:
-    """Drafts as the masked target would choose them, and behind ``depth`` of them others."""
+    """Draft the tokens of the masked target, and others after ``depth`` of them."""
 
     def rule(sequence: SequenceState, path: tuple[int, ...], siblings: list[int]) -> int:
         output = [*sequence.output.tolist(), *path]
@@ -263,7 +263,7 @@ FORMS = [
 
 @pytest.mark.parametrize("guide", FORMS, ids=lambda guide: guide.kind)
 def test_one_token_is_allowed_where_the_mask_allows_it(guide: Guide) -> None:
-    """Of a vocabulary in which texts have many spellings, along outputs that the form allows."""
+    """With many tokenizations of a text, along outputs that the form allows."""
     path = Path(__file__).parents[3] / "examples" / "tiny-gpt-oss" / "target"
     config = json.loads((path / "config.json").read_text())
     size, end = config["vocab_size"], config["eos_token_id"]

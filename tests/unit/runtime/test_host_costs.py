@@ -1,4 +1,4 @@
-"""What steps cost on the host: measured with care, kept between runs, measured again if unsure."""
+"""Costs of steps on the host: measured, stored between runs, measured again if unreliable."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_a_cache_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
     [(10, (1, 2)), (12, (1, 2, 3)), (16, (1, 2, 4, 5)), (300, (1, 2, 4, 5))],
 )
 def test_measuring_leaves_no_pages_behind(max_seq_len: int, rows: tuple[int, ...]) -> None:
-    """As deep as there is capacity for: to the deepest draft, of 4."""
+    """To the depth that fits: that of the deepest draft, 4."""
     manifest = toy_manifest(max_seq_len=max_seq_len, max_rows=32)
     executor = ToyExecutor(manifest)
     kv = KvPools(manifest.cache_groups, manifest.limits, executor.poison)
@@ -97,7 +97,7 @@ def test_measuring_leaves_no_pages_behind(max_seq_len: int, rows: tuple[int, ...
 
 
 def test_a_table_of_another_method_is_not_believed(tmp_path: Path) -> None:
-    """The name of a kept table says how it was measured, besides what and where."""
+    """The name of a stored table includes the method, besides subject and machine."""
     path = cache_path(tmp_path, "manifest", "cpu", 1)
     old = hashlib.sha256(b"manifest\ncpu\n1").hexdigest()[:32]
     assert path is not None
@@ -105,7 +105,7 @@ def test_a_table_of_another_method_is_not_believed(tmp_path: Path) -> None:
 
 
 def test_a_disturbed_table_is_measured_again_by_the_next_run(tmp_path: Path) -> None:
-    """The shorter times are kept; a third run believes what two agreed on."""
+    """The shorter times are stored. A third run uses what two runs agree on."""
     path = tmp_path / "cost.json"
     slow = replace(CHEAP, target_s=tuple(2 * t for t in CHEAP.target_s), sure=False)
     first, origin = load_or_measure(path, lambda: slow)
@@ -125,7 +125,7 @@ def test_a_table_of_other_rows_is_not_mixed_in(tmp_path: Path) -> None:
 
 
 def test_the_shortest_times_make_the_table() -> None:
-    """One entry that was always disturbed is not longer than the next larger step."""
+    """An entry that was always disturbed is at most the next larger step."""
     table = table_of(
         (1, 2, 4), [[5.0, 1.0], [9.0, 8.0], [2.0, 3.0]], [[2.5], [4.0], [3.5]], row_s=0, sure=True
     )

@@ -1,4 +1,4 @@
-"""Scores of engines that the host runs, against the toy models' own definition."""
+"""Scores of engines on the host, compared with the toy models' definition."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_scores_are_the_logits_behind_every_token(prompt_tokens: int | None) -> 
 
 
 def test_behind_the_prompt_steps_see_the_views_that_decoding_does() -> None:
-    """The rows of a partial step see what decoding these tokens would show them."""
+    """The rows of a partial step see the views that decoding of these tokens has."""
     manifest = partial_manifest()
     decoding, decoded = partial_engine(manifest)
     params = GenerateParams(max_new_tokens=20, ignore_eos=True)

@@ -1,4 +1,4 @@
-"""How cache groups lie in device memory: places, footprint, and what does not fit a model."""
+"""Cache groups in device memory: places, footprint, and layouts that do not fit a model."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_latents_of_other_widths_than_the_model_are_refused() -> None:
 def test_a_ring_keeps_the_window_of_every_row_of_a_launch(
     length: int, rows: int, window: int
 ) -> None:
-    """Rows ``length …`` are written, then the first of them still sees its window."""
+    """Rows ``length …`` are written. Then the first of them still sees its window."""
     size, limits = 64, replace(LIMITS, max_seq_len=4096, max_rows=300)
     ring = pages_per_sequence("sliding", limits, tokens=4096, page_size=size, window=window)
     place = {}

@@ -1,4 +1,4 @@
-"""Pages have one owner, come back, and follow the window: against a model of sets."""
+"""Pages have one owner, are released, and follow the window: compared with a model of sets."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SIZE, MAX_LEN, WINDOWS = 4, 40, {"full": 0, "sliding": 6, "draft": 0}
 
 
 class PagesMachine(RuleBasedStateMachine):
-    """Sequences come, grow, commit, rewind and go; the model knows which slots must be held."""
+    """Sequences start, grow, commit, rewind and end. The model knows which slots are required."""
 
     sequences = Bundle("sequences")
 
@@ -177,7 +177,7 @@ def test_a_group_that_is_short_leaves_the_others_as_they_were() -> None:
 def test_groups_that_keep_everything_hand_out_the_same_pages(
     turns: list[tuple[bool, int, int]],
 ) -> None:
-    """On a device, whoever comes and goes: views of keys are also those of indexers' keys."""
+    """On a device, in any order of sequences: views of keys are also views of indexers' keys."""
     limits = replace(toy_manifest().limits, max_seq_len=80, max_batch_size=4)
     full = next(g for g in toy_manifest().cache_groups if g.window == 0)
     groups = [replace(full, name=name, pages=30) for name in ("full", "indexer")]
@@ -196,7 +196,7 @@ def test_groups_that_keep_everything_hand_out_the_same_pages(
 
 
 def test_one_holder_under_two_names_may_be_asked_twice() -> None:
-    """A launch goes through the groups by name, and so appends and commits for each of them."""
+    """A launch iterates over the groups by name, and appends and commits for each of them."""
     limits = replace(toy_manifest().limits, max_seq_len=80, max_batch_size=4)
     full = next(g for g in toy_manifest().cache_groups if g.window == 0)
     pools = KvPools([replace(full, name=name, pages=30) for name in ("full", "indexer")], limits)

@@ -1,4 +1,4 @@
-"""Launches of prompts are as large as pays, and stay small beside sequences that decode."""
+"""Launches of prompts have an efficient size, and remain small while sequences decode."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What the default draft learns of a simulated engine, by a clock that the test keeps.
+"""What the default draft policy learns from a simulated engine with a simulated clock.
 
-A step of d levels takes a given time, more where drafting starts or stops; each time is disturbed,
-some by several times their length. Each level is accepted with a given chance.
+A step of d levels takes a given time, and more if drafting starts or stops. Each time has noise,
+sometimes several times its length. Each level is accepted with a given probability.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from specbuild.runtime.draft.sequence_policy import LearnedPolicies
 from specbuild.runtime.engine_dir.manifest import DraftShape
 
 ROWS = tuple(range(1, 8))
-# What rows cost the target, and what a chain of 1, 2, … adds, as the example engine's do.
+# Costs of the target's rows and of chains of 1, 2, …, as in the example engine.
 TARGET_S = tuple(1.9e-3 * (1 + 0.08 * (rows - 1)) for rows in ROWS)
 DRAFT_S = tuple(0.4e-3 + 0.11e-3 * depth for depth in range(6))
 SWITCH_COST = 0.07
@@ -41,7 +41,7 @@ MakeCosts = Callable[[float, float], DraftCosts]
 
 
 def chains(target: float, draft: float) -> ChainCosts:
-    """The host's table with parts that are wrong by these factors."""
+    """Return the host's table with parts scaled by these errors."""
     table = CostTable(
         ROWS, tuple(target * t for t in TARGET_S), tuple(draft * t for t in DRAFT_S), row_s=1e-5
     )
@@ -49,7 +49,7 @@ def chains(target: float, draft: float) -> ChainCosts:
 
 
 def programs(target: float, draft: float) -> ProgramCosts:
-    """A device's table with parts that are wrong by these factors."""
+    """Return a device's table with parts scaled by these errors."""
     steps = []
     for shape in (None, *SHAPES):
         s = shape or DraftShape(0, 0, 0)
@@ -63,7 +63,7 @@ def programs(target: float, draft: float) -> ProgramCosts:
 
 @dataclass
 class Simulated:
-    """An engine whose steps take what ``truth`` says; ``seconds`` is its clock."""
+    """An engine whose steps take the times of ``truth``. ``seconds`` is its clock."""
 
     truth: DraftCosts
     seed: int
@@ -80,13 +80,13 @@ class Simulated:
         self.drafted = False
 
     def rates(self, chance: float) -> dict[Choice, float]:
-        """Tokens a second of each shape."""
+        """Return the tokens per second of each shape."""
         return {s: tokens_of(s, chance) / self.step_s[s] for s in self.step_s}
 
     def run(
         self, policy: DraftPolicy, chance: float, steps: int, left: int = 100_000
     ) -> list[Choice]:
-        """The shapes that the policy asks for."""
+        """Return the shapes that the policy chooses."""
         asked = []
         for _ in range(steps):
             step_context = StepContext(1, left, self.behind, num_sampled=int(self.sampled))
@@ -112,20 +112,20 @@ class Simulated:
         return asked
 
     def quality(self, asked: list[Choice], chance: float) -> float:
-        """The mean rate of shapes over that of the best."""
+        """Return the mean rate of shapes divided by the best rate."""
         rates = self.rates(chance)
         return float(np.mean([rates[shape] for shape in asked]) / max(rates.values()))
 
 
 def level_chance(shape: Choice, chance: float) -> float:
-    """A level of several nodes is accepted more often."""
+    """Return the acceptance probability of a level, which is higher with several nodes."""
     if shape is None or shape.draft_top_k == 1:
         return chance
     return float(1 - (1 - chance) / np.sqrt(shape.draft_tokens / shape.draft_depth))
 
 
 def tokens_of(shape: Choice, chance: float) -> float:
-    """Tokens that a step is expected to give."""
+    """Return the expected tokens of a step."""
     depth = 0 if shape is None else shape.draft_depth
     return sum(level_chance(shape, chance) ** k for k in range(depth + 1))
 
@@ -139,7 +139,7 @@ BOTH = pytest.mark.parametrize("costs", [chains, programs], ids=["host", "device
 def test_a_table_that_is_wrong_by_two_is_corrected_within_50_steps(
     costs: MakeCosts, wrong: tuple[float, float], chance: float
 ) -> None:
-    """The choices are then as good as by the right table."""
+    """Afterwards the choices are as good as with the correct table."""
     found = {wrong: [], (1.0, 1.0): []}
     for table, qualities in found.items():
         for seed in SEEDS:
@@ -180,7 +180,7 @@ def test_acceptance_against_the_prior_is_found_within_20_steps(
 
 @pytest.mark.parametrize("before", [60, 300, 1000])
 def test_text_that_becomes_predictable_is_drafted_within_20_steps(before: int) -> None:
-    """By most engines: a draft is refused now and then, and the next try is some steps away."""
+    """On most engines: after a rejected trial the next one is some steps away."""
     drafting = []
     for seed in range(12):
         engine, policy = Simulated(chains(1, 1), seed), MeasuredPolicy(chains(1, 1))
@@ -196,7 +196,7 @@ def test_text_that_becomes_predictable_is_drafted_within_20_steps(before: int) -
 def test_exploring_costs_its_share_where_no_draft_is_accepted(
     costs: MakeCosts, length: int
 ) -> None:
-    """Beside it, only the few steps count that the prior takes to fall."""
+    """The only other costs are the few steps until the prior has fallen."""
     lost = []
     for seed in SEEDS:
         engine, policy = Simulated(costs(1, 1), seed), MeasuredPolicy(costs(1, 1))
@@ -208,7 +208,7 @@ def test_exploring_costs_its_share_where_no_draft_is_accepted(
 
 @BOTH
 def test_exploring_costs_its_share_where_a_draft_pays(costs: MakeCosts) -> None:
-    """Against the best shape from the first step on."""
+    """Compared with the best shape from the first step on."""
     lost = []
     for seed in SEEDS:
         engine, policy = Simulated(costs(1, 1), seed), MeasuredPolicy(costs(1, 1), prior=0.95)
@@ -251,7 +251,7 @@ def test_sampled_requests_leave_what_greedy_ones_learned() -> None:
 
 
 def test_times_are_kept_from_run_to_run() -> None:
-    """A table that flatters no draft is wrong once, not in each run."""
+    """A table that favours drafts is wrong once, not in every run."""
     learned = LearnedPolicies()
     engine = Simulated(chains(1, 1), 3)
     engine.run(learned.next(chains(1, 2)), 0.8, 60)
@@ -260,7 +260,7 @@ def test_times_are_kept_from_run_to_run() -> None:
 
 
 def test_a_shape_without_steps_for_a_grown_batch_is_not_asked_for_again() -> None:
-    """Also where two steps of it were to be tried."""
+    """Also if two trial steps of it were left."""
     policy = MeasuredPolicy(programs(1, 1), prior=0.01)
     step_context = StepContext(1, 1000, 0)
     while policy.shape(step_context) is None:

@@ -1,6 +1,6 @@
-"""Biases, penalties, min-p, min_tokens and likeliest tokens: by definition, with any draft.
+"""Biases, penalties, min-p, min_tokens and likely tokens: by definition, with any draft.
 
-The references are transformers' processors of logits and plain torch.
+The references are transformers' logit processors and plain torch.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ samplings = st.builds(
 
 
 def changed_logits(tokens: list[int], prompt_tokens: int, params: GenerateParams) -> torch.Tensor:
-    """What the next token is chosen from: fp32 [1, V]."""
+    """Return the logits that the next token is sampled from, fp32 [1, V]."""
     sampling, ids = params.sampling, torch.tensor([tokens])
     scores = torch.from_numpy(target_logits(tokens))[None].clone()
     for token, bias in dict(sampling.logit_bias).items():
@@ -86,7 +86,7 @@ def test_any_draft_gives_what_the_definition_says(
     params = GenerateParams(
         max_new_tokens=12, sampling=sampling, min_tokens=least, stop_token_ids=(6,)
     )
-    # One of the others asks for nothing of the kind: its tokens are its own.
+    # One request has no logit processors: its tokens are those that it has alone.
     plain = replace(params, sampling=SamplingParams(sampling.temperature, seed=3), min_tokens=0)
     each = [params, plain, params]
     decoded = run(toy_engine(), PROMPTS, each, speculation=shape).ids

@@ -1,4 +1,4 @@
-"""Requests that join and leave a running loop: each gets what it gets alone."""
+"""Requests that join and leave a running loop: each gets the output that it gets alone."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ prompts = st.lists(st.integers(0, VOCAB - 2), min_size=1, max_size=30)
 
 @dataclass(frozen=True)
 class Visit:
-    """A request that comes at a turn, and may be aborted at a later one."""
+    """A request that arrives at a turn, and may be aborted at a later one."""
 
     ids: list[int]
     tokens: int
@@ -64,12 +64,12 @@ visits = st.builds(
 
 
 def pages_of(engine: Engine) -> dict[str, int]:
-    """Free pages by cache group."""
+    """Return the free pages by cache group."""
     return {name: pool.free_pages for name, pool in engine._kv.pools.items()}
 
 
 def watch_turns(loop: Loop, prefill: PrefillSchedule) -> None:
-    """Holds at each launch that prompts and steps take turns, and that no prompt waits long."""
+    """Check at each launch that prompts and steps alternate, and that no prompt waits long."""
     stepper, scheduler = loop._stepper, loop._scheduler
     start_prompts, start, admitted = stepper.start_prompts, stepper.start, loop._admit
     patience: dict[int, int] = {}
@@ -112,7 +112,7 @@ def watch_turns(loop: Loop, prefill: PrefillSchedule) -> None:
 def serve(
     engine: Engine, visitors: list[Visit], shape: DraftShape | None, prefill: PrefillSchedule
 ) -> tuple[dict[int, list[int]], dict[int, FinishEvent]]:
-    """Token ids and ends of all visitors; holds after each turn that no page is lost."""
+    """Return token ids and ends of all requests; check after each turn that no page is lost."""
     free = pages_of(engine)
     loop = engine.decoder.loop(
         DraftSetting(shape), text_stream=engine._text_stream, prefill=prefill
@@ -204,7 +204,7 @@ def test_a_request_that_waits_is_aborted_without_having_run(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ENGINES)
 def test_a_long_request_does_not_keep_others_waiting(kind: str) -> None:
-    """Three short requests come while one runs: they are read and finished beside it."""
+    """Three short requests arrive while one runs, and finish before it."""
     long = Visit([1, 2, 3], 25, 0, None, SamplingParams())
     short = [Visit([4, i], 2, 3, None, SamplingParams()) for i in range(3)]
     engine = ENGINES[kind]()
@@ -234,7 +234,7 @@ def test_a_short_prompt_is_read_beside_a_long_one(kind: str) -> None:
 
 
 def started_beside(loop: Loop) -> list[tuple[int, list[int]]]:
-    """For each launch of prompts, the launches in flight when it starts, and its sequences."""
+    """Return for each launch of prompts the launches in flight at its start, and its sequences."""
     found: list[tuple[int, list[int]]] = []
     start = loop._stepper.start_prompts
 

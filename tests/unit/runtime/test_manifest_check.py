@@ -1,4 +1,4 @@
-"""What a manifest's types cannot say is checked; whatever is wrong is one sentence."""
+"""Rules of a manifest that its types cannot express. Every violation gives one sentence."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from specbuild.runtime.errors import EngineFileError
 
 @cache
 def described(family: str) -> dict[str, Any]:
-    """A manifest in which every optional part of the family's engines is there."""
+    """Return a manifest with every optional part of the family's engines."""
     target = replace(
         FAMILIES[family][0], indexer=IndexerGeometry((1,), 1, 32, False), eos_token_ids=(1, 2)
     )
@@ -136,7 +136,7 @@ values = st.recursive(
 def test_a_changed_manifest_is_refused_in_a_sentence_or_reads_as_it_is_written(
     tmp_path: Path, data: st.DataObject
 ) -> None:
-    """One to three places of a manifest hold something else, are gone, or stand twice."""
+    """One to three places of a manifest are replaced, removed or duplicated."""
     written = copy.deepcopy(described(data.draw(st.sampled_from(sorted(FAMILIES)))))
     for _ in range(data.draw(st.integers(1, 3))):
         change_one(written, data)

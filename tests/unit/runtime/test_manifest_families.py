@@ -1,4 +1,4 @@
-"""The format holds every family: its geometry, through JSON, and what follows from it."""
+"""The format stores every family: its geometry, through JSON, and derived values."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from specbuild.runtime.engine_dir.feed_forward import (
 from specbuild.runtime.engine_dir.files import read_manifest
 from specbuild.runtime.engine_dir.geometry import TargetGeometry
 
-# What models of grouped-query attention have beside a Llama's parts.
+# Parts of models with grouped-query attention that a Llama does not have.
 FEATURES = {
     "Ministral-3-8B": ("query_growth",),
     "SmolLM3-3B": ("unrotated_layers",),
@@ -84,7 +84,7 @@ def test_a_written_union_names_its_member(tmp_path: Path) -> None:
 
 
 def parameters(g: TargetGeometry) -> int:
-    """Counted from the fields alone; norms are left out."""
+    """Count parameters from the fields, without norms."""
     tables = (1 if g.tied_head else 2) * g.vocab * g.hidden
     return tables + sum(attention(g) + mlp(g, g.feed_forward(i)) for i in range(g.layers))
 

@@ -70,7 +70,7 @@ class NextManifest(Manifest):
 
 
 def next_manifest(target: dict[str, Any] | None = None, **changes: Any) -> NextManifest:
-    """What the later runtime writes of an engine with a dense target."""
+    """Return the manifest of a later runtime for an engine with a dense target."""
     plain = {f.name: getattr(LLAMA_31_8B, f.name) for f in dataclasses.fields(LLAMA_31_8B)}
     toy = toy_manifest()
     known = {f.name: getattr(toy, f.name) for f in dataclasses.fields(toy)}
@@ -83,7 +83,7 @@ def packed() -> tuple[PackedFeedForward]:
 
 @pytest.fixture
 def later(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], NextManifest]:
-    """Reads as a runtime does that knows more features."""
+    """Read as a runtime with more features does."""
 
     def read(path: Path) -> NextManifest:
         with monkeypatch.context() as patched:
@@ -235,7 +235,7 @@ def test_older_versions_are_refused_with_what_to_do(tmp_path: Path, found: int) 
 
 
 def test_keys_without_a_feature_are_those_of_version_3() -> None:
-    """A later key has a feature and a default; another is a change of ``FORMAT_VERSION``."""
+    """A later key has a feature and a default. Others need a new ``FORMAT_VERSION``."""
     recorded = json.loads(KEYS.read_text(encoding="utf-8"))
     assert recorded["format_version"] == FORMAT_VERSION
     assert recorded["keys"] == {
@@ -260,7 +260,7 @@ def test_the_documentation_lists_every_feature() -> None:
 
 
 def records(kind: Any) -> set[Any]:
-    """Every dataclass that a manifest may hold."""
+    """Return every dataclass that a manifest may contain."""
     found: set[Any] = set()
 
     def visit(one: Any) -> Iterator[Any]:

@@ -1,4 +1,4 @@
-"""A policy over several draft models: it finds the better one, and what starting one costs."""
+"""A policy with several draft models: it finds the faster one, with the cost of a switch."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from specbuild.runtime.engine_dir.manifest import DraftShape
 ROWS = tuple(range(1, 9))
 TARGET_S = tuple(2e-3 * (1 + 0.08 * (rows - 1)) for rows in ROWS)
 ROW_S = 2e-5
-# One drafts level by level, the other all of a chain in one pass.
+# One model drafts level by level, the other a complete chain in one pass.
 LEVELS = CostTable(ROWS, TARGET_S, tuple(0.2e-3 + 0.15e-3 * d for d in range(1, 8)), ROW_S)
 PASS = CostTable(ROWS, TARGET_S, (0.5e-3,) * 7, ROW_S)
 TABLES = {"levels": (LEVELS, 7), "pass": (PASS, 7)}
@@ -35,7 +35,7 @@ def policy(tables: dict[str, tuple[CostTable, int]] = TABLES) -> MeasuredPolicy:
 
 
 class Simulated:
-    """Steps that take what the tables say; each model takes up what it missed when it drafts."""
+    """Steps with the times of the tables. A model ingests its pending tokens when it drafts."""
 
     def __init__(
         self, chances: dict[str, float], seed: int, *, slower: float = 1.0, row_s: float = ROW_S
@@ -46,7 +46,7 @@ class Simulated:
         self.seconds, self.tokens = 0.0, 0
 
     def run(self, chosen: DraftPolicy, steps: int) -> list[str]:
-        """The models that drafted, the newest last; empty for none."""
+        """Return the models that drafted, the newest last; empty for none."""
         used = []
         for _ in range(steps):
             first, *others = self.behind.values()
@@ -76,7 +76,7 @@ class Simulated:
 
 
 def alone(kind: str, chance: float, seed: int) -> float:
-    """Tokens a second of the same policy with one of the models."""
+    """Return the tokens per second of the same policy with one of the models."""
     engine = Simulated({kind: chance}, seed)
     engine.run(policy({kind: TABLES[kind]}), 1200)
     return engine.rate
@@ -93,7 +93,7 @@ def alone(kind: str, chance: float, seed: int) -> float:
     ids=str,
 )
 def test_auto_is_about_as_fast_as_the_better_model_alone(chances: dict[str, float]) -> None:
-    """At .97 of it at least, as the median of seeds."""
+    """At least 0.97 of it, as the median of seeds."""
     ratios = []
     for seed in range(5):
         engine = Simulated(chances, seed)
@@ -110,7 +110,7 @@ def test_the_better_model_changes_with_the_text() -> None:
 
 
 class Believed:
-    """Chains of 4 of both models, of which no time was measured, as on a device."""
+    """Chains of 4 of both models without a measured time, as on a device."""
 
     origin = "believed"
 
@@ -142,7 +142,7 @@ class Believed:
 def test_a_few_steps_say_who_is_better_where_no_time_was_measured(
     chances: dict[str, float], share: float, slower: float
 ) -> None:
-    """At this share of a chain of the better one, whatever a step takes on the machine."""
+    """At this fraction of the better chain, for any duration of steps."""
     ratios = []
     for seed in range(5):
         engine = Simulated(chances, seed, slower=slower, row_s=0.0)
@@ -157,7 +157,7 @@ def test_a_few_steps_say_who_is_better_where_no_time_was_measured(
 
 
 class TakenUpAlways(ChainsByModel):
-    """As on a device, where every model takes up every step's tokens."""
+    """As on a device, where every model ingests the tokens of every step."""
 
     def catch_up_s(self, shape: DraftShape, step_context: StepContext) -> float:
         del shape, step_context
@@ -165,7 +165,7 @@ class TakenUpAlways(ChainsByModel):
 
 
 def test_what_misses_nothing_is_tried_step_by_step() -> None:
-    """Nothing is to be taken up at once for many steps: two make a time that is learned from."""
+    """Without pending tokens two trial steps give a time to learn from."""
     engine = Simulated({"levels": 0.9, "pass": 0.1}, 3)
     used = engine.run(MeasuredPolicy(TakenUpAlways(TABLES, origin="given")), 600)
     tried = [len(list(run)) for kind, run in groupby(used[20:]) if kind == "pass"]
@@ -174,7 +174,7 @@ def test_what_misses_nothing_is_tried_step_by_step() -> None:
 
 
 def test_what_a_model_missed_counts_against_starting_it() -> None:
-    """A model that is far behind is not worth it for a few tokens, for many it is."""
+    """A model with many pending tokens is worth it only for many tokens."""
     chosen, step_context = policy(), StepContext(1, 10_000, 0, other_pending_rows=(0,))
     for kind, accepted in (("levels", 1), ("pass", 4)) * 40:
         shape = ModelShape(1, 4, 4, kind)
@@ -190,7 +190,7 @@ def test_what_a_model_missed_counts_against_starting_it() -> None:
 
 
 def test_tables_of_a_busy_and_a_calm_minute_are_compared_by_what_chains_add() -> None:
-    """What was measured of the target beside the first stands for both."""
+    """The target's time measured with the first model is used for both."""
     busy = CostTable(ROWS[:4], tuple(1.5 * t for t in TARGET_S[:4]), (0.5e-3,) * 3, ROW_S)
     both = ChainsByModel({"levels": (LEVELS, 7), "pass": (busy, 3)}, origin="given")
     times = both.step_s(StepContext(2, 9, 0, other_pending_rows=(0,)))
