@@ -1,4 +1,4 @@
-"""Engines of other versions: those that were built once go on loading, or say how to build again.
+"""Engines of other versions: they load, or their error has the command that rebuilds them.
 
 ``engine_0_1_0`` has the manifest and the build report of the example's engine, as specbuild 0.1.0
 wrote them. Never change these files.
@@ -30,7 +30,7 @@ COMMAND = "specbuild build --model CHECKPOINT --draft DRAFT --output {} --backen
 
 @pytest.fixture
 def engine(tmp_path: Path) -> Path:
-    """The engine's directory, its large files as holes of their sizes."""
+    """The engine's directory. Its large files are holes of the same sizes."""
     path = tmp_path / "engine"
     path.mkdir()
     data = (OLDER / "manifest.json").read_bytes()
@@ -49,7 +49,7 @@ def engine(tmp_path: Path) -> Path:
 
 
 def test_an_engine_of_0_1_0_is_read(engine: Path) -> None:
-    """Where the format moves on, its refusal has the command that builds the engine again."""
+    """If the format changes, the refusal has the command that builds the engine again."""
     if FORMAT_VERSION != 3:
         with pytest.raises(EngineFileError) as refused:
             read_manifest(engine)
@@ -77,7 +77,7 @@ def test_check_and_inspect_read_an_engine_of_0_1_0(
 
 
 def of_version(folder: Path, version: object, **changes: Any) -> Path:
-    """A directory with the manifest of 0.1.0 as if it were of another format version."""
+    """Write the manifest of 0.1.0 with another format version."""
     stored = json.loads((OLDER / "manifest.json").read_text(encoding="utf-8"))
     write_manifest(folder, {**stored, "format_version": version, **changes})
     return folder
@@ -129,7 +129,7 @@ def test_advice_to_build_again_gets_the_command(engine: Path, advice: str) -> No
 
 
 def test_a_damaged_engine_may_be_copied_again(engine: Path) -> None:
-    """The advice to copy an engine stays as it is: a build is not the only remedy."""
+    """The advice to copy an engine does not change: a build is not the only remedy."""
     message = "plan.json is missing; copy the engine again or rebuild it"
     with (
         pytest.raises(EngineFileError) as refused,
@@ -140,7 +140,7 @@ def test_a_damaged_engine_may_be_copied_again(engine: Path) -> None:
 
 
 def test_recorded_options_are_options_of_build(capsys: pytest.CaptureFixture[str]) -> None:
-    """The names of a command are those that ``build`` takes."""
+    """The command has only options of ``build``."""
     recorded = BuildOptions(model=Path("m"), output=Path("o")).recorded()
     options: dict[str, Any] = dict.fromkeys(recorded, 7)
     options |= {name: True for name, value in recorded.items() if isinstance(value, bool)}

@@ -1,4 +1,4 @@
-"""Pages on demand: with few of them each request gets what it gets alone, and nobody starves."""
+"""Pages on demand: with few pages each request has the output that it has alone, and ends."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def few(kind: str, pages: int = PAGES) -> Engine:
 def records_of(
     engine: Engine, shape: DraftShape | None, loop: Loop | None = None
 ) -> list[RunRecord]:
-    """What SEVERAL get together."""
+    """Return the records of SEVERAL requests that run together."""
     loop = loop or engine.decoder.loop(DraftSetting(shape), text_stream=engine._text_stream)
     for visit in SEVERAL:
         params = GenerateParams(
@@ -109,14 +109,14 @@ def test_who_is_preempted_gives_the_record_of_who_is_not(
 def test_who_is_preempted_ten_times_gives_the_same(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Wherever it stands: among its prompt, repeating itself, or with steps in flight."""
+    """At any time: in its prompt, during replay, or with steps in flight."""
     shape = SHAPES[2]
     launches = iter(range(10**6))
 
     def preempting(
         running: list[SequenceState], kv: KvPools, *, max_step_tokens: int
     ) -> PageChanges:
-        """The youngest loses its pages at every other launch."""
+        """The youngest sequence loses its pages at every other launch."""
         changes, youngest = provide_pages(running, kv, max_step_tokens=max_step_tokens), running[-1]
         told = (*changes.grown, *changes.paused, *changes.resumed)
         if next(launches) % 2 and youngest.counters.preemptions < 10 and youngest not in told:

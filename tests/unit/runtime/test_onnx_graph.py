@@ -1,4 +1,4 @@
-"""What an ONNX file leaves to other files, against the onnx package; any bytes are refused."""
+"""References of an ONNX file to other files, compared with the onnx package; malformed files."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def models(draw: st.DrawFn) -> onnx.ModelProto:
 
 
 def every_tensor(message: object) -> Iterator[TensorProto]:
-    """Every tensor below a message, by its descriptors: whatever fields the package knows."""
+    """Return every tensor below a message, by the fields that the package knows."""
     if isinstance(message, TensorProto):
         yield message
         return
@@ -203,7 +203,7 @@ SOUND = helper.make_model(
 @settings(max_examples=200, deadline=None)
 @given(st.data())
 def test_any_bytes_are_read_or_refused(data: st.DataObject) -> None:
-    """Random bytes, and a sound file with a few of its bytes changed, cut or put in."""
+    """Random bytes, and a valid file with a few bytes changed, cut or inserted."""
     if data.draw(st.booleans()):
         content = bytearray(data.draw(st.binary(max_size=60)))
     else:
@@ -282,7 +282,7 @@ def test_branches_have_a_bound() -> None:
 
 
 def test_batch_axes_below_zero_are_refused() -> None:
-    """ONNX Runtime 1.31 dies of them, in the graph itself or in a branch."""
+    """They crash ONNX Runtime 1.31, in the graph itself or in a branch."""
     node = helper.make_node("GatherND", ["a", "b"], ["c"], batch_dims=-(2**31))
     branch = helper.make_node("If", [], [])
     branch.attribute.append(helper.make_attribute("then_branch", GraphProto(node=[node])))

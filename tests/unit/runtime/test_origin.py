@@ -1,4 +1,4 @@
-"""Engines whose origin is asked for: pins, signatures, and what is refused."""
+"""Engines with a required origin: pins, signatures, and refusals."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def write_public(path: Path, key: object) -> Path:
 
 
 class Signed:
-    """An engine, its keys, and another's."""
+    """An engine, its keys, and the keys of another."""
 
     def __init__(self, folder: Path) -> None:
         self.engine = folder / "engine"
@@ -104,7 +104,7 @@ def test_a_signing_that_was_killed_leaves_an_engine(signed: Signed) -> None:
 
 
 def test_an_engine_that_was_made_anew_is_not_the_signed_one(signed: Signed) -> None:
-    """Every digest agrees, so only the signature or the pin can tell."""
+    """Every digest agrees, so only the signature or the pin shows the difference."""
     write_other = signed.engine.with_name("other")
     write_engine(write_other, seed=1)
     (signed.engine / SIGNATURE_FILE).rename(write_other / SIGNATURE_FILE)

@@ -1,4 +1,4 @@
-"""A trace of pages, replayed: free and held pages are all of them at every line."""
+"""A trace of pages, replayed: on every line, free and held pages together are all pages."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_a_trace_that_lacks_a_line_does_not_replay(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ENGINES)
 def test_a_command_that_fails_leaves_a_whole_trace(kind: str, tmp_path: Path) -> None:
-    """Though nobody closes what it was reading, and the engine is in the midst of it."""
+    """Even if the events are not read to the end, and the engine is in the middle of a step."""
     engine, file = few(kind), tmp_path / "trace.jsonl"
     params = replace(PARAMS, max_new_tokens=40)
     events = engine.generate([prompt(ids) for ids in PROMPTS], params, speculation=None)

@@ -1,6 +1,6 @@
-"""Decoding over partial views with the toy model: what is seen, and when it changes nothing.
+"""Decoding with partial views of the toy model: visible tokens, and views that change nothing.
 
-The toy is exact: a result changes when a single entry that should be seen is not.
+The toy is exact: a result changes if a single visible entry is missing.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ prompts = st.lists(
 sampling = st.builds(
     SamplingParams, temperature=st.sampled_from([0.0, 1.0]), seed=st.integers(0, 999)
 )
-# No draft, EAGLE3's chain and tree, and trees that nobody drafted.
+# No draft, EAGLE3's chain and tree, and trees without a draft model.
 drafts = st.sampled_from(
     [
         (None, None),
@@ -49,7 +49,7 @@ def options(draft: Draft) -> dict[str, object]:
 
 
 def plainly(engine: Engine, ids: list[int], count: int, sample: SamplingParams) -> list[int]:
-    """What the engine's longest context leaves space for."""
+    """Decode as far as the engine's longest context permits."""
     return decode_plainly(ids, min(count, engine.manifest.limits.max_seq_len - len(ids)), sample)
 
 
@@ -75,7 +75,7 @@ def test_a_view_of_everything_changes_nothing(
 def test_without_partial_steps_the_output_is_that_of_plain_decoding(
     batch: list[list[int]], draft: Draft, sample: SamplingParams, count: int, by_request: bool
 ) -> None:
-    """By ``full_refresh_interval`` 0, or by a request that retrieves nothing."""
+    """With ``full_refresh_interval`` 0, or with a request that retrieves nothing."""
     specpv = TOY_SPECPV if by_request else replace(TOY_SPECPV, full_refresh_interval=0)
     engine, _ = partial_engine(partial_manifest(specpv))
     blocks = 0 if by_request else None
@@ -87,7 +87,7 @@ def test_without_partial_steps_the_output_is_that_of_plain_decoding(
 
 
 def assert_promised(seen: Seen, config: SpecPv) -> None:
-    """Sink, at most the budget of whole blocks, then everything up to the tree."""
+    """Require the sink, at most the budget of complete blocks, then everything up to the tree."""
     size, sink = config.block_size, config.n_sink_blocks * config.block_size
     end = seen.positions[-1] + 1
     assert seen.positions == sorted(set(seen.positions))
@@ -124,7 +124,7 @@ def test_rows_see_sink_blocks_and_window(batch: list[list[int]], draft: Draft, c
 
 
 def test_full_and_partial_sequences_share_a_launch() -> None:
-    """Where one of them goes full, it brings its buffered tokens, and the others their trees."""
+    """A sequence in a full step adds its buffered tokens; the others add only their trees."""
     engine, executor = partial_engine(partial_manifest())
     params = GenerateParams(max_new_tokens=24, ignore_eos=True)
     batch = [list(range(20)), list(range(5, 9)), list(range(3, 28))]

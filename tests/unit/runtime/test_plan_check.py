@@ -1,4 +1,4 @@
-"""A plan that contradicts its manifest, or leaves its memory, never comes to a launch."""
+"""A plan that contradicts its manifest, or exceeds its memory, is refused before a launch."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from specbuild.runtime.executors.cuda.programs import ProgramRunner, RankAddress
 
 
 def toy() -> tuple[Plan, Manifest]:
-    """The toy's plan, and a manifest that lists its files and its one weight."""
+    """Return the toy's plan, and a manifest with its files and its only weight."""
     manifest = kernels_manifest()
     plan = toy_plan(manifest, SHAPES[:1])
     names = [entry.file for entry in plan.programs] + [k.cubin for k in plan.kernels]
@@ -40,7 +40,7 @@ PLAN, MANIFEST = toy()
 
 
 def changed(items: tuple[Any, ...], index: int, **changes: Any) -> tuple[Any, ...]:
-    """The items, one of them changed."""
+    """Return the items with one of them changed."""
     return (*items[:index], dataclasses.replace(items[index], **changes), *items[index + 1 :])
 
 
@@ -159,7 +159,7 @@ def test_a_draft_names_only_tokens_of_the_target() -> None:
 
 
 class WatchedGpu(FakeGpu):
-    """Counts launches; each must have what its kernel takes, in memory that is there."""
+    """Count launches. Each must have the kernel's arguments, in allocated memory."""
 
     launched = 0
 
@@ -178,7 +178,7 @@ class WatchedGpu(FakeGpu):
 
 
 def places(data: Any, where: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """The path of everything in decoded JSON."""
+    """Return the path of everything in decoded JSON."""
     items = data.items() if isinstance(data, dict) else enumerate(data)
     found = [(*where, key) for key, _ in items]
     for key, value in data.items() if isinstance(data, dict) else enumerate(data):
@@ -192,7 +192,7 @@ VALUES = st.one_of(NUMBERS, st.sampled_from([None, True, 1.5, "arena", [], {}, [
 
 
 def mutated(data: st.DataObject, document: Any) -> Any:
-    """The document with up to two of its parts changed, removed or doubled."""
+    """Return the document with up to two parts changed, removed or duplicated."""
     document = copy.deepcopy(document)
     for _ in range(data.draw(st.integers(1, 2))):
         *path, last = data.draw(st.sampled_from(places(document)))
@@ -212,7 +212,7 @@ def mutated(data: st.DataObject, document: Any) -> Any:
 
 
 def run_all(plan: Plan, read: Callable[[str], bytes]) -> None:
-    """Loads the plan, and runs a program of each kind."""
+    """Load the plan, and run a program of each kind."""
     check_plan(plan, MANIFEST)
     gpu = WatchedGpu()
     stream = gpu.new_stream()
@@ -251,7 +251,7 @@ def test_no_mutated_program_comes_to_a_launch_unchecked(data: st.DataObject) -> 
 
 
 def test_the_watched_gpu_sees_what_leaves_its_memory() -> None:
-    """The mutations above would be told: an argument past the end, by a runner that is not ours."""
+    """It would detect the mutations above: here another runner passes an argument past the end."""
     run_all(PLAN, lambda name: plan_file(PLAN, name))
     assert WatchedGpu.launched
     gpu = WatchedGpu()

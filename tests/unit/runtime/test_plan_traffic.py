@@ -1,4 +1,4 @@
-"""What an engine's programs say of their traffic, sections and routers, against its tensors."""
+"""The traffic, sections and routers of an engine's programs, compared with its tensors."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> LoweredEngine:
 
 @pytest.fixture(scope="module")
 def programs(engine: LoweredEngine) -> dict[str, Program]:
-    """As a runtime reads them."""
+    """Return the programs as a runtime reads them."""
     return {
         entry.name: read_program(program_bytes(engine.writer.program(lowered)), entry)
         for entry, lowered in engine.programs
@@ -55,7 +55,7 @@ class _Uncompiled(dict):
 def test_every_stored_tensor_is_read_once_by_some_pass(
     engine: LoweredEngine, traffic: EngineTraffic
 ) -> None:
-    """By name, from the recipes of what is stored."""
+    """By name, from the recipes of stored tensors."""
     stored = {name: recipe.nbytes for name, recipe in engine.weights.items()}
     looked_up = [n for n in stored if "embed_tokens" in n or "rope" in n or n == "d2t"]
     constants = [n for n in stored if n.startswith("constant")]
@@ -117,7 +117,7 @@ def test_sections_hold_every_op_in_order(engine: LoweredEngine) -> None:
 def test_every_router_of_a_step_says_where_its_logits_are(
     engine: LoweredEngine, programs: dict[str, Program]
 ) -> None:
-    """Four experts, of which a row chooses two; the last entry of row_start counts live rows."""
+    """Four experts, two per row. The last entry of row_start counts live rows."""
     for name, program in programs.items():
         routing = [i for i, call in enumerate(program.ops) if call.op == "RmsMoe"]
         layers = 0 if name == "adjust" else 2  # it begins behind the target

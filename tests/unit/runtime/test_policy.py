@@ -1,4 +1,4 @@
-"""The chain is the one that pays by the table and the acceptance; costs are kept and checked."""
+"""The policy takes the best chain by table and acceptance; costs are stored and checked."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def drive(
     left: int = 100_000,
     prompt: int = 0,
 ) -> list[int]:
-    """Depths chosen while each draft is accepted with this chance and steps take these times."""
+    """Return the chosen depths for a probability of acceptance and times of steps."""
     random = np.random.default_rng(seed)
     depths = []
     behind = prompt
@@ -46,7 +46,7 @@ def drive(
 
 
 def seconds(table: CostTable, depth: int) -> float:
-    """A step's time with a chain."""
+    """Return a step's time with a chain."""
     return table.step_s(depth + 1) + (table.draft_s[depth - 1] if depth else 0.0)
 
 
@@ -55,7 +55,7 @@ def policy_of(table: CostTable) -> MeasuredPolicy:
 
 
 def best_depth(table: CostTable, chance: float) -> int:
-    """By the formula: expected tokens over time."""
+    """Return the depth by the formula: expected tokens over time."""
     rates = [sum(chance**k for k in range(d + 1)) / seconds(table, d) for d in range(5)]
     return int(np.argmax(rates))
 
@@ -68,7 +68,7 @@ def test_it_settles_where_tokens_a_second_peak(chance: float) -> None:
 
 
 def test_a_failing_draft_costs_less_than_a_twentieth() -> None:
-    """Time of 256 tokens with the policy against none, for both tables."""
+    """The time of 256 tokens with the policy and without a draft, for both tables."""
     for table in (CHEAP, DEAR):
         depths = drive(policy_of(table), 0.0, 256, truth=table)
         spent = sum(seconds(table, d) for d in depths)
@@ -102,7 +102,7 @@ def test_a_run_starts_from_half_of_what_the_one_before_learned() -> None:
 
 
 def test_a_position_never_tried_is_believed_like_the_one_before_it() -> None:
-    """Or a chain that always holds would stop growing where the experience ends."""
+    """Otherwise a chain that is always accepted would stop growing at an untried position."""
     policy = policy_of(CHEAP)
     for _ in range(60):
         policy.observe(StepOutcome(StepContext(1, 100, 0), DraftShape(1, 1, 1), [1], [1], None))

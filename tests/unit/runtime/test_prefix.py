@@ -1,4 +1,4 @@
-"""The prefix cache: prompts that begin alike share pages, and each gets what it gets alone."""
+"""The prefix cache: prompts with a common prefix share pages, and outputs do not change."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ on_both = pytest.mark.parametrize("kind", ENGINES)
 
 
 def keeping(kind: str = "host", **options: Any) -> Engine:
-    """A toy engine with a prefix cache; pages that nobody has a use for are poisoned."""
+    """Return a toy engine with a prefix cache. Unused pages are poisoned."""
     generated, policy = options.pop("publish_generated", False), "guaranteed-no-evict"
     if options.pop("on_demand", False):
         policy = "max-utilization"
@@ -94,7 +94,7 @@ def test_each_gets_what_it_gets_alone(
     generated: bool,
     draft_window: int,
 ) -> None:
-    """With drafts and without, few pages and many; the draft sees all, or a window."""
+    """With and without drafts, with few and many pages. The draft sees everything, or a window."""
     engine = keeping(
         kind,
         kv_pages=pages,
@@ -132,7 +132,7 @@ def test_a_trace_tells_who_shares_a_page(tmp_path: Path) -> None:
 def test_what_is_found_is_the_longest_beginning(
     kind: str, asked: list[tuple[list[int], str | None]], shape: DraftShape | None
 ) -> None:
-    """Against every prompt asked so far, page by page; one that drafts wants the token behind."""
+    """Compared with all earlier prompts, page by page. Drafting requests need the next token."""
     engine = keeping(kind, max_batch_size=40)
     seen: list[tuple[list[int], str | None]] = []
     for ids, salt in asked:
@@ -173,7 +173,7 @@ def test_a_hit_accepts_the_drafts_of_a_cold_run(
 
 @pytest.mark.parametrize(("kind", "kept"), [("host", 48), ("device", 44)])
 def test_pages_of_answers_are_kept_where_asked(kind: str, kept: int) -> None:
-    """On a device the newest tokens wait for the draft until a step takes them up."""
+    """On a device the newest tokens are pending until a step lets the draft ingest them."""
     for generated, found in ((False, 36), (True, kept)):
         engine = keeping(kind, publish_generated=generated)
         params = GenerateParams(max_new_tokens=12, ignore_eos=True)
@@ -190,7 +190,7 @@ def test_pages_of_answers_are_kept_where_asked(kind: str, kept: int) -> None:
 def test_a_draft_that_never_ran_is_found_by_who_does_not_draft(
     kind: str, expected: list[int]
 ) -> None:
-    """On a device prompts enter the draft's cache always."""
+    """On a device prompts always enter the draft's cache."""
     engine = keeping(kind)
     params = GenerateParams(max_new_tokens=2, ignore_eos=True)
     found = [
@@ -201,7 +201,7 @@ def test_a_draft_that_never_ran_is_found_by_who_does_not_draft(
 
 
 def rows_read(kind: str, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The prompt rows of each launch of prompts, as they come."""
+    """Record the prompt rows of each launch of prompts."""
     rows: list[int] = []
     start = STEPPERS[kind].start_prompts
 
@@ -219,7 +219,7 @@ def rows_read(kind: str, monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_choices_of_a_prompt_read_it_once(
     kind: str, shape: DraftShape | None, tokens: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Beside another prompt, which goes on. Of pages that are not full each reads its own."""
+    """Another prompt continues meanwhile. Each choice computes pages that are not full itself."""
     sampling = [SamplingParams(temperature=1.0, seed=seed) for seed in range(4)]
     params = [GenerateParams(max_new_tokens=tokens, sampling=each) for each in sampling]
     prompts = [LONG[0]] * 3 + [LONG[1]]
@@ -233,7 +233,7 @@ def test_choices_of_a_prompt_read_it_once(
 
 @pytest.mark.parametrize("left", range(1, 6))
 def test_where_the_first_choice_leaves_the_next_one_reads_on(left: int) -> None:
-    """Nothing is read twice, and nobody waits for who is gone."""
+    """Nothing is computed twice, and no sequence waits for a released one."""
     engine = keeping()
     visitors = [
         Visit(LONG[0], 6, 0, left if seed == 0 else None, SamplingParams(1.0, seed=seed))
@@ -277,19 +277,19 @@ def test_prompts_of_different_salts_have_no_common_pages(kind: str) -> None:
 
 
 def beginnings(count: int) -> list[list[int]]:
-    """Prompts of 40 tokens that differ from the first one on."""
+    """Return prompts of 40 tokens that differ from the first token on."""
     tokens = np.random.default_rng(1).integers(0, VOCAB - 1, (count, 39)).tolist()
     return [[first, *rest] for first, rest in enumerate(tokens)]
 
 
 def cached(engine: Engine, ids: list[int]) -> int:
-    """How much of a prompt was there, which is there from now on."""
+    """Return the cached length of a prompt, which is cached from now on."""
     params = GenerateParams(max_new_tokens=9, ignore_eos=True)
     return run(engine, [ids], params, speculation=SHAPES[1]).records[0].stats.cached_tokens
 
 
 def test_as_many_beginnings_stay_as_have_room_for_a_window_each() -> None:
-    """48 pages: of each prompt of ten pages the two that the next turn wants stay longest."""
+    """48 pages: of each prompt of ten pages, the two that the next turn needs stay longest."""
     engine = keeping(max_batch_size=8, kv_pages=400)
     prompts = beginnings(14)
     assert [cached(engine, ids) for ids in prompts] == [0] * 14
@@ -299,7 +299,7 @@ def test_as_many_beginnings_stay_as_have_room_for_a_window_each() -> None:
 
 
 def test_a_window_stays_where_prompts_part() -> None:
-    """What the second one there wants has gone first; the third finds it."""
+    """The pages that the second prompt needs there are evicted first; the third finds them."""
     engine = keeping(max_batch_size=8, kv_pages=400)
     first, *others = beginnings(20)
     parted = [[*first[:21], 27 - i, *others[i][:18]] for i in range(2)]

@@ -1,7 +1,7 @@
-"""The prefix cache against its rules by brute force, over pages that remember what was written.
+"""The prefix cache against its rules by brute force, with pages that record their tokens.
 
-What the model knows of the cache is what a reader of its pages would: which tokens each kept page
-was made from. The longest beginning is searched from the longest down.
+The model knows what a reader of the pages would know: the tokens of each cached page. It searches
+for the longest prefix from the longest down.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ prompts = st.builds(
 
 @dataclass(eq=False)
 class Running:
-    """A sequence, and how far its caches are filled."""
+    """A sequence, and the length of its caches."""
 
     ids: np.ndarray
     prompt: int
@@ -49,7 +49,7 @@ class Running:
 
 
 class PrefixModel(RuleBasedStateMachine):
-    """Sequences begin, read, decode and end in any order, with few pages."""
+    """Sequences start, prefill, decode and end in any order, with few pages."""
 
     @initialize(
         generated=st.booleans(),
@@ -75,7 +75,7 @@ class PrefixModel(RuleBasedStateMachine):
         self.written: dict[tuple[str, int], tuple[Running, int]] = {}
 
     def _leaves_first(self, allocator: int, pool: PagePool) -> OnEvict:
-        """None goes that another one continues which nobody holds, but where windows move on."""
+        """Check that a page is evicted before its parents, except where windows advance."""
         evicted = pool.on_evict
         assert evicted is not None
 
@@ -114,7 +114,7 @@ class PrefixModel(RuleBasedStateMachine):
             self._turn(self.running[which], token)
 
     def _turn(self, sequence: Running, token: int) -> None:
-        """A chunk of the prompt, or one token more."""
+        """Run a chunk of the prompt, or one more token."""
         if sequence.length == sequence.prompt and sequence.known == sequence.prompt:
             sequence.ids[sequence.known], sequence.known = token, sequence.known + 1
         end = min(sequence.length + 4, sequence.known)
@@ -152,9 +152,9 @@ class PrefixModel(RuleBasedStateMachine):
                 self.cache.check_integrity()
 
     def _fill(self, sequence: Running, name: str, end: int) -> None:
-        """Writes positions from what is committed on, as a launch does.
+        """Write positions from the committed length on, as a launch does.
 
-        One that is queued ahead writes its tree too, which the next one writes over.
+        A launch that is queued ahead also writes its tree, which the next one overwrites.
         """
         holder = sequence.pages[name]
         first = holder.length
@@ -192,7 +192,7 @@ class PrefixModel(RuleBasedStateMachine):
         return tuple(sequence.ids[:end].tolist()), sequence.prefix.salt
 
     def _made(self, name: str) -> set[Made]:
-        """What the kept pages of a group were made from, by who wrote them."""
+        """Return the tokens of a group's cached pages, by their writer."""
         pages = self.cache._tree.cached_pages(self.cache._names.index(name)).tolist()
         made = []
         for page in pages:
@@ -204,7 +204,7 @@ class PrefixModel(RuleBasedStateMachine):
         return set(made)
 
     def _longest(self, ids: list[int], salt: str | None, drafted: tuple[str, ...]) -> int:
-        """The rules: how much of a prompt is there, of all but its last token."""
+        """Apply the rules: return the cached length of a prompt without its last token."""
         seen = [n for n in self.cache._names if n in drafted or n not in DRAFTS]
         made = {name: self._made(name) for name in seen}
         for count in range((len(ids) - 1) // SIZE, 0, -1):
@@ -221,7 +221,7 @@ class PrefixModel(RuleBasedStateMachine):
         return 0
 
     def _holds_these(self, match: MatchResult, ids: list[int], salt: str | None) -> None:
-        """What is shared was made from the prompt's own tokens."""
+        """Check that shared pages have the prompt's own tokens."""
         for name, shared in match.shared.items():
             for index, page in enumerate(shared.pages, shared.first):
                 sequence, position = self.written[name, page * SIZE]

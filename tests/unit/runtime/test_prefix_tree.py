@@ -33,7 +33,7 @@ def test_a_page_gives_way_before_the_one_that_it_continues() -> None:
 
 
 def test_what_others_continue_stays_as_long_as_they_do() -> None:
-    """Pages 1 and 2 were let go of first, and 3, which continues them, last."""
+    """Pages 1 and 2 were released first, and 3, which continues them, last."""
     pool, gone = PagePool("full", 5), []
     behind = {1: [2], 2: [3], 3: [], 4: []}
     pool.on_evict = gone.append
@@ -47,7 +47,7 @@ def test_what_others_continue_stays_as_long_as_they_do() -> None:
 
 
 def test_the_owner_of_a_shared_page_goes_first() -> None:
-    """Its promise is gone, but whoever shares the page keeps it, and others cannot have it."""
+    """The reservation is gone. Sharers keep the page, and no other sequence can get it."""
     pool = PagePool("full", 4)
     pool.reserve(1)
     page = pool.allocate(1)
@@ -63,7 +63,7 @@ def test_the_owner_of_a_shared_page_goes_first() -> None:
 
 
 def test_an_entry_ends_at_the_first_other_token() -> None:
-    """A page is the same where every token up to its end is, and the one behind it with a draft."""
+    """Pages are equal if all tokens up to their end are, and with a draft the next one."""
     ids = np.random.default_rng(0).integers(0, VOCAB, 41, np.int32)
     for drafts in (False, True):
         tree = PrefixTree([20], page_size=SIZE, drafts=drafts)

@@ -1,4 +1,4 @@
-"""Which part of an offer pays, against every choice; when it goes before a model's draft."""
+"""The best part of a host proposal, by brute force; when it replaces a model's draft."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_a_sure_offer_is_taken_and_an_unlikely_one_is_not() -> None:
 
 
 def test_beside_a_model_the_larger_expectation_is_taken() -> None:
-    """A chain of 3 that is always right beats a doubtful offer, and loses to a sure one of 8."""
+    """A chain of 3 that is always right beats an uncertain proposal, but not a sure one of 8."""
     both = policy(depth=3)
     for _ in range(60):
         both.observe(StepOutcome(step_context([]), DraftShape(1, 3, 3), [3], [3], None))
@@ -80,7 +80,7 @@ def test_beside_a_model_the_larger_expectation_is_taken() -> None:
 
 
 def test_times_of_steps_with_offers_are_learned() -> None:
-    """Where rows cost thrice what the table says, what paid does not any more."""
+    """If rows cost three times the table's value, the proposal is no longer worth it."""
     slow, cumulative_probs = policy(depth=0), step_context([0.5, 0.4, 0.3])
     before = slow.shape(cumulative_probs)
     assert isinstance(before, ProposedDepths)
@@ -98,7 +98,7 @@ def test_times_of_steps_with_offers_are_learned() -> None:
 
 
 def test_tokens_in_flight_are_waited_for_where_that_pays() -> None:
-    """And behind an offer, whatever is offered behind what it may give."""
+    """And after a proposal, for any proposal after its possible results."""
     alone, sure = policy(depth=0), step_context([0.99] * 8)
     assert alone.shape(replace(step_context([0.1]), has_unread_tokens=True)) is None
     assert alone.shape(replace(sure, has_unread_tokens=True)) is WAIT_FOR_TOKENS
@@ -119,7 +119,7 @@ def test_without_costs_an_offer_must_expect_more_than_a_draft_can_give() -> None
 
 
 def test_a_draft_is_started_for_the_tokens_up_to_the_next_offer() -> None:
-    """What it must take up first pays over a hundred tokens, and not over two."""
+    """Its ingestion is worth it for a hundred tokens, and not for two."""
     costs = ChainCosts(replace(TABLE, row_s=0.1), max_depth=3, origin="given")
     model = MeasuredPolicy(costs, exploration_share=0.0)
     both = ProposalPolicy(model, times(), max_chain=8)

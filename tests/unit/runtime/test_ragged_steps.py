@@ -1,4 +1,4 @@
-"""Ragged steps: any depth of each sequence leaves tokens and log-probabilities as they are."""
+"""Ragged steps: any depth of each sequence gives the same tokens and log-probabilities."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ RAGGED = RaggedShape(1, CHAIN.draft_depth, CHAIN.draft_tokens, "", CHAIN.draft_d
 
 
 class AnyDepths:
-    """Any depths that fit into a ragged step, or any other shape."""
+    """Choose any depths that fit into a ragged step, or any other shape."""
 
     max_depth, reason = max(shape.draft_depth for shape in SHAPES), "any"
 
@@ -64,7 +64,7 @@ def deciding(policy: AnyDepths) -> ToyCuda:
 def test_any_depths_give_the_tokens_and_log_probabilities_of_plain_decoding(
     seed: int, temperature: float, share: float
 ) -> None:
-    """Sequences come and go: more requests than rows, of any length."""
+    """Sequences join and leave: more requests than rows, of any length."""
     draws = np.random.default_rng(seed)
     batch = [draws.integers(0, VOCAB - 1, n).tolist() for n in draws.integers(1, 20, 6)]
     params = [
@@ -89,7 +89,7 @@ def test_any_depths_give_the_tokens_and_log_probabilities_of_plain_decoding(
 
 
 def test_accepted_drafts_are_those_of_equal_steps() -> None:
-    """A sequence accepts what its part of the chain allows, and outcomes name the sequences."""
+    """A sequence accepts what its part of the chain permits, and outcomes name the sequences."""
     params = GenerateParams(max_new_tokens=30, ignore_eos=True)
     batch = [[3, 1, 4], [1, 5], [9, 2, 6, 5]]
     policy = AnyDepths(3, [CHAIN], 1.0)

@@ -1,4 +1,4 @@
-"""One engine on several fake GPUs: the same work on each, and one sentence for each failure."""
+"""One engine on several fake GPUs: the same work on each, and one sentence per failure."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_every_rank_does_the_same_work(ranks: int) -> None:
 
 
 def test_numbers_of_rounds_start_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before they would meet old ones: with empty inboxes, and nothing in flight."""
+    """Before they repeat: with empty inboxes, and nothing in flight."""
     monkeypatch.setattr(ranked, "MAX_ROUNDS", 20)
     toy = toy_ranks(2)
     inbox = next(
@@ -67,7 +67,7 @@ def calls_of_a_run(rank: int) -> int:
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_failing_gpu_is_named_whatever_it_was_doing(rank: int) -> None:
-    """From each of its calls on, in a run with drafts; the others are not blamed."""
+    """From each of its calls on, in a run with drafts. The others are not named."""
     count = calls_of_a_run(rank)
     assert count > 200
     for fails_at in range(1, count, max(1, count // 60)):

@@ -1,4 +1,4 @@
-"""Opening an engine of several ranks: each GPU has its part, or a sentence names one without."""
+"""Open an engine of several ranks: each GPU has its part, or a sentence names the GPU."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NUMBERS = (3, 5)
 
 
 def plan_with_weights() -> Plan:
-    """The toy's, whose weights are a part for each rank and what both have."""
+    """Return the toy's plan with weights: a part for each rank, and a shared tensor."""
     plan = ranked_plan(toy_plan(cuda_manifest()), 2)
     buffers = (Buffer("proj", "weights", 32), *plan.buffers[1:], Buffer("norm", "weights", 12))
     return dataclasses.replace(plan, buffers=buffers)
@@ -29,13 +29,13 @@ def plan_with_weights() -> Plan:
 
 @pytest.fixture
 def manifest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Manifest:
-    """The engine's, in ``tmp_path / "engine"``."""
+    """The manifest of the engine in ``tmp_path / "engine"``."""
     monkeypatch.setattr(loading, "read_plan", lambda *_: plan_with_weights())
     return write_ranked(tmp_path / "engine")
 
 
 class Host:
-    """GPUs by their numbers, of which one may have little memory."""
+    """GPUs by number. One may have little memory."""
 
     def __init__(self, *, small: int | None = None) -> None:
         self.gpus: list[RankGpu] = []

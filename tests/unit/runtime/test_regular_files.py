@@ -1,4 +1,4 @@
-"""An engine is regular files inside its directory: nothing else is opened, nothing waited for."""
+"""An engine consists of regular files in its directory. Nothing else is opened."""
 
 from __future__ import annotations
 

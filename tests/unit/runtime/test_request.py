@@ -1,4 +1,4 @@
-"""What ``Engine.generate`` takes as prompts and parameters, and what it says of anything else."""
+"""Prompts and parameters of ``Engine.generate``, and its errors for anything else."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FEW = GenerateParams(max_new_tokens=3, ignore_eos=True)
 
 
 class LetterCodec:
-    """Encodes the letters a to z as 1 to 26, and counts how often it was asked to."""
+    """Encode the letters a to z as 1 to 26, and count the calls."""
 
     def __init__(self) -> None:
         self.encoded = 0
@@ -36,7 +36,7 @@ def engine() -> Engine:
 
 
 def records(engine: Engine, prompts: Any, *params: Any) -> list[tuple[str, tuple[int, ...]]]:
-    """Ids and prompt ids of the results, in the order of the prompts."""
+    """Return ids and prompt ids of the results, in the order of the prompts."""
     events = engine.generate(prompts, *(params or (FEW,)), speculation=None)
     done = {e.request: e.record for e in events if isinstance(e, FinishEvent)}
     return [(done[i].id, done[i].prompt_ids) for i in range(len(done))]

@@ -1,4 +1,4 @@
-"""Which prompts share a launch, where launches of many rows are not batch-invariant."""
+"""Prompts that share a launch, if launches of many rows are not batch-invariant."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ prompts = st.lists(st.integers(0, VOCAB - 2), min_size=1, max_size=40)
 
 
 class VariantToy(ToyExecutor):
-    """Launches of many rows enter other numbers into the caches, by how many rows they have."""
+    """A toy whose launches of many rows write other values for other numbers of rows."""
 
     @property
     def capabilities(self) -> ExecutorCapabilities:
@@ -47,7 +47,7 @@ class VariantToy(ToyExecutor):
 
 
 def variant_engine() -> Engine:
-    """Its longest prompts run in two launches or more."""
+    """Return an engine whose longest prompts need two launches or more."""
     manifest = toy_manifest(max_batch_size=BATCH, max_rows=MAX_ROWS, limits=TREE)
     executor = VariantToy(manifest)
     return Engine(manifest, executor, pages_released=executor.poison)
@@ -55,7 +55,7 @@ def variant_engine() -> Engine:
 
 @contextmanager
 def launched() -> Iterator[list[tuple[Chunk, ...]]]:
-    """The chunks of every launch of prompts."""
+    """Record the chunks of every launch of prompts."""
     found: list[tuple[Chunk, ...]] = []
     chunks = Scheduler._chunks
 
@@ -71,7 +71,7 @@ def launched() -> Iterator[list[tuple[Chunk, ...]]]:
 @examples(15)
 @given(st.lists(st.tuples(prompts, st.integers(1, 12)), min_size=2, max_size=7))
 def test_a_draft_changes_no_bit_of_prompts_either(batch: list[tuple[list[int], int]]) -> None:
-    """Drafts end sequences at other times: other prompts arrive together."""
+    """Drafts end sequences at other times, so other prompts share a launch."""
     texts = [text for text, _ in batch]
     params = [GenerateParams(max_new_tokens=count, ignore_eos=True) for _, count in batch]
     engine = variant_engine()
@@ -102,7 +102,7 @@ def test_chunks_that_share_a_launch_are_few_rows(texts: list[list[int]]) -> None
 
 
 def test_short_prompts_fill_a_launch() -> None:
-    """One that does not fit leaves its place to those behind it."""
+    """A prompt that does not fit gives its place to later ones."""
     with launched() as launches:
         texts = [[1] * 7, [2] * 8, [3] * 5]
         run(variant_engine(), texts, GenerateParams(max_new_tokens=1), speculation=None)

@@ -1,4 +1,4 @@
-"""The policy with a depth for each sequence: whose levels it chooses, and when."""
+"""The policy with a depth for each sequence: which levels it chooses, and when."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PLAIN_S, ROW_S, LEVEL_S = 3e-3, 6e-5, 8e-5
 
 
 class Costs:
-    """A step takes a time for each row and each level."""
+    """A step has a time for each row and each level."""
 
     origin = "given"
 
@@ -53,7 +53,7 @@ class Costs:
 def simulate(
     policy: SequencePolicy, chances: list[float], steps: int, *, seed: int = 3
 ) -> list[object]:
-    """The choices, if each sequence accepts a level with its own chance; times are the table's."""
+    """Return the choices, if each sequence accepts a level with its own probability."""
     random, costs, chosen = np.random.default_rng(seed), Costs(), []
     context = StepContext(len(chances), 10_000, 0, sequences=tuple(range(7, 7 + len(chances))))
     for _ in range(steps):

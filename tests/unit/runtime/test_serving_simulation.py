@@ -1,4 +1,4 @@
-"""The simulated server: against queueing theory, and against the loop that serves, turn by turn."""
+"""The simulated server, compared with queueing theory and with the loop, turn by turn."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from specbuild.runtime.request import GenerateParams, TokenEvent
 
 
 def steps(depth: int, *times: float, batches: Sequence[int] = (1,)) -> tuple[ShapeCosts, ...]:
-    """Steps whose time does not depend on the context."""
+    """Return steps whose time does not depend on the context."""
     return tuple(
         ShapeCosts(batch, min(depth, 1), depth, depth, (0,), (time_s,), (0.0,))
         for batch, time_s in zip(batches, times, strict=True)
@@ -29,12 +29,12 @@ def steps(depth: int, *times: float, batches: Sequence[int] = (1,)) -> tuple[Sha
 
 
 def costs(*entries: ShapeCosts, prompt_s: float = 1.0, rows: int = 8) -> ServingCosts:
-    """Every launch of prompts takes the same."""
+    """Return costs with one time for every launch of prompts."""
     return ServingCosts("toy", rows, (rows,), (prompt_s,), entries)
 
 
 def traffic(**given: float) -> Traffic:
-    """One request of one client, but for what is given."""
+    """Return one request of one client, with these changes."""
     usual = {"requests": 1, "prompt_tokens": 5, "output_tokens": 4}
     return Traffic(**(usual | given))  # type: ignore[arg-type]
 

@@ -1,4 +1,4 @@
-"""Many threads, one engine: each call gets its own tokens, and trouble hangs nobody."""
+"""Many threads with one engine: each call gets its own tokens, and no failure blocks others."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ pytestmark = pytest.mark.parametrize("kind", ENGINES)
 
 
 def pages(engine: Engine) -> dict[str, int]:
-    """Free pages by cache group."""
+    """Return the free pages by cache group."""
     return {name: pool.free_pages for name, pool in engine._kv.pools.items()}
 
 
 def ends_of(engine: Engine, number: int) -> tuple[list[int], list[int]]:
-    """What one call of many gave, and what it should have."""
+    """Return the results of one call of many, and the expected ones."""
     sampling = SamplingParams(temperature=float(number % 2), seed=number)
     params = GenerateParams(max_new_tokens=3 + number % 17, sampling=sampling)
     ids = [number % 7, 1 + number % 5]
@@ -214,7 +214,7 @@ def test_an_error_ends_those_that_run_and_nobody_else(kind: str) -> None:
 
 
 def test_an_abort_that_fails_hangs_nobody(kind: str) -> None:
-    """Neither who aborts, nor who was to join in the same pause between two turns."""
+    """Neither the aborting thread, nor requests that join in the same pause between two turns."""
     engine, setting = ENGINES[kind](), DraftSetting(None)
     loop_of, held, go = engine.decoder.loop, threading.Event(), threading.Event()
 
@@ -268,7 +268,7 @@ def test_what_cannot_be_had_is_refused_in_the_callers_thread(kind: str) -> None:
 
 
 def test_one_request_with_full_logits_takes_its_turn_beside_others(kind: str) -> None:
-    """Who asks for top-k is served with those who do not, and changes none of their tokens."""
+    """A request with top-k shares steps with others, and changes none of their tokens."""
     engine = ENGINES[kind]()
     picky = SamplingParams(temperature=1.0, top_k=4, seed=3)
     params = [

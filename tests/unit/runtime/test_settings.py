@@ -1,4 +1,4 @@
-"""Runtime settings: one frozen object, validated once, and what an engine makes of it."""
+"""Runtime settings: one frozen object, validated once, and its effects on an engine."""
 
 from __future__ import annotations
 

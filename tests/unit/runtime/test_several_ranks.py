@@ -1,4 +1,4 @@
-"""The format of engines that several GPUs run: keys, weights files, arguments of launches."""
+"""The format of engines for several GPUs: keys, weights files, arguments of launches."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ ENTRY = ProgramEntry("p", "p.json", "prefill", 1, 1, 0, 0, 0, full_logits=True, 
 
 
 def plan_of(ranks: int) -> Plan:
-    """One kernel, an inbox that other ranks write, and memory that they do not."""
+    """Return a plan with one kernel, an inbox that other ranks write, and other memory."""
     return Plan(
         gpu="sm_90a",
         multiprocessors=132,
@@ -73,7 +73,7 @@ def plan_of(ranks: int) -> Plan:
 
 
 def program_file(arguments: list[list[int]]) -> bytes:
-    """A program of one launch, whose op has the inbox from byte 256 on."""
+    """Return a program of one launch, whose op has the inbox from byte 256 on."""
 
     def bound(buffer: int, offset: int) -> dict:
         return {"buffer": buffer, "offset": offset, "shape": [8], "dtype": "int32"}
@@ -146,7 +146,7 @@ def test_an_engine_of_two_ranks_needs_a_feature() -> None:
 
 
 def write_ranked(path: Path) -> Manifest:
-    """An engine of two ranks: a tensor that both have, and one of which each has its part."""
+    """Write an engine of two ranks: a shared tensor, and one with a part for each rank."""
     path.mkdir()
     whole = {"norm": np.arange(3, dtype=np.float32)}
     write_weights(path / "weights.safetensors", whole)

@@ -1,7 +1,7 @@
-"""Drafts drawn with the target's noise: their rate of acceptance, and their distribution.
+"""Drafts sampled with the target's noise: their acceptance rate and their distribution.
 
-The target's samples are those of the op Choose; the expected rate is computed from both
-distributions in full.
+The target's samples are those of the op Choose. The expected rate is computed from both full
+distributions.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ VOCAB, POSITIONS = 48, 6000
 
 
 def likely(logits: np.ndarray, rows: int) -> tuple[np.ndarray, np.ndarray]:
-    """What the role ``expand`` returns: candidates and log-probabilities, for equal rows."""
+    """Return the result of ``expand``: candidates and log-probabilities, for equal rows."""
     log_q = log_softmax(logits)
     order = np.argsort(-log_q, kind="stable")[:CANDIDATES].astype(np.int32)
     return np.tile(order, (rows, 1)), np.tile(log_q[order], (rows, 1))
@@ -73,7 +73,7 @@ def test_drafted_tokens_have_the_distribution_of_the_draft() -> None:
 
 
 def test_children_are_the_best_perturbed_scores_with_the_chance_of_acceptance() -> None:
-    """The chance is right on average where the draft's errors are those that it assumes."""
+    """The probability is right on average if the draft has the assumed errors."""
     params, rows = SamplingParams(temperature=1.0, seed=2), 4000
     _, draft = logits_pair(5, 0.0, VOCAB)
     tokens, log_chance = shared(params, rows).best(*likely(draft, rows), 3)
@@ -104,7 +104,7 @@ def test_greedy_rows_of_a_mixed_batch_keep_their_tokens_and_scores() -> None:
     "cut", [{"top_k": 4}, {"top_p": 0.6}, {"min_p": 0.2}, {"top_k": 9, "top_p": 0.7}], ids=str
 )
 def test_tokens_that_the_request_cuts_are_not_proposed(cut: dict[str, float]) -> None:
-    """A draft equal to the target then proposes none that the target may not sample."""
+    """A draft equal to the target proposes no token that the target may not sample."""
     params = SamplingParams(temperature=1.2, seed=6, **cut)  # type: ignore[arg-type]
     target, _ = logits_pair(9, 0.0, VOCAB)
     sampled = set(target_samples(target, params, POSITIONS).tolist())

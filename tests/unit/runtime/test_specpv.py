@@ -1,4 +1,4 @@
-"""The state machine of SpecPV, driven by random steps over a cache that knows what is exact."""
+"""The state machine of SpecPV, with random steps over a cache that records exactness."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LAYERS = 3
 
 @dataclass
 class Cache:
-    """One sequence, position by position: whether its keys are exact, and what a view shows."""
+    """One sequence by position: whether its keys are exact, and the content of a view."""
 
     view: SequenceView
     exact: list[bool] = field(default_factory=list)
@@ -39,7 +39,10 @@ class Cache:
         self.view.prefilled(self.length)
 
     def step(self, tree: int, accepted: int, chosen: list[int]) -> StepChoice:
-        """A tree of ``tree`` nodes, ``accepted`` of them confirmed; ``chosen`` picks blocks."""
+        """Verify a tree of ``tree`` nodes, ``accepted`` of them accepted.
+
+        ``chosen`` selects blocks.
+        """
         before, view, geometry = self.length, self.view, self.view.geometry
         choice = view.choose(before, tree)
         if choice.partial:
@@ -62,9 +65,9 @@ class Cache:
         return choice
 
     def _choose(self, blocks: int, chosen: list[int]) -> set[int]:
-        """Positions of the sink, of as many blocks as the budget allows, and of the tail's start.
+        """Return positions of the sink, of the selected blocks, and of the start of the tail.
 
-        The blocks hold exact keys only: they lie before the window.
+        The blocks are before the window, so they contain only exact keys.
         """
         geometry = self.view.geometry
         size, sink = geometry.config.block_size, geometry.sink_tokens
@@ -98,7 +101,7 @@ class Cache:
 
 @st.composite
 def configs(draw: st.DrawFn) -> tuple[ViewGeometry, int]:
-    """A geometry that a build would take, and its largest tree."""
+    """Draw a geometry that a build accepts, and its largest tree."""
     pages, page_size = draw(st.integers(1, 3)), draw(st.sampled_from([1, 2, 4]))
     depth = draw(st.integers(0, 4))
     tree = depth + (draw(st.integers(0, 6)) if depth else 0)
@@ -145,7 +148,7 @@ def test_any_run_keeps_the_invariants(drawn: tuple[ViewGeometry, int], data: st.
 
 
 def long_view(**changes: int) -> Cache:
-    """A sequence that has just chosen a view; the next step may be partial."""
+    """Return a sequence that has just selected a view. The next step may be partial."""
     config = SpecPv(8, 1, 2, 1, 20, 24, 4)
     geometry = ViewGeometry(replace(config, **changes), 4, deepest=4)
     cache = Cache(SequenceView(geometry, layers=LAYERS, budget=2))
@@ -156,7 +159,7 @@ def long_view(**changes: int) -> Cache:
 
 @pytest.mark.parametrize("buffer", range(8, 21))
 def test_partial_steps_fill_the_buffer_exactly(buffer: int) -> None:
-    """Four tokens a step. The least buffer still has capacity for a second step: the margin."""
+    """Four tokens a step. The smallest buffer has capacity for a second step: the margin."""
     cache = long_view(n_spec_tokens_buf=buffer, full_refresh_interval=64)
     for _ in range(buffer // 4):
         assert cache.step(3, 3, [0]).partial

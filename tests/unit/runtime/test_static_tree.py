@@ -1,4 +1,4 @@
-"""Trees that users give: their arrays, their tokens against a brute-force draft, and refusals."""
+"""User-defined trees: their arrays, their tokens against a brute-force draft, and refusals."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Path_ = tuple[int, ...]
 
 @st.composite
 def parent_lists(draw: st.DrawFn) -> list[int]:
-    """Trees within the toy's limits: 3 children, 4 levels, 12 nodes, room for 9 inner ones."""
+    """Draw trees within the toy's limits: 3 children, 4 levels, 12 nodes, 9 inner nodes."""
     parents: list[int] = []
     depths: list[int] = []
     for node in range(draw(st.integers(1, 12))):
@@ -47,7 +47,7 @@ def parent_lists(draw: st.DrawFn) -> list[int]:
 
 
 def ranked_paths(parents: Sequence[int]) -> list[Path_]:
-    """Of every node, which child it is of its parent, that of its parent, and so on."""
+    """Return for each node its index among its siblings, and those of its ancestors."""
     paths: list[Path_] = []
     for node, parent in enumerate(parents):
         rank = parents[:node].count(parent)
@@ -75,7 +75,7 @@ def test_slots_stand_by_depth_and_keep_who_is_whose_child(parents: list[int]) ->
 
 
 def brute_paths(ids: list[int], aux_hidden: np.ndarray, tree: StaticTree) -> list[Path_]:
-    """The tokens along each node's path, every path replayed from the definition."""
+    """Return the tokens along each node's path, computed from the definition."""
     entries: list[int] = []
     for t in range(len(ids) - 1):
         own, out, logits = draft_step(entries, ids[t + 1], aux_hidden[t], t)
@@ -170,7 +170,7 @@ def test_what_is_beyond_the_engine_is_refused(parents: list[int], words: str) ->
 
 
 def test_a_draft_takes_so_many_inner_nodes() -> None:
-    """Three children and two levels leave room for three nodes that have children."""
+    """Three children and two levels permit three nodes with children."""
     limits = DraftShape(3, 2, 12)
     wide = StaticTree.of([-1, -1, -1, 0, 1, 2])
     run(toy_engine(limits=limits), [[1]], GenerateParams(max_new_tokens=4), speculation=wide)

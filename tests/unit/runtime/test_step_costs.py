@@ -1,4 +1,4 @@
-"""The table of step costs: what it says between its points, its file, and who may believe it."""
+"""The table of step costs: interpolation, its file, and the engines that accept it."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ times = st.floats(1e-5, 0.5)
 def entry(
     shape: DraftShape, batch: int, contexts: list[int], step_s: list[float], share: float = 0.3
 ) -> ShapeCosts:
-    """One entry whose draft takes a share of every step."""
+    """Return one entry whose draft takes a fraction of every step."""
     part = share if shape.draft_depth else 0.0
     sizes = (shape.draft_top_k, shape.draft_depth, shape.draft_tokens)
     draft_s = tuple(part * t for t in step_s)
@@ -53,7 +53,7 @@ def entry(
 
 @st.composite
 def tables(draw: st.DrawFn) -> StepCosts:
-    """Random times for every batch and draft of the toy's plan."""
+    """Draw times for every batch and draft of the toy's plan."""
     entries = []
     for batch in BATCHES:
         for shape in (NO_DRAFT, *SHAPES):
@@ -68,7 +68,7 @@ def of_model(kind: str, entries: list[ShapeCosts]) -> list[ShapeCosts]:
 
 
 def test_each_draft_model_has_times_of_its_own() -> None:
-    """Whoever it is that may draft: the steps without a draft are the same."""
+    """Steps without a draft are the same for all of them."""
     chains = [DraftShape(1, depth, depth) for depth in (1, 2)]
     of_one = [
         entry(shape, 1, [64], [step_s])
@@ -99,7 +99,7 @@ def test_each_draft_model_has_times_of_its_own() -> None:
 
 
 def test_a_file_of_one_draft_names_none() -> None:
-    """So it has the keys that it always had."""
+    """It therefore has the keys of earlier versions."""
     costs = StepCosts(GPU, "digest", METHOD, (entry(SHAPES[0], 1, [64], [0.01]),))
     assert "drafter" not in json.loads(to_bytes(costs))["steps"][0]
 
@@ -241,7 +241,7 @@ def test_the_policy_takes_what_brute_force_says_is_best(
 def brute_force(
     policy: MeasuredPolicy, costs: StepCosts, batch: int, context: int
 ) -> dict[DraftShape | None, float]:
-    """Tokens a second and sequence of every draft: the sum over paths, the table's time."""
+    """Return tokens per second and sequence of every draft: the sum over paths over the time."""
     chances = policy.acceptance
     # Contexts within 256 tokens share their costs.
     middle = (context // 256 + 0.5) * 256

@@ -1,4 +1,4 @@
-"""Step costs in an engine directory: measured, stored beside the rest, believed, and shown."""
+"""Step costs in an engine directory: measured, stored, used, and shown."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def engine(tmp_path: Path) -> Path:
 
 
 def costs_for(path: Path, gpu: str = HOPPER.name, draft_s: float = 1e-3) -> StepCosts:
-    """Steps without a draft take 10 ms."""
+    """Return costs with 10 ms for steps without a draft."""
     entries = [
         ShapeCosts(batch, *sizes, (64,), (step_s,), (0.0,))
         for batch in BATCHES
@@ -53,7 +53,7 @@ def costs_for(path: Path, gpu: str = HOPPER.name, draft_s: float = 1e-3) -> Step
 
 
 def loaded_from(path: Path, monkeypatch: pytest.MonkeyPatch) -> Engine:
-    """What ``Engine.load`` gives where the machine's GPU is the toy's."""
+    """Return the result of ``Engine.load`` with the toy's GPU."""
     first, _ = load(path)
     monkeypatch.setattr(loading, "open_executor", lambda *_, **__: first.executor)
     return Engine.load(path)

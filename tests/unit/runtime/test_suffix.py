@@ -1,4 +1,4 @@
-"""Suffix decoding: lossless alone and beside a draft, true to a search of the texts, bounded."""
+"""Suffix decoding: lossless alone and with a draft, equal to a text search, bounded."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PROMPTS = [LOOP, [3, 3, 3, 3, 3, 3], [1, 2, 8, 1, 2]]
 
 
 class Taking:
-    """Takes every offer, now and then in part; learns nothing."""
+    """A policy that takes every proposal, sometimes a part, and learns nothing."""
 
     max_depth, reason = 4, "takes offers"
 
@@ -89,7 +89,7 @@ def test_a_run_by_name_gives_the_tokens_without(
 
 
 def test_an_engine_without_weights_drafts_from_the_second_time_on() -> None:
-    """What was emitted once is proposed whole: so the second run takes far fewer steps."""
+    """The second run proposes all of the first output, so it has far fewer steps."""
     engine = suffix_engine(drafted=False)
     asked = dict(speculation=DraftShape(1, 4, 4), drafter="suffix")
     first, second = (run(engine, [LOOP], params(0.0), **asked) for _ in range(2))
@@ -118,7 +118,7 @@ def test_trees_with_branches_are_refused() -> None:
 
 
 def offered(drafter: SuffixDrafter, text: Sequence[int], most: int = 4) -> list[int]:
-    """What a fresh drafter offers behind a text."""
+    """Return the proposal of a new drafter after a text."""
     engine = suffix_engine(drafted=False, max_seq_len=256)
     requests = engine.check_prompts([_prompt(text)], params(0.0))
     state = _State(np.array(text, np.int32), len(text), requests[0])
@@ -148,7 +148,7 @@ def _prompt(text: Sequence[int]) -> object:
 @given(st.lists(st.integers(0, 2), min_size=2, max_size=30))
 @settings(deadline=None, max_examples=60)
 def test_the_longest_match_is_followed(text: list[int]) -> None:
-    """With one follower of the longest suffix that stood before, that one is proposed."""
+    """If the longest earlier suffix has one follower, it is proposed."""
     found = offered(SuffixDrafter(replace(RECORD, cache_max_depth=30)), text)
     for n in range(len(text) - 1, 0, -1):
         tail = text[-n:]
@@ -163,7 +163,7 @@ def test_the_longest_match_is_followed(text: list[int]) -> None:
 
 
 def test_short_matches_give_short_proposals() -> None:
-    """Behind one token of a match the chances fall at once, behind many they do not."""
+    """After a match of one token the probabilities fall at once, after many tokens they do not."""
     record = SuffixRecord(cache_max_depth=24, max_tokens=24, min_token_prob=0.3)
     tail = list(range(10, 28))
     long_one = offered(SuffixDrafter(record), [*tail, 4, 5, 6, 7, 8, 9, 3, 2, *tail[:12]], 24)
@@ -188,7 +188,7 @@ def test_confidence_learns_what_came_true() -> None:
 
 
 def test_a_stated_chance_comes_true() -> None:
-    """Of proposals that are right by chance p the confidence comes to state p."""
+    """If proposals are right with probability p, the stated confidence converges to p."""
     confidence, draws = Confidence(), np.random.default_rng(0)
     for _ in range(4000):
         confidence.learn([1.0], 8, [bool(draws.random() < 0.6)])

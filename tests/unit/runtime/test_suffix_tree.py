@@ -1,4 +1,4 @@
-"""The suffix tree against a search of the texts by brute force."""
+"""The suffix tree, compared with a search of the texts by brute force."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DEPTH = st.integers(2, 7)
 
 
 def followers(texts: Sequence[Sequence[int]], string: Sequence[int]) -> Counter[int]:
-    """How often each token stands behind ``string`` in the texts; END behind the last one."""
+    """Count each token after ``string`` in the texts; END after the last one."""
     found: Counter[int] = Counter()
     n = len(string)
     for text in texts:
@@ -33,7 +33,7 @@ def followers(texts: Sequence[Sequence[int]], string: Sequence[int]) -> Counter[
 
 
 def check_counts(tree: SuffixTree, texts: Sequence[Sequence[int]]) -> None:
-    """Every branching string has the counts of what follows it, and none is missing."""
+    """Check that every branching string has the counts of its followers, and none is missing."""
     found = dict(strings(tree))
     for string, counts in found.items():
         assert counts == followers(texts, string), string
@@ -48,7 +48,7 @@ def check_counts(tree: SuffixTree, texts: Sequence[Sequence[int]]) -> None:
 
 
 def longest_match(texts: Sequence[Sequence[int]], tail: Sequence[int], depth: int) -> int:
-    """The longest suffix of ``tail``, shorter than ``depth``, that something follows."""
+    """Return the longest suffix of ``tail``, shorter than ``depth``, that has a follower."""
     lengths = range(1, min(depth, len(tail) + 1))
     return max((n for n in lengths if followers(texts, tail[len(tail) - n :])), default=0)
 
@@ -129,7 +129,7 @@ def test_a_text_that_repeats_is_followed_across_its_end(period: int) -> None:
 
 
 def test_nodes_are_bounded_by_the_text() -> None:
-    """Of n tokens 2 n nodes at most, whatever repeats, and n of random ones of a large set."""
+    """At most 2 n nodes for n tokens, and n for random tokens of a large vocabulary."""
     for base in (1, 2, 3, 50):
         tree = SuffixTree(24)
         text = [(i * i * 7 + i // 5) % base for i in range(600)]

@@ -1,4 +1,4 @@
-"""A program's file has each tensor once, and says the same as the program."""
+"""A program's file has each tensor once, and represents the program."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Why TensorRT engines do not run here: one sentence for each reason, without the library."""
+"""Reasons why TensorRT engines do not run here: one sentence each, without the library."""
 
 from __future__ import annotations
 

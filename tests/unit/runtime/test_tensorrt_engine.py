@@ -1,4 +1,4 @@
-"""``build --backend tensorrt`` with a stand-in for TensorRT; its engine under the decoding loop."""
+"""``build --backend tensorrt`` with a substitute for TensorRT; decoding with its engine."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class StandIn(NoCompiler):
 
 @dataclass
 class Made:
-    """An engine directory and what was asked of TensorRT for it."""
+    """An engine directory, and the calls to TensorRT that built it."""
 
     directory: Path
     requests: dict[str, EngineRequest] = field(default_factory=dict)
@@ -109,7 +109,7 @@ def made(
 
 @pytest.fixture(scope="module")
 def built(made: Made) -> Built:
-    """The same for an executor whose engines are walked by references."""
+    """The same engine for an executor that runs references."""
     return Built(made.models, made.manifest)
 
 
@@ -247,7 +247,7 @@ def test_the_request_names_absolute_files(made: Made, tmp_path: Path) -> None:
     "sampled", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["greedy", "sampled"]
 )
 def test_drafts_change_no_token(built: Built, sampled: bool) -> None:
-    """Padded to profiles, over pools that stay on the device, replayed from graphs."""
+    """Padded to profiles, with pools that stay on the device, replayed from graphs."""
     sampling = SamplingParams(temperature=0.8, top_k=20, seed=5) if sampled else SamplingParams()
     params = GenerateParams(max_new_tokens=6, sampling=sampling)
     results = {}
@@ -269,7 +269,7 @@ def test_drafts_change_no_token(built: Built, sampled: bool) -> None:
 
 
 def test_tokens_are_those_of_one_pass_over_the_whole_sequence(built: Built) -> None:
-    """No pages, steps or padding: all rows at once, by the references."""
+    """No pages, steps or padding: the references run all rows at once."""
     executor, _, _ = executor_of(built)
     params = GenerateParams(max_new_tokens=8)
     (tokens,) = run(Engine(built.manifest, executor), PROMPTS[:1], params, speculation=TREE).ids

@@ -1,4 +1,4 @@
-"""One plugin for every op: created, cloned and serialised with the real library's own types."""
+"""One plugin for every op: created, cloned and serialized with the real library's types."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def no_gpu() -> Gpu:
 
 @pytest.fixture(scope="module", params=[*sorted(LIBRARIES), BINDINGS])
 def trt(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ModuleType:
-    """A library, or the bindings of TensorRT over an empty one."""
+    """A library, or the bindings of TensorRT with an empty one."""
     if request.param == BINDINGS:
         reason = bindings_reason()
         if reason is not None:
@@ -79,7 +79,7 @@ def records() -> dict[str, list[tuple[str, Fields]]]:
 
 
 def created(trt: Any, fields: Fields) -> tuple[OpPlugin, PluginRecord]:
-    """The plugin that the registry's creator makes of fields."""
+    """Return the plugin that the registry's creator makes from fields."""
     record, _ = read_fields(fields)
     register_creators(trt, {record.name: record.plugin_version}, no_gpu)
     creator = trt.get_plugin_registry().get_creator(record.name, record.plugin_version, NAMESPACE)
@@ -95,7 +95,7 @@ def created(trt: Any, fields: Fields) -> tuple[OpPlugin, PluginRecord]:
 
 
 def described(trt: Any, record: PluginRecord, shapes: Any, *, dynamic: bool) -> list[Any]:
-    """Descriptions of tensors, fixed or with one profile's range, by the library's own types."""
+    """Return descriptions of tensors, fixed or with one profile's range, in library types."""
     descriptions = []
     for tensor, shape in zip(record.tensors, shapes, strict=False):
         desc = trt.PluginTensorDesc()
@@ -113,7 +113,7 @@ def described(trt: Any, record: PluginRecord, shapes: Any, *, dynamic: bool) -> 
 
 
 def test_the_library_has_all_that_is_asked_of_its_module(trt: Any) -> None:
-    """Every name behind ``trt.`` and ``library.``; GPUs are listed for TensorRT-RTX alone."""
+    """Every name after ``trt.`` and ``library.``. Only TensorRT-RTX lists GPUs."""
     asked = set()
     for module in (network, plugin, sessions, loading, runtime_library, builder_library):
         for node in ast.walk(ast.parse(Path(str(module.__file__)).read_text())):
@@ -200,7 +200,7 @@ def test_answers_agree_with_the_schema(
 
 
 def changed(trt: Any, desc: Any, **fields: Any) -> Any:
-    """A copy of a description with other fields."""
+    """Return a copy of a description with other fields."""
     copy = trt.PluginTensorDesc()
     for name in ("dims", "type", "format", "scale"):
         setattr(copy, name, fields.get(name, getattr(desc, name)))
@@ -255,7 +255,7 @@ def library(trt: Any) -> Any:
 
 
 def test_a_builder_finds_the_plugins_where_they_are_registered(library: Any) -> None:
-    """The check of a network's ops asks the builder's registry, the parser the same."""
+    """The check of a network's ops uses the builder's registry, like the parser."""
     trt = library
     from specbuild.builder.backends.tensorrt.plugins.registration import register_plugins
     from specbuild.runtime.executors.tensorrt.library import new_logger
@@ -270,7 +270,7 @@ def test_a_builder_finds_the_plugins_where_they_are_registered(library: Any) -> 
 
 
 def test_no_plugin_is_called_like_an_op_of_the_parser(library: Any) -> None:
-    """The parser prefers its own importer of a name to a plugin."""
+    """The parser prefers its own importer to a plugin of the same name."""
     trt = library
     from specbuild.runtime.executors.tensorrt.library import new_logger
 

@@ -1,4 +1,4 @@
-"""Where pools lie under a TensorRT executor: written over or beside, of keys or of latents."""
+"""Pools of a TensorRT executor: overwritten in place or separate, of keys or of latents."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PAGE = 16
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
-    """Two of three layers cache latents, whose pools are wider than what they cache."""
+    """Two of three layers cache latents, whose pools are wider than their contents."""
     folder = tmp_path_factory.mktemp("latents")
     write_target(folder / "target", layers=3)
     write_latents(folder / "target", {0: 12, 1: 20})
@@ -48,7 +48,7 @@ def test_every_role_has_pools_as_wide_as_kernels_want_them(built: Built) -> None
 
 
 def test_drafts_change_no_token_wherever_pools_lie(built: Built) -> None:
-    """Plugins write a pool over itself; what engines of standard ops read lies apart from that."""
+    """Plugins overwrite a pool; engines of standard ops read and write separate memory."""
     apart = Built(built.models, replace(built.manifest, backend="tensorrt-rtx"))
     params, tokens = GenerateParams(max_new_tokens=6), []
     for engine, session, shape in (
@@ -66,7 +66,7 @@ def test_drafts_change_no_token_wherever_pools_lie(built: Built) -> None:
 @given(st.lists(st.lists(st.integers(-1, 40), min_size=2, max_size=3), min_size=1, max_size=3))
 @examples(10)
 def test_commits_read_everything_before_they_write(built: Built, paths: list[list[int]]) -> None:
-    """Commit after commit, some recorded, over slots that are read and written by one of them."""
+    """Several commits, some recorded, with slots that one of them both reads and writes."""
     apart = Built(built.models, replace(built.manifest, backend="tensorrt-rtx"))
     executor, _, sessions = executor_of(apart, session=ApartSession)
     executor.prepare(["commit"])
@@ -96,7 +96,7 @@ def test_commits_read_everything_before_they_write(built: Built, paths: list[lis
 
 
 def memory(address: int, shape: tuple[int | str, ...]) -> np.ndarray:
-    """The bits of a bf16 pool in the stand-in's memory."""
+    """Return the bits of a bf16 pool in the substitute's memory."""
     sizes = [int(size) for size in shape]
     held = (ctypes.c_uint16 * math.prod(sizes)).from_address(address)
     return np.frombuffer(held, np.uint16).reshape(sizes)

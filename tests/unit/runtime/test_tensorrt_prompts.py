@@ -1,4 +1,4 @@
-"""Prompts through a plugin engine: small launches take kernels that decode, large ones others."""
+"""Prompts in a plugin engine: small launches use decoding kernels, large ones others."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LENGTHS = (150, 140, 9, 270, 200, 30)
 
 
 class RoundedSession(GraphSession):
-    """Where a prompt's kernels run, the logits differ by far more than bf16 in the references."""
+    """A session in which a prompt's kernels change logits by far more than bf16 does."""
 
     def _run(self, shapes: Mapping[str, tuple[int, ...]], addresses: Mapping[str, int]) -> None:
         super()._run(shapes, addresses)
@@ -41,7 +41,7 @@ class RoundedSession(GraphSession):
 
 @pytest.mark.slow
 def test_what_a_prompt_gives_does_not_depend_on_others(target_path: Path, draft_path: Path) -> None:
-    """With a draft sequences end at other times, and other prompts arrive together."""
+    """With a draft, sequences end at other times, and other prompts share a launch."""
     built = build_plugins(target_path, draft_path, **LIMITS)
     prompts = [
         [1 + (7 * i + 3 * n * n) % 50 for n in range(size)] for i, size in enumerate(LENGTHS)

@@ -1,4 +1,4 @@
-"""What a plugin node carries is read in one form: damaged fields, pointers, arguments, cubins."""
+"""The record of a plugin node: damaged fields, pointers, arguments, cubins."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Fields = dict[str, bytes]
 
 
 def first_fields(name: str) -> Fields:
-    """The fields of an op's first case."""
+    """Return the fields of an op's first case."""
     op = next(op for op in kernel_ops() if op.name == name)
     return next(every_case(op))[1]
 
@@ -84,7 +84,7 @@ def test_pointers_stay_inside_their_buffers(fields: Fields) -> None:
 
 @pytest.mark.parametrize("change", [lambda sizes: sizes[:-1], lambda sizes: (*sizes[:-1], 4)])
 def test_arguments_are_those_that_the_cubins_declare(fields: Fields, change: Any) -> None:
-    """Whether a node brings the launches, or a role that is nothing but launches."""
+    """The launches are in a node, or in a role that consists of launches."""
     record, cubins = read_fields(fields)
     launches = record.buckets[0].tactics[0].launches
     kernel = record.kernels[launches[-1].kernel]

@@ -1,4 +1,4 @@
-"""A deserialised engine's contexts, and the library that makes them: what is asked and refused."""
+"""The contexts of a deserialized engine, and the library that creates them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_a_missing_or_broken_library_is_one_sentence(monkeypatch: pytest.MonkeyP
 
 @dataclass
 class Context:
-    """An execution context that remembers what it was told."""
+    """An execution context that records its calls."""
 
     told: list[tuple[Any, ...]]
     refuses: str = ""
@@ -45,7 +45,7 @@ class Context:
 
 
 class Engine:
-    """A deserialised engine of one dynamic input, one weight and one output."""
+    """A deserialized engine with one dynamic input, one weight and one output."""
 
     device_memory_size_v2 = 4096
     num_io_tensors = 3
@@ -81,7 +81,7 @@ LIBRARY = SimpleNamespace(
 
 
 class NumberedStream(Stream):
-    """A stream that has a handle, as TensorRT wants it."""
+    """A stream with a handle, as TensorRT requires."""
 
     def __int__(self) -> int:
         return 77

@@ -1,4 +1,4 @@
-"""Text in and out: whole characters only, stop strings wherever they fall, chat templates."""
+"""Text input and output: complete characters, stop strings anywhere, chat templates."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TEMPLATE = (
 
 
 def byte_tokenizer() -> Tokenizer:
-    """One token per byte: every character beyond ASCII is several tokens."""
+    """Return a tokenizer with one token per byte; other than ASCII needs several tokens."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE({c: i for i, c in enumerate(alphabet)}, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -75,7 +75,7 @@ def test_an_unfinished_character_shows_at_the_end_only() -> None:
 def test_text_ends_before_the_first_stop_string(
     text: str, stops: list[str], data: st.DataObject
 ) -> None:
-    """Against brute force: cut where the shortest prefix first holds a stop string."""
+    """By brute force: cut where the shortest prefix first contains a stop string."""
     pieces, rest = [], text
     while rest:
         size = data.draw(st.integers(1, len(rest)))
@@ -194,7 +194,7 @@ def test_a_chat_gets_no_special_tokens_beside_the_templates() -> None:
 def test_a_raw_prompt_begins_as_the_flag_of_its_tokenizer_says(
     adds: bool, token: Any, flag: Any, begins: bool | None
 ) -> None:
-    """``adds``: tokenizer.json does so by itself. DeepSeek's does not, and its flag is true."""
+    """``adds``: tokenizer.json adds the token. DeepSeek's does not, and its flag is true."""
     tokenizer = Tokenizer(models.WordLevel({"<bos>": 0, "hi": 1, "?": 2}, unk_token="?"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer.add_special_tokens(["<bos>"])
@@ -235,7 +235,7 @@ def test_of_named_templates_the_default_is_taken() -> None:
 def test_the_date_of_a_template_stays_that_of_its_first_use(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Else every prompt of a server would begin otherwise from midnight on."""
+    """Otherwise every prompt of a server would change at midnight."""
     days = iter(datetime(2026, 11, day, 23, 59) for day in range(1, 9))
 
     class Clock:

@@ -1,4 +1,4 @@
-"""Lines of ``serve --log-stats``: rates between two looks, and silence where nothing runs."""
+"""Lines of ``serve --log-stats``: rates of each interval, and no line without requests."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Allowed tokens, bad words and budgets of reasoning: by definition, with any draft.
+"""Allowed tokens, bad words and reasoning budgets: by definition, with any draft.
 
-The reference for bad words is transformers' processor of logits.
+The reference for bad words is transformers' logit processor.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ LENGTH = 24
 
 
 def decode(params: GenerateParams, refused: Any) -> list[int]:
-    """What decoding without a draft gives if ``refused(output)`` are masked."""
+    """Decode without a draft, with the tokens of ``refused(output)`` masked."""
     tokens = list(IDS)
     for _ in range(params.max_new_tokens):
         logits = np.array(target_logits(tokens), np.float32)
@@ -141,7 +141,7 @@ def test_rules_hold_within_a_guide() -> None:
 
 
 def ruled_engine() -> Engine:
-    """An engine with guides, whose tokenizer has the toy's letters."""
+    """Return an engine with guides, whose tokenizer has the toy's letters."""
     engine = guided_engine()
     engine.text = toy_codec()
     return engine

@@ -1,4 +1,4 @@
-"""A tokenizer from elsewhere: it cuts nothing, and its panics and aborts are sentences of ours."""
+"""A tokenizer of another project: nothing is cut, and panics and aborts become sentences."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SPECIAL = {"lstrip": False, "rstrip": False, "normalized": False, "single_word":
 
 
 def base_tokenizer() -> dict[str, Any]:
-    """One token a byte, as the JSON of its file."""
+    """Return the JSON of a tokenizer with one token per byte."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE({c: i for i, c in enumerate(alphabet)}, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -120,7 +120,7 @@ def test_a_panic_at_a_token_is_a_sentence() -> None:
 
 
 def with_long_token(length: int) -> bytes:
-    """A token a byte all the same: nothing merges into the long one."""
+    """Return the tokenizer with a long token that nothing merges into."""
     state = base_tokenizer()
     state["model"]["vocab"]["a" * length] = 256
     return json.dumps(state).encode()
@@ -138,7 +138,7 @@ def test_long_text_is_refused_before_it_is_tokenised() -> None:
 
 
 class Recording:
-    """A tokenizer that notes how much text it is given."""
+    """A tokenizer that records the amount of text that it gets."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
@@ -176,7 +176,7 @@ _LARGE = (2**31, 2**33, 2**63, 2**64 - 1, -1, 0, 1.5, True, None, "", [], {})
 
 
 def numbers_of(data: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """Where numbers, words and switches stand, the vocabulary aside."""
+    """Return the places of numbers, words and switches outside the vocabulary."""
     if isinstance(data, dict):
         items = [(key, value) for key, value in data.items() if key != "vocab"]
     elif isinstance(data, list):
@@ -213,7 +213,7 @@ def mutants() -> list[bytes]:
 
 
 def check_mutants() -> None:
-    """Opens and uses every mutant: nothing but errors of ours may come out of it."""
+    """Open and use every mutant; only errors of specbuild may occur."""
     for data in mutants():
         try:
             opened = OpenedTokenizer(data)
@@ -223,7 +223,7 @@ def check_mutants() -> None:
 
 
 def test_no_changed_field_takes_the_process_down() -> None:
-    """In a process of its own, whose memory is bounded: an abort would end this one."""
+    """In a separate process with limited memory, since an abort would end this one."""
     code = (
         "import resource, sys; resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30)); "
         f"sys.path[:0] = {sys.path!r}; import test_tokenizer_file as t; t.check_mutants(); "

@@ -1,7 +1,8 @@
-"""The default draft of a device whose step times were never measured, on a simulated clock.
+"""The default draft of a device without measured step times, with a simulated clock.
 
 The times are those of engines on an H200, of GPT-OSS-20B and 120B with an EAGLE3 draft: without a
-draft, and with chains of 1 to 4. Two steps are in flight, so a choice never knows the step before.
+draft, and with chains of 1 to 4. Two steps are in flight, so a choice never knows the previous
+step.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ STEP_MS = {
 
 
 class PriorCosts:
-    """The costs that a device starts from."""
+    """The prior costs of a device."""
 
     shapes = CHAINS
     origin = "unknown"
@@ -54,7 +55,7 @@ def policy_of(batch: int) -> MeasuredPolicy:
 
 @dataclass
 class SimulatedDevice:
-    """Steps of a batch; each level of a chain is accepted with ``chance``."""
+    """Steps of a batch. Each level of a chain is accepted with probability ``chance``."""
 
     batch: int
     step_ms: tuple[float, ...]

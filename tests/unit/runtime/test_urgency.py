@@ -1,4 +1,4 @@
-"""Priorities and deadlines: who runs first, who is overtaken how often, and what is late."""
+"""Priorities and deadlines: which request runs first, how often it is overtaken, what is late."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MOST = 3
 
 
 class Model:
-    """The rule, by counting: who is overtaken MOST times goes before all others."""
+    """The rule by counting: a request that was overtaken MOST times precedes all others."""
 
     def __init__(self) -> None:
         self.waiting: list[int] = []
@@ -68,7 +68,7 @@ def test_the_queue_is_that_of_the_rule(given_ops: list[int | str], drawn: object
                 queue.add(QueuedRequest(added, request))
                 model.add(added, operation)
             elif operation == "preempt" and taken:
-                # It comes back as it left: with its age and its urgency.
+                # It returns with its age and its urgency.
                 again = taken.pop(drawn.randrange(len(taken)))  # type: ignore[attr-defined]
                 queue.add(
                     QueuedRequest(again.index, again.request, times_overtaken=again.times_overtaken)
