@@ -88,7 +88,7 @@ class Candidate:
 
 
 def grow(world: World, context: Tokens, top_k: int, depth: int) -> list[Candidate]:
-    """Return the candidates of a tree below ``context`` (contracts.md, Drafting a tree)."""
+    """Return the candidates of a tree below ``context`` (section "Drafting a tree")."""
     pool: list[Candidate] = []
     frontier = [(-1, Candidate(context, 0.0, -1))]
     for _ in range(depth):
