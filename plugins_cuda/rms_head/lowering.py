@@ -63,6 +63,8 @@ _STATIC_BYTES_OF_ROW, _STATIC_BYTES_OF_PLACE, _STATIC_ALIGNMENT = 16 * 20 + 12, 
 _TACTICS: tuple[Tactic, ...] = ({}, {"loads": 6}, {"loads": 10})
 _TACTICS_OF_SOME_ROWS: tuple[Tactic, ...] = (*_TACTICS, {"panels": 1})
 _TACTICS_OF_MANY_ROWS: tuple[Tactic, ...] = ({}, {"panels": 0})
+# Decoders of K-quants take so many registers that the others spill at some widths.
+_FEW_LOADS: Tactic = {"loads": 4}
 _SOME_ROWS = 17
 
 
@@ -93,7 +95,10 @@ def tactics(request: LoweringRequest) -> tuple[Tactic, ...]:
     rows = request.tensors["logit_rows"].shape[0]
     if rows < _SOME_ROWS:
         return _TACTICS
-    return _TACTICS_OF_SOME_ROWS if rows < FEWEST_PANEL_ROWS else _TACTICS_OF_MANY_ROWS
+    if rows < FEWEST_PANEL_ROWS:
+        return _TACTICS_OF_SOME_ROWS
+    heavy = _weight(request).storage.heavy
+    return (*_TACTICS_OF_MANY_ROWS, _FEW_LOADS) if heavy else _TACTICS_OF_MANY_ROWS
 
 
 @dataclass(frozen=True)
