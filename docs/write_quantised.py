@@ -10,7 +10,10 @@ from pathlib import Path
 
 from generated_tables import markdown_table, replace_table
 
-from specbuild.builder.backends.cuda.fusions.checkpoint_weights import code_form
+from specbuild.builder.backends.cuda.fusions.checkpoint_weights import (
+    block_scaled_storage,
+    code_form,
+)
 from specbuild.builder.checkpoint.gguf.block_types import READ, BlockType
 from specbuild.builder.checkpoint.gguf.blocks import is_quantised
 from specbuild.builder.checkpoint.gguf.container import GgufTensor
@@ -36,7 +39,7 @@ def on_cpu(stored: str) -> str:
 def on_cuda(stored: str) -> str:
     """How a CUDA engine stores what the table calls ``stored``, of safetensors."""
     if "MXFP8" in stored:
-        return "bf16"
+        return "codes"
     if "int4" in stored or "W4A16" in stored:
         return "codes of at most 4 bits, else bf16"
     return "codes" if any(name in stored for name in ("FP8", "float8", "W8A8")) else "bf16"
@@ -45,7 +48,8 @@ def on_cuda(stored: str) -> str:
 def on_cuda_of_gguf(kind: BlockType) -> str:
     """How a CUDA engine stores a type of GGUF."""
     form = quantized_form(GgufTensor(kind.name, (1, _COLUMNS), kind, Path(), 0, 0))
-    return "bf16" if code_storage({code_form(form)}, _COLUMNS) is None else "codes"
+    forms = {code_form(form)}
+    return "codes" if block_scaled_storage(forms) or code_storage(forms, _COLUMNS) else "bf16"
 
 
 def rows() -> Iterator[tuple[str, ...]]:

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 from specbuild.plugins_cuda.launches import LoweringRequest, TensorInfo
 from specbuild.plugins_cuda.rms_moe.cases import Layer
+from specbuild.plugins_cuda.rms_moe.expert_codes import expert_weight
 from specbuild.plugins_cuda.rms_moe.op import OP
-from specbuild.plugins_cuda.rms_moe.packing import (
-    TILE_OUTPUTS,
-    down_steps,
-    expert_tile,
-    gate_up_steps,
-)
+from specbuild.plugins_cuda.rms_moe.packing import TILE_OUTPUTS, down_steps, gate_up_steps
 
 
 def routed_request(layer: Layer) -> LoweringRequest:
@@ -19,17 +15,17 @@ def routed_request(layer: Layer) -> LoweringRequest:
     def bf16(*shape: int) -> TensorInfo:
         return TensorInfo(shape, "bfloat16")
 
-    def tiles(outputs: int, steps: int) -> TensorInfo:
-        dtype, values = expert_tile(steps, bf16=layer.bf16)
-        return TensorInfo((layer.packed, outputs // TILE_OUTPUTS, values), dtype)
-
     hidden, inner = layer.hidden, layer.inner
+    gate_up, down = layer.storages
     tensors = {
         "x": bf16(layer.rows, hidden), "norm": bf16(hidden),
         "router_weight": bf16(layer.experts, hidden), "router_bias": bf16(layer.experts),
-        "gate_up": tiles(inner, gate_up_steps(hidden)),
+        "gate_up": expert_weight(
+            gate_up, layer.packed, inner // TILE_OUTPUTS, gate_up_steps(hidden)
+        ),
         "gate_up_bias": bf16(layer.packed, 2 * inner),
-        "down": tiles(hidden, down_steps(inner)), "down_bias": bf16(layer.packed, hidden),
+        "down": expert_weight(down, layer.packed, hidden // TILE_OUTPUTS, down_steps(inner)),
+        "down_bias": bf16(layer.packed, hidden),
         "row_start": TensorInfo((3,), "int32"), "y": bf16(layer.rows, hidden),
     }  # fmt: skip
     if layer.choice_bias:

@@ -204,3 +204,35 @@ def write_gguf_llama(folder: Path, kind: str, values: str = "", **sizes: int) ->
     with patch.object(gguf_models, "mixed", kinds):
         tensors = gguf_models.llama_twin(folder / "model", config)
     return write_gguf(folder / "model.gguf", architecture, keys, tensors)
+
+
+def write_gguf_experts(folder: Path, gate_up: str, down: str, **sizes: int) -> Path:
+    """Write a random Qwen3 whose experts have these GGUF types, and other matrices F32.
+
+    ``folder / "model"`` has the same numbers in safetensors. ``sizes`` are those of its
+    config.json.
+    """
+    write_llama(folder / "model", "qwen3_moe", rope_parameters=None, **sizes)
+    config = json.loads((folder / "model" / "config.json").read_text())
+    architecture, keys = LLAMA_KINDS["qwen3_moe"]
+    keys = LLAMA_KEYS | keys | {
+        ".block_count": config["num_hidden_layers"],
+        ".embedding_length": config["hidden_size"],
+        ".feed_forward_length": config["intermediate_size"],
+        ".attention.head_count": config["num_attention_heads"],
+        ".attention.head_count_kv": config["num_key_value_heads"],
+        ".attention.key_length": config["head_dim"],
+        ".attention.value_length": config["head_dim"],
+        ".expert_count": sizes["num_experts"],
+        ".expert_used_count": sizes["num_experts_per_tok"],
+        ".expert_feed_forward_length": config["moe_intermediate_size"],
+    }  # fmt: skip
+
+    def kind(name: str, shape: tuple[int, ...]) -> str:
+        if "exps" not in name:
+            return "F32"
+        return down if "down" in name else gate_up
+
+    with patch.object(gguf_models, "mixed", kind):
+        tensors = gguf_models.llama_twin(folder / "model", config)
+    return write_gguf(folder / "model.gguf", architecture, keys, tensors)

@@ -61,6 +61,7 @@ def _checked(source: SourceTensor) -> SourceTensor:
         load=lambda: checked(load()),
         load_as=None if load_as is None else lambda dtype: checked(load_as(dtype)),
         quantized=None if quantized is None else replace(quantized, load=checked_parts),
+        experts=tuple(map(_checked, source.experts)),
     )
 
 

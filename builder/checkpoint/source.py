@@ -68,7 +68,8 @@ class SourceTensor:
     ``load_as`` gives it in another float type, as ``load().to(…)`` would, but without holding it
     whole in its own; None where that takes no less memory. ``quantized`` has the codes of a matrix
     that the checkpoint stores quantized, of which ``load`` gives the numbers. ``less_1``: the
-    weight of a norm that the checkpoint stores less 1, to which 1 was added in fp32.
+    weight of a norm that the checkpoint stores less 1, to which 1 was added in fp32. ``experts``:
+    the weights of single experts [out, in] that were stacked, expert by expert.
     """
 
     name: str
@@ -81,6 +82,7 @@ class SourceTensor:
     load_as: Callable[[torch.dtype], torch.Tensor] | None = None
     quantized: QuantizedSource | None = None
     less_1: bool = False
+    experts: tuple[SourceTensor, ...] = ()
 
 
 # The tensors of a checkpoint by name.

@@ -105,11 +105,17 @@ class WeightSources:
 
     @property
     def quantized(self) -> dict[str, SourceTensor]:
-        """The matrices that a checkpoint stores quantized; a tied head is its embedding."""
+        """The matrices that a checkpoint stores quantized; a tied head is its embedding.
+
+        Stacked experts are listed one by one.
+        """
         tied = self._target.geometry.tied_head
+        tensors = dict(self._tensors)
+        for tensor in self._tensors.values():
+            tensors |= {expert.name: expert for expert in tensor.experts}
         return {
             name: tensor
-            for name, tensor in self._tensors.items()
+            for name, tensor in tensors.items()
             if tensor.quantized is not None and not (tied and name == HEAD)
         }
 
@@ -164,7 +170,13 @@ class WeightSources:
             assert self._floats is not None
             dtype, load = self._floats, _converting(source, self._floats)
         return Recipe(
-            source.shape, dtype, source.sources, load, source.quantized, less_1=source.less_1
+            source.shape,
+            dtype,
+            source.sources,
+            load,
+            source.quantized,
+            less_1=source.less_1,
+            experts=tuple(map(self._recipe, source.experts)),
         )
 
     def _rope(self, name: str, shape: tuple[int, ...], group: str) -> Recipe:

@@ -8,7 +8,13 @@ from typing import Any
 import numpy as np
 
 from specbuild.plugins_cuda.cases import Arrays, Case
+from specbuild.plugins_cuda.linear.cases import draw_codes
+from specbuild.plugins_cuda.linear.packing import BLOCK, TILE_ROWS, TILE_VALUES
+from specbuild.plugins_cuda.linear.storage import BF16, FP8_BLOCK, MXFP4, Q4_K, Q6_K, Q8, Storage
 from specbuild.plugins_cuda.rms_moe.packing import (
+    TILE_OUTPUTS,
+    down_steps,
+    gate_up_steps,
     pack_down,
     pack_down_values,
     pack_gate_up,
@@ -17,13 +23,25 @@ from specbuild.plugins_cuda.rms_moe.packing import (
 )
 
 
+def draw_experts(
+    rng: np.random.Generator, experts: int, tiles: int, steps: int, storage: Storage
+) -> np.ndarray:
+    """Packed experts of random quantized values, or of random values in bf16."""
+    if storage is BF16:
+        values = rng.standard_normal((experts, tiles, steps * TILE_VALUES), np.float32)
+        return values * (steps * BLOCK) ** -0.5
+    units = draw_codes(rng, experts * tiles * TILE_ROWS, steps * BLOCK, storage)
+    return units.reshape(experts, -1, storage.elements)
+
+
 @dataclass(frozen=True)
 class Layer:
     """Rows and geometry of a case; rows from ``live`` on are padding.
 
     ``popular``: the router's bias draws most rows to the first ``top_k`` experts. ``twins``:
     experts 2i and 2i + 1 have one router row, so their logits tie, and one choice bias. ``bf16``:
-    experts are stored so. ``shared`` experts come on top of ``experts``.
+    experts are stored so; ``units``: the storages of gate/up and down in quantized values.
+    ``shared`` experts come on top of ``experts``.
     """
 
     rows: int = 4
@@ -41,6 +59,7 @@ class Layer:
     rounding: str = "gpt_oss"
     activation: str = "swiglu_clamped"
     bf16: bool = False
+    units: tuple[Storage, Storage] | None = None
     logits: str = "rounded"
     choice_bias: bool = False
     groups: int = 1
@@ -72,6 +91,11 @@ class Layer:
         """The experts with weights: routed and shared ones."""
         return self.experts + self.shared
 
+    @property
+    def storages(self) -> tuple[Storage, Storage]:
+        """Those of gate/up and down."""
+        return self.units or ((BF16, BF16) if self.bf16 else (MXFP4, MXFP4))
+
     def _mxfp4(
         self, rng: np.random.Generator, fan_in: int, fan_out: int, power: int = 0
     ) -> tuple[np.ndarray, np.ndarray]:
@@ -86,6 +110,12 @@ class Layer:
         """Return the packed weights of gate/up and down."""
         import torch
 
+        if self.units is not None:
+            of_gate_up, of_down = self.units
+            tiles, steps = self.inner // TILE_OUTPUTS, gate_up_steps(self.hidden)
+            gate_up = draw_experts(rng, self.packed, tiles, steps, of_gate_up)
+            tiles, steps = self.hidden // TILE_OUTPUTS, down_steps(self.inner)
+            return gate_up, draw_experts(rng, self.packed, tiles, steps, of_down)
         if self.bf16:
             widths = ((self.hidden, 2 * self.inner), (self.inner, self.hidden))
             first, second = (
@@ -176,6 +206,8 @@ _SMALL: dict[str, Any] = {"hidden": 64, "inner": 32}
 _V3 = replace(DEEPSEEK_V3, **_SMALL, rows=5, experts=16, top_k=3, groups=4, groups_chosen=2)
 _V2 = replace(V2_LITE, **_SMALL, rows=5, experts=20, top_k=3, groups=5, groups_chosen=2, bf16=False)
 
+_QUANTIZED = replace(_QWEN3, rows=5, hidden=544, inner=96, experts=6, top_k=3)
+
 CASES: tuple[Case, ...] = (
     Layer().case("plain"),
     Layer(rows=1).case("one row"),
@@ -199,6 +231,9 @@ CASES: tuple[Case, ...] = (
     Layer(rows=1, hidden=704, inner=704).case("K of 22 blocks, one row"),
     replace(_QWEN3, rows=5, hidden=192, inner=96, experts=24).case("LLaMA's norm, plain SwiGLU"),
     replace(QWEN3_BF16, rows=5, hidden=192, inner=96, experts=24).case("bf16"),
+    replace(_QUANTIZED, units=(Q4_K, Q6_K)).case("gate and up in q4_k, down in q6_k"),
+    replace(_QUANTIZED, units=(FP8_BLOCK, FP8_BLOCK)).case("fp8-block"),
+    replace(_QUANTIZED, units=(Q8, BF16)).case("gate and up in q8, down in bf16"),
     replace(QWEN3_BF16, rows=5, hidden=192, inner=96, experts=24, rounding="offset").case(
         "bf16, a norm whose weight is stored less 1"
     ),

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import TypeAlias
+
 from specbuild.plugins_cuda.launches import (
     Kernel,
     Lowering,
@@ -10,7 +13,9 @@ from specbuild.plugins_cuda.launches import (
     Tactic,
     Workspace,
 )
+from specbuild.plugins_cuda.linear.storage import BF16, MXFP4, Storage
 from specbuild.plugins_cuda.rms_moe.choice import choice_of
+from specbuild.plugins_cuda.rms_moe.expert_codes import expert_storages
 from specbuild.plugins_cuda.rms_moe.memory import (
     DOWN_KEYS,
     GATE_UP_KEYS,
@@ -22,14 +27,7 @@ from specbuild.plugins_cuda.rms_moe.memory import (
     lay_out_down,
     lay_out_gate_up,
 )
-from specbuild.plugins_cuda.rms_moe.packing import (
-    BLOCK,
-    TILE_OUTPUTS,
-    down_steps,
-    expert_tile,
-    gate_up_steps,
-    in_bf16,
-)
+from specbuild.plugins_cuda.rms_moe.packing import BLOCK
 from specbuild.plugins_cuda.rms_moe.prefill import lower_prefill, prefill_tactics
 from specbuild.plugins_cuda.rms_norms import rounding_code, rounding_of
 from specbuild.runtime.errors import SpecbuildError
@@ -50,6 +48,8 @@ MAX_HIDDEN = BLOCK * ROUTER_WARPS * MAX_STAGED_BLOCKS
 ADD_THREADS, ADD_COLUMNS = 256, 4
 
 _NAMES = (*GATE_UP_KEYS, *DOWN_KEYS)
+_Numbers: TypeAlias = tuple[tuple[int, ...], ...]
+_ByRows: TypeAlias = Mapping[int, _Numbers]
 # By the most rows of a launch, gate/up's five numbers and down's; the first that fits is the
 # default. Few rows wait for memory, and whole stages come quickest; with many the warps' own work
 # counts, and a ring of one stage in pieces leaves shared memory to more of them. Two tiles a warp
@@ -126,18 +126,35 @@ _OF_WIDE_ROWS_OF_BF16 = (
     (12, 1, 2, 8, 1, 8, 1, 2, 8, 1),
 )
 
+# Of quantized values in units, whose stages are in one piece. Nothing of them was measured.
+_CANDIDATES_IN_UNITS = {
+    8: (
+        (12, 3, 1, 8, 1, 12, 3, 1, 8, 1),
+        (12, 2, 1, 8, 1, 12, 2, 1, 8, 1),
+        (16, 2, 1, 8, 1, 16, 2, 1, 8, 1),
+        (8, 4, 1, 8, 1, 8, 4, 1, 8, 1),
+    ),
+    MAX_DECODE_ROWS: (
+        (12, 2, 1, 16, 1, 8, 2, 1, 16, 2),
+        (12, 2, 1, 8, 1, 8, 2, 1, 8, 1),
+        (8, 2, 1, 8, 1, 8, 2, 1, 8, 1),
+    ),
+}
+_OF_WIDE_ROWS_IN_UNITS = (
+    (12, 1, 1, 8, 1, 12, 1, 1, 8, 1),
+    (8, 1, 1, 8, 1, 8, 1, 1, 8, 1),
+)
+
 
 def tactics(request: LoweringRequest, *, slices: int = 1) -> tuple[Tactic, ...]:
     """Return the tactics of decoding: an ``ExpertTactic`` of gate/up and one of down."""
     if request.phase == "prefill":
         return prefill_tactics(request)
     rows = request.tensors["x"].shape[0]
-    bf16 = in_bf16(request.tensors["gate_up"].dtype)
-    by_rows = _CANDIDATES_OF_BF16 if bf16 else _CANDIDATES
+    by_rows, wide = _candidates(expert_storages(request))
     of_rows = next((some for most, some in by_rows.items() if rows <= most), ())
-    if not bf16 and choice_of(request).rows_of_an_expert(rows) >= ROWS_OF_LONG_PASSES:
+    if by_rows is _CANDIDATES and choice_of(request).rows_of_an_expert(rows) >= ROWS_OF_LONG_PASSES:
         of_rows = _LONG_PASSES + of_rows
-    wide = _OF_WIDE_ROWS_OF_BF16 if bf16 else _OF_WIDE_ROWS
     for some in (of_rows, wide if of_rows else ()):
         candidates = [dict(zip(_NAMES, each, strict=True)) for each in some]
         fitting = tuple(tactic for tactic in candidates if _layouts(request, tactic, slices))
@@ -146,12 +163,22 @@ def tactics(request: LoweringRequest, *, slices: int = 1) -> tuple[Tactic, ...]:
     return ()
 
 
+def _candidates(storages: Mapping[str, Storage]) -> tuple[_ByRows, _Numbers]:
+    """By the most rows of a launch, and for layers that are too wide for these."""
+    used = set(storages.values())
+    if used == {MXFP4}:
+        return _CANDIDATES, _OF_WIDE_ROWS
+    if used == {BF16}:
+        return _CANDIDATES_OF_BF16, _OF_WIDE_ROWS_OF_BF16
+    return _CANDIDATES_IN_UNITS, _OF_WIDE_ROWS_IN_UNITS
+
+
 def lower(request: LoweringRequest, *, slices: int = 1) -> Lowering:
     """Return the launches; SpecbuildError for unsupported requests.
 
     ``slices``: the warps that share K of a tile of gate/up in decoding; it affects the bits.
     """
-    _check_types(request, _sizes(request, slices))
+    _check_types(request)
     if request.phase == "prefill":
         return lower_prefill(request)
     sizes = _checked(request, slices)
@@ -189,7 +216,6 @@ def _sizes(request: LoweringRequest, slices: int) -> Sizes:
         inner=two_inner // 2,
         experts=experts,
         top_k=int(request.attributes["top_k"]) + int(request.attributes["shared"]),
-        bf16=in_bf16(tensors["gate_up"].dtype),
         slices=slices,
     )
 
@@ -220,19 +246,14 @@ def _checked(request: LoweringRequest, slices: int) -> Sizes:
     return sizes
 
 
-def _check_types(request: LoweringRequest, sizes: Sizes) -> None:
-    steps = {"gate_up": gate_up_steps(sizes.hidden), "down": down_steps(sizes.inner)}
-    tiles = {"gate_up": sizes.inner // TILE_OUTPUTS, "down": sizes.hidden // TILE_OUTPUTS}
+def _check_types(request: LoweringRequest) -> None:
+    experts = expert_storages(request)
     others = {"row_start": "int32", "choice_bias": "float32"}
     for name, tensor in request.tensors.items():
-        wanted, shape = others.get(name, "bfloat16"), tensor.shape
-        if name in steps:
-            wanted, values = expert_tile(steps[name], bf16=sizes.bf16)
-            shape = (sizes.experts, tiles[name], values)
-        if tensor.dtype != wanted or tensor.shape != shape:
+        expected = others.get(name, "bfloat16")
+        if name not in experts and tensor.dtype != expected:
             raise SpecbuildError(
-                f"RmsMoe's {name} is {tensor.dtype} {tensor.shape}, expected {wanted} {shape}: "
-                "give bfloat16 tensors and weights packed by rms_moe/packing.py."
+                f"RmsMoe's {name} is {tensor.dtype} {tensor.shape}, expected {expected}."
             )
 
 
@@ -247,7 +268,11 @@ def _layouts(
 
 
 def _expert_constants(
-    request: LoweringRequest, sizes: Sizes, tactic: ExpertTactic, layout: SharedLayout
+    request: LoweringRequest,
+    sizes: Sizes,
+    tactic: ExpertTactic,
+    layout: SharedLayout,
+    storage: Storage,
 ) -> tuple[tuple[str, int | float | str], ...]:
     """Return the constants of both expert kernels."""
     return (
@@ -257,7 +282,7 @@ def _expert_constants(
         ("INNER", sizes.inner),
         ("EXPERTS", sizes.experts),
         ("TOP_K", sizes.top_k),
-        ("BF16", int(sizes.bf16)),
+        ("WEIGHTS", storage.code),
         ("CTAS", request.target.multiprocessors),
         ("WARPS", tactic.warps),
         ("RING_STAGES", tactic.stages),
@@ -309,7 +334,7 @@ def _gate_up(
     request: LoweringRequest, sizes: Sizes, tactic: ExpertTactic, layout: SharedLayout
 ) -> OpLaunch:
     constants = (
-        *_expert_constants(request, sizes, tactic, layout),
+        *_expert_constants(request, sizes, tactic, layout, expert_storages(request)["gate_up"]),
         ("SLICES", sizes.slices),
         ("CLAMPED", int(request.attributes["activation"] == "swiglu_clamped")),
         ("ALPHA", float(request.attributes["alpha"])),
@@ -336,7 +361,7 @@ def _down(
     request: LoweringRequest, sizes: Sizes, tactic: ExpertTactic, layout: SharedLayout
 ) -> list[OpLaunch]:
     constants = (
-        *_expert_constants(request, sizes, tactic, layout),
+        *_expert_constants(request, sizes, tactic, layout, expert_storages(request)["down"]),
         ("ADD_THREADS", ADD_THREADS),
         ("ADD_COLUMNS", ADD_COLUMNS),
     )

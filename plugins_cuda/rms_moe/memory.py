@@ -22,8 +22,7 @@ MAX_RESIDENT_H = 48 * 1024
 class Sizes:
     """Sizes of one request: rows T of the bucket, sequences B, and the layer's geometry.
 
-    ``bf16``: whether experts are stored so, in place of MXFP4. ``slices``: warps that share K of a
-    tile of gate/up, each with a run of whole stages.
+    ``slices``: warps that share K of a tile of gate/up, each with a run of whole stages.
     """
 
     rows: int
@@ -32,7 +31,6 @@ class Sizes:
     inner: int
     experts: int
     top_k: int
-    bf16: bool = False
     slices: int = 1
 
     @property

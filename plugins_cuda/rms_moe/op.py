@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
+from specbuild.plugins_cuda.launches import TensorInfo
+from specbuild.plugins_cuda.linear.storage import BF16, MXFP4, Storage
 from specbuild.plugins_cuda.moe.op import reference as moe_reference
 from specbuild.plugins_cuda.opspec import AttributeSpec, OpSpec, TensorSpec
 from specbuild.plugins_cuda.rms_moe.choice import expert_groups
+from specbuild.plugins_cuda.rms_moe.expert_codes import decoded_experts, storage_of_experts
 from specbuild.plugins_cuda.rms_moe.lowering import lower, tactics
 from specbuild.plugins_cuda.rms_moe.packing import (
+    TILE_OUTPUTS,
+    down_steps,
+    gate_up_steps,
     unpack_down,
     unpack_down_values,
     unpack_gate_up,
@@ -74,8 +80,9 @@ def experts_sum(
 ) -> torch.Tensor:
     """Return ``moe(rms(x))`` [T, H] in fp32, not rounded, of the op's ``inputs`` in order.
 
-    ``gate_up``, ``gate_up_bias`` and ``down`` are packed (``packing.py``): u8 is MXFP4. The last
-    ``shared`` experts are those of every row, with weight 1. ``choice``: attributes of ``Moe``.
+    ``gate_up``, ``gate_up_bias`` and ``down`` are packed (``packing.py``, ``expert_codes.py``).
+    The last ``shared`` experts are those of every row, with weight 1. ``choice``: attributes of
+    ``Moe``.
     """
     required = [tensor for tensor in inputs[:8] if tensor is not None]
     x, norm, router_weight, router_bias, gate_up, gate_up_bias, down, down_bias = required
@@ -85,12 +92,13 @@ def experts_sum(
     routed, packed = router_weight.shape[0], gate_up.shape[0]
     if routed + shared != packed:
         raise ValueError(f"RmsMoe: {packed} experts, {routed} routed and {shared} shared")
-    rows, inner = normed.float(), gate_up_bias.shape[1] // 2
+    rows, inner, hidden = normed.float(), gate_up_bias.shape[1] // 2, normed.shape[1]
 
     def mixed(
         some: slice, scores: torch.Tensor, bias: torch.Tensor | None, how: dict[str, Any]
     ) -> torch.Tensor:
-        (w1, s1), (w2, s2) = _unpacked(gate_up[some], down[some], inner)
+        w1, s1 = _unpacked_gate_up(gate_up[some], inner, hidden)
+        w2, s2 = _unpacked_down(down[some], inner, hidden)
         b1, b2 = unpack_gate_up_bias(gate_up_bias)[some], down_bias[some]
         return moe_reference(rows, scores, w1, s1, b1, w2, s2, b2, bias, **how)
 
@@ -109,15 +117,34 @@ def reference(x: torch.Tensor, *inputs: torch.Tensor | None, **attributes: Any) 
     return x + experts_sum((x, *inputs), **attributes).to(x.dtype)
 
 
-def _unpacked(
-    gate_up: torch.Tensor, down: torch.Tensor, inner: int
-) -> tuple[tuple[torch.Tensor, torch.Tensor | None], tuple[torch.Tensor, torch.Tensor | None]]:
-    """Both weights as Moe takes them, each with its scales where it has some."""
+_Unpacked: TypeAlias = "tuple[torch.Tensor, torch.Tensor | None]"
+
+
+def _unpacked_gate_up(packed: torch.Tensor, inner: int, hidden: int) -> _Unpacked:
+    """Gate/up as Moe takes it, with its scales where it has some."""
+    tiles, steps = inner // TILE_OUTPUTS, gate_up_steps(hidden)
+    storage = _storage(packed, tiles, steps)
+    if storage is MXFP4:
+        return unpack_gate_up(packed)
+    values = packed if storage is BF16 else decoded_experts(packed, tiles, steps, storage)
+    return unpack_gate_up_values(values), None
+
+
+def _unpacked_down(packed: torch.Tensor, inner: int, hidden: int) -> _Unpacked:
+    """The same of down."""
+    tiles, steps = hidden // TILE_OUTPUTS, down_steps(inner)
+    storage = _storage(packed, tiles, steps)
+    if storage is MXFP4:
+        return unpack_down(packed, inner)
+    values = packed if storage is BF16 else decoded_experts(packed, tiles, steps, storage)
+    return unpack_down_values(values, inner), None
+
+
+def _storage(packed: torch.Tensor, tiles: int, steps: int) -> Storage:
     import torch
 
-    if gate_up.dtype == torch.uint8:
-        return unpack_gate_up(gate_up), unpack_down(down, inner)
-    return (unpack_gate_up_values(gate_up), None), (unpack_down_values(down, inner), None)
+    dtype = "uint8" if packed.dtype == torch.uint8 else "bfloat16"
+    return storage_of_experts(TensorInfo(tuple(packed.shape), dtype), len(packed), tiles, steps)
 
 
 def traffic(request: TrafficRequest) -> Traffic:
@@ -151,8 +178,8 @@ def traffic(request: TrafficRequest) -> Traffic:
 
 OP = OpSpec(
     name="RmsMoe",
-    doc="x + moe(rms(x)), experts packed in MXFP4 or bf16; rows past row_start's last are "
-    "unspecified.",
+    doc="x + moe(rms(x)), experts packed in MXFP4, bf16 or quantized values; rows past "
+    "row_start's last are unspecified.",
     inputs=(
         TensorSpec("x", "T", ("T", "hidden")),
         TensorSpec("norm", "W", ("hidden",)),

@@ -62,11 +62,6 @@ def in_bf16(dtype: str) -> bool:
     return dtype == "bfloat16"
 
 
-def expert_tile(steps: int, *, bf16: bool) -> tuple[str, int]:
-    """The type of a packed weight, and the length of its last axis: a tile of so many steps."""
-    return ("bfloat16", TILE_VALUES * steps) if bf16 else ("uint8", tile_bytes(steps))
-
-
 def gate_up_steps(hidden: int) -> int:
     """Return the steps of a gate/up tile: one per block."""
     return hidden // BLOCK

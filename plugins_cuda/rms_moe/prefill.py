@@ -12,6 +12,7 @@ from specbuild.plugins_cuda.launches import (
     Tactic,
     Workspace,
 )
+from specbuild.plugins_cuda.linear.storage import MXFP4
 from specbuild.plugins_cuda.prefill_gemm import (
     COLUMN_STEP,
     MAX_COLUMNS,
@@ -28,12 +29,12 @@ from specbuild.plugins_cuda.prefill_gemm import (
     stages_for,
 )
 from specbuild.plugins_cuda.rms_moe.choice import choice_of
+from specbuild.plugins_cuda.rms_moe.expert_codes import expert_storages
 from specbuild.plugins_cuda.rms_moe.packing import (
     BLOCK,
     TILE_OUTPUTS,
     down_steps,
     gate_up_steps,
-    in_bf16,
 )
 from specbuild.plugins_cuda.rms_moe.prefill_few import (
     CHUNK_STEPS,
@@ -72,7 +73,6 @@ class Layer:
     top_k: int
     columns: int
     wgmma: int
-    bf16: bool
     few: int
 
     @property
@@ -98,7 +98,6 @@ class Layer:
             ("EXPERTS", self.experts),
             ("TOP_K", self.top_k),
             ("COLUMNS", self.columns),
-            ("BF16", int(self.bf16)),
             *more.items(),
         )
 
@@ -135,7 +134,7 @@ def prefill_tactics(request: LoweringRequest) -> tuple[Tactic, ...]:
     """Tokens of the widest tile, whether wgmma computes it, and the form for few rows an expert."""
     widest = _widest_columns(request.tensors["x"].shape[0])
     few: list[dict[str, int]] = []
-    if not in_bf16(request.tensors["gate_up"].dtype):
+    if _in_mxfp4(request):
         tiles = ((32, 16), *FEW_TILES.values())
         few = [{"columns": c, "few": warps} for c, warps in tiles if c <= widest]
     many = [{"columns": c} for c in (widest, 192, 128, 64) if c <= widest]
@@ -148,12 +147,17 @@ def _default_tactic(request: LoweringRequest) -> dict[str, int]:
     """The form for few rows an expert, where they are few, with tiles that hold most experts'."""
     rows = request.tensors["x"].shape[0]
     widest = _widest_columns(rows)
-    if not in_bf16(request.tensors["gate_up"].dtype):
+    if _in_mxfp4(request):
         of_an_expert = choice_of(request).rows_of_an_expert(rows)
         for most, (columns, warps) in FEW_TILES.items():
             if FEWEST_ROWS <= of_an_expert <= most and columns <= widest:
                 return {"columns": columns, "few": warps}
     return {"columns": widest}
+
+
+def _in_mxfp4(request: LoweringRequest) -> bool:
+    """Whether all experts are, which the form for few rows an expert reads alone."""
+    return set(expert_storages(request).values()) == {MXFP4}
 
 
 def _widest_columns(rows: int) -> int:
@@ -175,7 +179,6 @@ def _layer(request: LoweringRequest) -> Layer:
         top_k=choice.of_a_row,
         columns=tactic.get("columns", _widest_columns(rows)),
         wgmma=tactic.get("wgmma", 1),
-        bf16=in_bf16(tensors["gate_up"].dtype),
         few=tactic.get("few", 0),
     )
     if hidden % BLOCK or layer.inner % BLOCK or layer.rows >= _MAX_ROWS:
@@ -184,18 +187,18 @@ def _layer(request: LoweringRequest) -> Layer:
             f"widths that are multiples of {BLOCK} and fewer than {_MAX_ROWS} rows: build this "
             "model for the CPU, or with smaller chunks."
         )
-    _check_tiles(layer)
+    _check_tiles(request, layer)
     return layer
 
 
-def _check_tiles(layer: Layer) -> None:
+def _check_tiles(request: LoweringRequest, layer: Layer) -> None:
     most = FEW_COLUMNS if layer.few else MAX_COLUMNS
     if layer.columns % COLUMN_STEP or not COLUMN_STEP <= layer.columns <= most:
         raise SpecbuildError(
             f"RmsMoe's tactic has tiles of {layer.columns} tokens, expected a multiple of "
             f"{COLUMN_STEP} up to {most}: tune again."
         )
-    if layer.few and (layer.bf16 or layer.few not in FEW_WARPS):
+    if layer.few and not (_in_mxfp4(request) and layer.few in FEW_WARPS):
         raise SpecbuildError(
             f"RmsMoe's tactic has {layer.few} warps for few rows an expert, expected one of "
             f"{FEW_WARPS} and experts in MXFP4: tune again."
@@ -320,6 +323,7 @@ def _gemm(
         STAGES=stages,
         MAX_TILES=layer.most_tiles,
         WGMMA=layer.wgmma,
+        WEIGHTS=expert_storages(request)[product.name].code,
     )
     constants = (*sizes, *constants, ("SHARED_BYTES", shared_bytes))
     tiles = layer.most_tiles * ceil_div(product.row_tiles * PACKED_ROWS, rows)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from example_engine import every_other_sampled, on_gpu, outputs, random_prompts, records
-from gguf_keys import write_gguf_llama
+from gguf_keys import write_gguf_experts, write_gguf_llama
 from llama_checkpoints import LAYERS, VOCAB
 
 from specbuild.builder.build import build
@@ -20,8 +20,17 @@ pytestmark = pytest.mark.timeout(600)
 HIDDEN, INNER, HEADS, TOKENS = 512, 1536, 8, 40
 LENGTHS = (5, 230, 40, 17)
 KINDS = (
-    "Q4_0", "Q8_0", "Q4_K with Q6_K", "Q4_K", "Q5_K", "Q6_K", "Q4_1", "Q5_0", "IQ4_NL",
+    "Q4_0", "Q8_0", "Q4_K with Q6_K", "Q4_K", "Q5_K", "Q6_K", "Q4_1", "Q5_0", "IQ4_NL", "Q3_K",
+    "MXFP4",
 )  # fmt: skip
+EXPERTS = (
+    ("Q4_K", "Q6_K"),
+    ("Q4_K", "Q4_K"),
+    ("Q8_0", "Q8_0"),
+    ("Q4_0", "Q5_0"),
+    ("Q3_K", "Q4_K"),
+    ("MXFP4", "MXFP4"),
+)
 
 
 @pytest.fixture(scope="module", params=KINDS)
@@ -38,6 +47,22 @@ def file(
 
 
 def test_no_bit_differs_from_dequantized_weights(file: Path) -> None:
+    require_bits_of_bf16(file, 7 * LAYERS + 1)
+
+
+@pytest.mark.parametrize("kinds", EXPERTS, ids=" ".join)
+def test_no_bit_of_experts_differs(kinds: tuple[str, str], tmp_path: Path) -> None:
+    """Gate and up in one type, down in another; every tensor of experts counts once a layer."""
+    file = write_gguf_experts(
+        tmp_path, *kinds, num_hidden_layers=LAYERS, hidden_size=HIDDEN, intermediate_size=512,
+        moe_intermediate_size=768, num_experts=8, num_experts_per_tok=3, head_dim=64,
+        num_attention_heads=HEADS,
+    )  # fmt: skip
+    require_bits_of_bf16(file, 3 * LAYERS)
+
+
+def require_bits_of_bf16(file: Path, weights: int) -> None:
+    """Engines with codes and with bf16 weights give the same records."""
     found = []
     for dtype in ("bf16", "checkpoint"):
         folder = file.parent / dtype
@@ -56,5 +81,5 @@ def test_no_bit_differs_from_dequantized_weights(file: Path) -> None:
             assert coded is not None and coded.math == "bf16"
             assert {form.dequantized for form in coded.forms} == {None}
             assert not kept
-            assert sum(form.weights for form in coded.forms) == 7 * LAYERS + 1
+            assert sum(form.weights for form in coded.forms) == weights
     assert found[0] == found[1]

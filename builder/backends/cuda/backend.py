@@ -63,8 +63,10 @@ def fused_model(
     keeps_quantized = options.requested.kernels.weights_dtype in (None, "checkpoint")
     weights = None
     if keeps_quantized and sources.quantized:
+        ranks = graphs.engine_sizes.ranks
+        why_experts = "GPUs share the experts" if ranks > 1 else ""
         weights = QuantizedWeights(
-            *_why_tables_are_bf16(sources, options, graphs.engine_sizes.ranks)
+            *_why_tables_are_bf16(sources, options, ranks), bf16_experts=why_experts
         )
     passes_of = partial(
         cuda_passes,

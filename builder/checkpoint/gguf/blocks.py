@@ -109,13 +109,17 @@ def _q3_k(raw: Bytes) -> Parts:
     for part in range(8):
         high[:, part] = (mask >> np.uint32(part) & _ONES) << np.uint32(2)
     codes = _two_bits(raw[:, 32:96]) | high.view(np.uint8).reshape(-1, 256)
+    scale, groups, _, _ = _q3_k_factors(raw)
+    return _less(codes, 4), groups * scale, None
+
+
+def _q3_k_factors(raw: Bytes) -> Factors:
     first, second, third = _words(raw[:, 96:108]).T
     six = np.empty((len(raw), 4), np.uint32)
     for place, low in enumerate((first, second, first >> np.uint32(4), second >> np.uint32(4))):
         bits = third >> np.uint32(2 * place) & _LOW_PAIRS
         six[:, place] = low & _LOW_NIBBLES | bits << np.uint32(4)
-    scales = _less(six.view(np.uint8), 32) * _halves(raw, 108)
-    return _less(codes, 4), scales, None
+    return _halves(raw, 108), _less(six.view(np.uint8), 32), None, None
 
 
 def _q4_k(raw: Bytes) -> Parts:
@@ -260,7 +264,7 @@ _LAYOUTS = {
     "Q5_1": BlockLayout(_q5_1, "int", 5, 32, has_minima=True),
     "Q8_0": BlockLayout(_q8_0, "int", 8, 32),
     "Q2_K": BlockLayout(_q2_k, "int", 2, 16, has_minima=True),
-    "Q3_K": BlockLayout(_q3_k, "int", 3, 16),
+    "Q3_K": BlockLayout(_q3_k, "int", 3, 16, factors=_q3_k_factors),
     "Q4_K": BlockLayout(_q4_k, "int", 4, 32, has_minima=True, factors=_k_factors),
     "Q5_K": BlockLayout(_q5_k, "int", 5, 32, has_minima=True, factors=_k_factors),
     "Q6_K": BlockLayout(_q6_k, "int", 6, 16, factors=_q6_k_factors),

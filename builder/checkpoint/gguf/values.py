@@ -120,6 +120,8 @@ def scale_dtype(kind: BlockType) -> str:
     """The type that the scales of a quantised type are numbers of: fp16 where a block has one."""
     layout = block_layout(kind.name)
     assert layout is not None
+    if kind.name == "MXFP4":
+        return "F8_E8M0"
     is_stored = layout.group == kind.elements and layout.code_type != "e2m1"
     return "F16" if is_stored else "F32"
 

@@ -109,7 +109,14 @@ def e2m1_weight(
     columns = half * _E2M1_CODES_PER_BYTE
     if scale.shape != (rows, -(-columns // group)) or columns % group:
         raise misfit(scale, f"a scale for each {group} of {columns} inputs of {rows} rows")
-    form = QuantizedForm(_E2M1_TITLES[group], "e2m1", 4, (1, group), part_bytes(parts))
+    form = QuantizedForm(
+        _E2M1_TITLES[group],
+        "e2m1",
+        4,
+        (1, group),
+        part_bytes(parts),
+        scale_dtype="F8_E8M0" if group == MXFP4_GROUP else "F32",
+    )
 
     def load() -> QuantizedTensor:
         # Codes are the numbers times two, so that they are integers; half of a scale is exact.

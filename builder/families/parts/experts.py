@@ -78,10 +78,9 @@ def stacked_experts(
 
     gates, ups, downs = pop_experts("gate_proj"), pop_experts("up_proj"), pop_experts("down_proj")
     hidden = gates[0].shape[1]
-    inner = [*gates, *ups]
 
     def gate_up() -> torch.Tensor:
-        dtype = TORCH_DTYPES[_common_dtype(inner)]
+        dtype = TORCH_DTYPES[_common_dtype([*gates, *ups])]
         stacked_weight = torch.empty(moe.experts, hidden, moe.inner, 2, dtype=dtype)
         for expert, (gate, up) in enumerate(zip(gates, ups, strict=True)):
             stacked_weight[expert, ..., 0], stacked_weight[expert, ..., 1] = (
@@ -97,6 +96,7 @@ def stacked_experts(
             stacked_weight[expert] = one.load().T
         return stacked_weight
 
+    inner = [one for pair in zip(gates, ups, strict=True) for one in pair]
     stacked = (
         ("gate_up_proj", inner, gate_up, (moe.experts, hidden, 2 * moe.inner)),
         ("down_proj", downs, down, (moe.experts, moe.inner, hidden)),
@@ -110,6 +110,7 @@ def stacked_experts(
             load=load,
             file=None,
             offset=None,
+            experts=tuple(parents),
         )
         for name, parents, load, shape in stacked
     }

@@ -35,7 +35,8 @@ class Recipe:
     ``stacked`` are the recipes whose concatenated rows are the weight; none for other weights. With
     ``ranks`` > 1 the weight is sharded: ``shape`` is that of a rank's part, and ``load`` returns
     the parts of all ranks [ranks, *shape]. ``less_1``: a norm's weight that the checkpoint stores
-    minus 1; kernels read it in this form in bf16, and add 1 in fp32.
+    minus 1; kernels read it in this form in bf16, and add 1 in fp32. ``experts`` are the recipes of
+    single experts' weights [out, in] that were stacked, expert by expert: gate and up, or down.
     """
 
     shape: tuple[int, ...]
@@ -46,6 +47,7 @@ class Recipe:
     stacked: tuple[Recipe, ...] = ()
     ranks: int = 1
     less_1: bool = False
+    experts: tuple[Recipe, ...] = ()
 
     @property
     def nbytes(self) -> int:

@@ -1,8 +1,8 @@
 // The constants of the kernels of RmsMoe: members of ``Config``, a struct that the lowering defines
 // for each launch (CONFIG). It has the members that the kernels of the launch use.
 //
-//   of the layer    kHidden, kInner, kExperts, kTopK, kBf16 (how experts are stored), kClamped (the
-//                   activation; kAlpha, kLimit), kNormRounding, kEps
+//   of the layer    kHidden, kInner, kExperts, kTopK, kWeights (how a matrix of experts is
+//                   stored), kClamped (the activation; kAlpha, kLimit), kNormRounding, kEps
 //   of the choice   kRounded (logits, to bf16), kScored (scored_choice.cuh chooses, which reads
 //                   kGating, kGroups, kGroupsChosen, kGroupBest, kScaling, kSharedExperts; else
 //                   rounded_choice.cuh), kScores (that stand in front of the logits)

@@ -1,8 +1,11 @@
-// A warp's stream of packed tiles (plugins_cuda/rms_moe/packing.py), in MXFP4 or bf16, through a
-// private ring in shared memory into A operands of mma.m16n8k16.
+// A warp's stream of packed tiles (plugins_cuda/rms_moe/packing.py), in MXFP4, bf16 or units of
+// quantized values (stored_weights.cuh), through a private ring in shared memory into A operands of
+// mma.m16n8k16.
 #pragma once
 
 #include "../../_device/mxfp4.cuh"
+#include "../../_device/stored_weights.cuh"
+#include "../../_device/weight_ring.cuh"
 
 // A step of a tile as A operands: at columns 8t … 8t+3 and 8t+4 … 8t+7 of its 32, t = lane % 4.
 struct StepOperands {
@@ -12,17 +15,28 @@ struct StepOperands {
 // Bytes of mma rows 0 … 7 of a bf16 step, 16 per lane; rows 8 … 15 follow.
 constexpr int kHalfStepBytes = 512;
 
-// How a tile of ``steps`` steps is cut. A stage is as large in both forms; one of codes has scales
-// in front.
-template <int steps, bool bf16>
+// How a tile of ``steps`` steps is cut into stages of at most kStageBytes. Stages of MXFP4 begin
+// with scales. Units of quantized values have two steps and their own scales. ``weights`` is the
+// code of a storage (linear/storage.py).
+template <int steps, int weights>
 struct TileCut {
-  static constexpr int kOfStage = bf16 ? kStageBytes / (2 * kHalfStepBytes) : kStageSteps;
-  static constexpr int kOfStep = bf16 ? 2 * kHalfStepBytes : kStepBytes;
-  static constexpr int kScaleBytes = bf16 ? 0 : kStepBytes;
+  using Units = typename WeightUnits<weights>::Units;
+  static constexpr bool kBf16 = weights == 0, kMxfp4 = weights == 2;
+  static constexpr bool kInUnits = !kBf16 && !kMxfp4;
+  static constexpr int kUnitSteps = kInUnits ? 2 : 1;
+  static constexpr int kUnitBytes = kBf16    ? 2 * kHalfStepBytes
+                                    : kMxfp4 ? kStepBytes
+                                             : Units::kBytes;
+  static constexpr int kOfStage = kMxfp4 ? kStageSteps : kStageBytes / kUnitBytes * kUnitSteps;
+  static constexpr int kScaleBytes = kMxfp4 ? kStepBytes : 0;
   static constexpr int kFullStages = steps / kOfStage;
   static constexpr int kTailSteps = steps % kOfStage;
   static constexpr int kStages = kFullStages + (kTailSteps > 0);
-  static constexpr int kTileBytes = kOfStep * steps + kScaleBytes * kStages;
+
+  static constexpr __device__ __forceinline__ int bytes_of(int count) {
+    return kUnitBytes * (kInUnits ? ceil_div(count, kUnitSteps) : count);
+  }
+  static constexpr int kTileBytes = bytes_of(steps) + kScaleBytes * kStages;
 
   static __device__ __forceinline__ int stage_steps(int stage) {
     return kTailSteps > 0 && stage == kFullStages ? kTailSteps : kOfStage;
@@ -44,13 +58,13 @@ struct TileCut {
 // Shared memory of the warp: ``ring`` of kRingBytes aligned to 128, and the barriers. Call init(),
 // then __syncthreads(), then start().
 //
-// C: kBf16, kRingStages, kPieces, kTiles, and kRows and kPassRows. Where one pass takes all rows,
-// no weight is read twice: L2 keeps what stands in it (caches, activations, sums of slots) rather
-// than weights.
+// C: kWeights, kRingStages, kPieces, kTiles, and kRows and kPassRows. Where one pass takes all
+// rows, no weight is read twice: L2 keeps what stands in it (caches, activations, sums of slots)
+// rather than weights.
 template <class C, int steps, class TileOf, int slices = 1>
 class TileStream {
  public:
-  using Cut = TileCut<steps, C::kBf16 != 0>;
+  using Cut = TileCut<steps, C::kWeights>;
   static constexpr int kSlotBytes = C::kTiles * kStageBytes;
   static constexpr int kRingBytes = C::kRingStages * kSlotBytes;
   static constexpr int kPieceSteps = Cut::kOfStage / C::kPieces;
@@ -58,6 +72,7 @@ class TileStream {
   static constexpr int kSliceStages = ceil_div(Cut::kStages, slices);
   static_assert(Cut::kOfStage % C::kPieces == 0 && C::kRingStages * C::kPieces <= 32,
                 "parities are one word");
+  static_assert(!Cut::kInUnits || C::kPieces == 1, "units are not cut");
   static_assert(kSliceStages * (slices - 1) < Cut::kStages, "every slice has a stage");
 
   struct Barriers {
@@ -90,6 +105,13 @@ class TileStream {
   // ``step(index, operands)`` for every step of the next group, in order.
   template <class Step>
   __device__ __forceinline__ void group(Step&& step) {
+    if constexpr (Cut::kInUnits) {
+#pragma unroll 1
+      for (int stage = first_stage(); stage < end_stage(); ++stage) {
+        consume_units(stage * Cut::kOfStage, Cut::stage_steps(stage), step);
+      }
+      return;
+    }
     const int end = min(end_stage(), Cut::kFullStages);
 #pragma unroll 1
     for (int stage = first_stage(); stage < end; ++stage) {
@@ -114,7 +136,7 @@ class TileStream {
   }
   // To the first stage of the group ``next_``, if there is one.
   __device__ __forceinline__ void begin_group() {
-    constexpr int kWholeStageBytes = Cut::kOfStep * Cut::kOfStage + Cut::kScaleBytes;
+    constexpr int kWholeStageBytes = Cut::bytes_of(Cut::kOfStage) + Cut::kScaleBytes;
     stage_ = first_stage();
     source_ = next_ < end_ ? tile_of_(next_) + stage_ * kWholeStageBytes : nullptr;
   }
@@ -124,9 +146,9 @@ class TileStream {
     if (source_ == nullptr) return;
     const int steps_left = Cut::stage_steps(stage_) - piece * kPieceSteps;
     if (steps_left <= 0 || lane_ != 0) return;
-    const int begin = piece == 0 ? 0 : Cut::kScaleBytes + Cut::kOfStep * (piece * kPieceSteps);
+    const int begin = piece == 0 ? 0 : Cut::kScaleBytes + Cut::bytes_of(piece * kPieceSteps);
     const int end =
-        Cut::kScaleBytes + Cut::kOfStep * (piece * kPieceSteps + min(steps_left, kPieceSteps));
+        Cut::kScaleBytes + Cut::bytes_of(piece * kPieceSteps + min(steps_left, kPieceSteps));
     const uint32_t bytes = end - begin;
     Mbarrier* const full = &barriers_.full[slot][piece];
     mbarrier_expect_bytes(full, C::kTiles * bytes);
@@ -148,7 +170,7 @@ class TileStream {
   // To the stage behind the one at ``source_``.
   __device__ __forceinline__ void advance() {
     if (source_ == nullptr) return;
-    source_ += Cut::kOfStep * Cut::stage_steps(stage_) + Cut::kScaleBytes;
+    source_ += Cut::bytes_of(Cut::stage_steps(stage_)) + Cut::kScaleBytes;
     if (++stage_ < end_stage()) return;
     next_ += stride_;
     begin_group();
@@ -170,7 +192,7 @@ class TileStream {
 #pragma unroll
     for (int i = 0; i < count; ++i) {
       if (i % kPieceSteps == 0) wait(i / kPieceSteps);
-      if (i == 0 && !C::kBf16) {
+      if (i == 0 && !Cut::kBf16) {
 #pragma unroll
         for (int tile = 0; tile < C::kTiles; ++tile) {
           const unsigned char* scales = slot + tile * kStageBytes + lane_ / 4 * 16;
@@ -181,8 +203,9 @@ class TileStream {
       StepOperands operands[C::kTiles];
 #pragma unroll
       for (int tile = 0; tile < C::kTiles; ++tile) {
-        if constexpr (C::kBf16 != 0) {
-          const unsigned char* const at = slot + tile * kStageBytes + i * Cut::kOfStep + lane_ * 16;
+        if constexpr (Cut::kBf16) {
+          const unsigned char* const at =
+              slot + tile * kStageBytes + i * Cut::kUnitBytes + lane_ * 16;
           const uint4 a = *reinterpret_cast<const uint4*>(at);
           const uint4 b = *reinterpret_cast<const uint4*>(at + kHalfStepBytes);
           operands[tile] = {{a.x, b.x, a.y, b.y}, {a.z, b.z, a.w, b.w}};
@@ -216,6 +239,45 @@ class TileStream {
     request_from(ceil_div(count, kPieceSteps), slot_);
     advance();
     if (++slot_ == C::kRingStages) slot_ = 0;
+  }
+
+  // A stage of ``count`` steps in units, of which registers hold one.
+  template <class Step>
+  __device__ __forceinline__ void consume_units(int first_step, int count, Step&& step) {
+    const unsigned char* const slot = ring_ + slot_ * kSlotBytes + lane_ * 16;
+    wait(0);
+#pragma unroll 1
+    for (int i = 0; i < count; i += Cut::kUnitSteps) {
+      PlacedUnit<typename Cut::Units> held[C::kTiles];
+#pragma unroll
+      for (int tile = 0; tile < C::kTiles; ++tile) {
+        const unsigned char* const from =
+            slot + tile * kStageBytes + i / Cut::kUnitSteps * Cut::kUnitBytes;
+#pragma unroll
+        for (int piece = 0; piece < Cut::Units::kLoads; ++piece) {
+          held[tile].pieces[piece] = *reinterpret_cast<const uint4*>(from + piece * kLoadBytes);
+        }
+        held[tile].scales = Cut::Units::scales_at(from);
+      }
+      step_of_unit<0>(held, first_step + i, step);
+      // The last unit of an odd number of steps has one.
+      if (i + 1 < count) step_of_unit<1>(held, first_step + i + 1, step);
+    }
+    // Every lane has read the stage before it is filled again.
+    __syncwarp();
+    request(0, slot_);
+    advance();
+    if (++slot_ == C::kRingStages) slot_ = 0;
+  }
+  template <int block, class Step>
+  __device__ __forceinline__ void step_of_unit(
+      const PlacedUnit<typename Cut::Units> (&held)[C::kTiles], int index, Step&& step) {
+    StepOperands operands[C::kTiles];
+#pragma unroll
+    for (int tile = 0; tile < C::kTiles; ++tile) {
+      Cut::Units::template decode<block>(held[tile], operands[tile].low, operands[tile].high);
+    }
+    step(index, operands);
   }
 
   static __device__ __forceinline__ uint32_t word_of(const uint4& words, int i) {

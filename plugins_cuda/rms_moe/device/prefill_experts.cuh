@@ -1,4 +1,4 @@
-// Grouped operands of the prefill GEMM: experts in MXFP4 or bf16, and tiles of rows sorted by
+// Grouped operands of the prefill GEMM: experts as they are stored, and tiles of rows sorted by
 // expert.
 //
 // For 2048 rows of GPT-OSS-20B, top 4 of 32: 8192 sorted rows in about 50 tiles of up to 256.
@@ -7,26 +7,32 @@
 // warp decodes in about 120 of the 1024 cycles that the tensor cores need. At 600 TFLOP/s: 450 and
 // 225 µs.
 //
-// Config: those of prefill_gemm.cuh, kSteps, kMaxTiles, kBf16.
+// Config: those of prefill_gemm.cuh, kSteps, kMaxTiles, kWeights.
 #pragma once
 
 #include "bf16_experts.cuh"
+#include "coded_experts.cuh"
 #include "config.cuh"
 #include "mxfp4_experts.cuh"
 #include "prefill_tiles.cuh"
 
-// How experts are stored.
-template <bool bf16>
+// How experts are stored: the code of a storage (linear/storage.py) is 0 for bf16 and 2 for MXFP4.
+template <int weights>
 struct StoredExperts {
-  using GateUp = mxfp4_experts::GateUpWeights;
-  using Down = mxfp4_experts::DownWeights;
+  using GateUp = coded_experts::GateUpWeights;
+  using Down = coded_experts::DownWeights;
 };
 template <>
-struct StoredExperts<true> {
+struct StoredExperts<0> {
   using GateUp = bf16_experts::GateUpWeights;
   using Down = bf16_experts::DownWeights;
 };
-using Experts = StoredExperts<Config::kBf16 != 0>;
+template <>
+struct StoredExperts<2> {
+  using GateUp = mxfp4_experts::GateUpWeights;
+  using Down = mxfp4_experts::DownWeights;
+};
+using Experts = StoredExperts<Config::kWeights>;
 
 // The common part of grouped GEMMs. Free CTAs take the next tile, weight rows fastest, so that
 // concurrent ones read few rows and few experts.

@@ -29,6 +29,8 @@ STORED = {
     "fp8 a tensor": "fp8-block",
     "fbgemm fp8": "fp8-rows",
     "gptq, ordered": "its groups are not consecutive columns",
+    "compressed-tensors mxfp4": "mxfp4",
+    "compressed-tensors mxfp8": "fp8",
     "compressed-tensors nvfp4": "no kernel dequantizes its format",
 }
 

@@ -40,13 +40,21 @@ from specbuild.plugins_cuda.launches import (
     Phase,
     Unsupported,
 )
-from specbuild.plugins_cuda.linear.storage import BF16, STORAGES, Storage
+from specbuild.plugins_cuda.linear.storage import (
+    BF16,
+    CODE_STORAGES,
+    Q4_K,
+    Q6_K,
+    STORAGES,
+    Storage,
+)
 from specbuild.plugins_cuda.linear.streaming import MAX_ROWS
 from specbuild.plugins_cuda.registry import op_named
 from specbuild.plugins_cuda.rms_moe.cases import (
     DEEPSEEK_V3,
     GLM_FLASH,
     KIMI_K2,
+    QWEN3_BF16,
     QWEN3_NEXT,
     V2_LITE,
     Layer,
@@ -121,6 +129,22 @@ def test_screened_heads_of_other_widths_do_not_spill(columns: int, rows: int) ->
 def test_no_default_of_routed_experts_spills_registers(layer: Layer, rows: int) -> None:
     forms = (replace(layer, rows=rows, bf16=bf16) for bf16 in (False, True))
     compile_defaults("RmsMoe", *map(routed_request, forms))
+
+
+@pytest.mark.parametrize(
+    ("gate_up", "down", "rows"),
+    [(Q4_K, Q6_K, 1), *[
+        pytest.param(storage, storage, rows, marks=pytest.mark.slow)
+        for storage in CODE_STORAGES for rows in (1, 8, 64, 256, 512)
+    ]],
+)  # fmt: skip
+def test_quantized_experts_have_kernels_that_do_not_spill(
+    gate_up: Storage, down: Storage, rows: int
+) -> None:
+    """Those of Qwen3-30B-A3B. Nothing of them was measured."""
+    phase: Phase = "decode" if rows <= MAX_ROWS else "prefill"
+    request = routed_request(replace(QWEN3_BF16, rows=rows, units=(gate_up, down)))
+    require_candidate("RmsMoe", replace(request, phase=phase))
 
 
 @pytest.mark.parametrize(

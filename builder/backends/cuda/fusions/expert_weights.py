@@ -13,6 +13,7 @@ from specbuild.builder.backends.cuda.fusions.shared_experts import (
     as_down,
     as_gate_up,
 )
+from specbuild.builder.graph.passes.weights import Recipe, recipe_of
 from specbuild.plugins_cuda.registry import op_named
 from specbuild.plugins_cuda.rms_moe.packing import (
     BLOCK,
@@ -28,6 +29,15 @@ from specbuild.plugins_cuda.rms_moe.packing import (
 )
 
 _Pack = Callable[..., torch.Tensor]
+_EXPERTS = "specbuild.single_experts"
+
+
+def single_experts(value: ir.Value | None) -> tuple[tuple[Recipe, ...], ...]:
+    """The weights that packed experts were made of: of each gate and up, or down.
+
+    Empty for experts that were not stacked from single ones.
+    """
+    return () if value is None else value.meta.get(_EXPERTS, ())
 
 
 def packed_experts(
@@ -53,7 +63,7 @@ def packed_experts(
         experts += shared.count
         parents, down_parents = [gate_up, shared.gate, shared.up], [down, shared.down]
         packs = _packs_with(shared.count)
-    return {
+    made = {
         "gate_up": packed(graph, f"{name}gate_up_proj.packed", parents, packs[0]),
         "gate_up_bias": packed(graph, f"{name}gate_up_proj.packed_bias", [bias], pack_gate_up_bias)
         if bias is not None
@@ -63,6 +73,20 @@ def packed_experts(
         if down_bias is not None
         else _zeros(graph, f"{name}down_proj.no_bias", down, (experts, hidden)),
     }
+    if shared is None or shared.count == 1:
+        _remember_experts(made["gate_up"], parents, 2)
+        _remember_experts(made["down"], down_parents, 1)
+    return made
+
+
+def _remember_experts(value: ir.Value | None, parents: list[ir.Value | None], parts: int) -> None:
+    """Keep what :func:`single_experts` returns: routed experts, then the shared one."""
+    routed, *shared = [recipe_of(stored(parent)) for parent in parents]
+    assert value is not None and routed is not None
+    recipes = [*routed.experts, *(recipe for recipe in shared if recipe is not None)]
+    if routed.experts:
+        groups = range(0, len(recipes), parts)
+        value.meta[_EXPERTS] = tuple(tuple(recipes[at : at + parts]) for at in groups)
 
 
 def _packs_with(count: int) -> tuple[_Pack, _Pack]:

@@ -17,8 +17,15 @@ from specbuild.plugins_cuda.linear.block_scaled import quantised
 from specbuild.plugins_cuda.linear.cases import draw_codes
 from specbuild.plugins_cuda.linear.group_codes import GROUP_STORAGES
 from specbuild.plugins_cuda.linear.packing import BLOCK, TILE_ROWS, TILE_VALUES
-from specbuild.plugins_cuda.linear.storage import storage_of
-from specbuild.plugins_cuda.rms_moe.packing import in_bf16, pack_down, pack_gate_up
+from specbuild.plugins_cuda.linear.storage import BF16, MXFP4, storage_of
+from specbuild.plugins_cuda.rms_moe.expert_codes import storage_of_experts
+from specbuild.plugins_cuda.rms_moe.packing import (
+    TILE_OUTPUTS,
+    down_steps,
+    gate_up_steps,
+    pack_down,
+    pack_gate_up,
+)
 from specbuild.runtime.errors import SpecbuildError
 
 Draw: TypeAlias = "Callable[[LaunchData, TensorInfo], np.ndarray]"
@@ -196,25 +203,32 @@ def _gate_up(data: LaunchData, info: TensorInfo) -> np.ndarray:
         return _packed(data, info)
     hidden = data.request.tensors["x"].shape[1]
     rows = data.request.tensors["gate_up_bias"].shape[1]
-    return _experts(data, info, pack_gate_up, rows, hidden)
+    tiles = rows // TILE_ROWS, gate_up_steps(hidden)
+    return _experts(data, info, pack_gate_up, (rows, hidden), tiles)
 
 
 def _down(data: LaunchData, info: TensorInfo) -> np.ndarray:
     hidden = data.request.tensors["x"].shape[1]
     inner = data.request.tensors["gate_up_bias"].shape[1] // 2
-    return _experts(data, info, pack_down, hidden, inner)
+    tiles = hidden // TILE_OUTPUTS, down_steps(inner)
+    return _experts(data, info, pack_down, (hidden, inner), tiles)
 
 
 def _experts(
     data: LaunchData,
     info: TensorInfo,
     pack: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
-    rows: int,
-    columns: int,
+    sizes: tuple[int, int],
+    cut: tuple[int, int],
 ) -> np.ndarray:
-    """Return packed experts. For MXFP4 one random expert is copied to all others."""
-    if in_bf16(info.dtype):
+    """Return packed experts of (rows, columns) in (tiles, steps). Quantized ones are copies."""
+    rows, columns = sizes
+    storage = storage_of_experts(info, info.shape[0], *cut)
+    if storage is BF16:
         return data.normal(info, columns**-0.5)
+    if storage is not MXFP4:
+        units = draw_codes(data.rng, cut[0] * TILE_ROWS, cut[1] * BLOCK, storage)
+        return np.repeat(units.reshape(1, -1, storage.elements), info.shape[0], axis=0)
     blocks = data.rng.integers(0, 256, (1, rows, columns // 32, 16), dtype=np.uint8)
     middle = 126 - round(math.log2(2.9 * columns**0.5))
     scales = data.rng.integers(middle - 1, middle + 3, blocks.shape[:3], dtype=np.uint8)
