@@ -219,7 +219,8 @@ def declared_parameters(kind: type) -> dict[str, DeclaredParameter]:
 
 def check_ranges(params: object) -> None:
     """Raise RequestError for the first declared parameter of a dataclass that is out of range."""
-    for parameter in _ranged_parameters(type(params)):
+    kind: type = type(params)
+    for parameter in _ranged_parameters(kind):
         value = getattr(params, parameter.name)
         # Defaults are in range, and most values are defaults.
         if value is not parameter.default:

@@ -80,8 +80,8 @@ class Chat:
         )
         if body.stream:
             head["object"] = "chat.completion.chunk"
-            first = {} if prompt_logprobs is None else {"prompt_logprobs": prompt_logprobs}
-            first |= {"prompt_token_ids": list(prompt.ids)} if body.return_token_ids else {}
+            token_ids = prompt.ids if body.return_token_ids else None
+            first = {"prompt_logprobs": prompt_logprobs, "prompt_token_ids": token_ids}
             return EventStream(batches, _ChatEvents(choices, head, usage_options, first))
         async with aclosing(batches):
             async for batch in batches:
@@ -141,9 +141,11 @@ class _ChatEvents(EventSource):
         return _all_ended(self._choices)
 
     def begin(self) -> Iterator[Mapping[str, Any]]:
-        """Yield a chunk with the role for each choice; the first has ``first_fields``."""
+        """Yield a chunk with the role for each choice; the first has the fields that are given."""
         for i, choice in enumerate(self._choices):
-            yield self._chunk(choice, choice.begin()) | ({} if i else self._first_fields)
+            first = {} if i else self._first_fields
+            given = {name: value for name, value in first.items() if value is not None}
+            yield {**self._chunk(choice, choice.begin()), **given}
 
     def add(self, batch: TokenBatch) -> Iterator[Mapping[str, Any]]:
         """Yield the chunks of a batch."""

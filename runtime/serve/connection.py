@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import MutableMapping
 from http import HTTPStatus
-from typing import Any
+from typing import Any, cast
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
@@ -92,7 +93,8 @@ class Connection(HttpToolsProtocol):
         self._set_timeout(BODY_TIMEOUT_S + BODY_GRACE_S)
         super().on_headers_complete()
         if self.cycle is not None:
-            self.cycle.scope[DIRECT_BODY] = _CycleBody(self.cycle)
+            scope: MutableMapping[str, Any] = cast(Any, self.cycle.scope)
+            scope[DIRECT_BODY] = _CycleBody(self.cycle)
 
     def on_message_complete(self) -> None:
         """Cancel the timeout: the request is complete."""

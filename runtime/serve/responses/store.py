@@ -11,7 +11,7 @@ from typing import Any
 from pydantic_core import from_json
 
 from specbuild.runtime.serve.errors import ApiError
-from specbuild.runtime.serve.http import json_bytes
+from specbuild.runtime.serve.event_stream import json_bytes
 
 MAX_RESPONSES = 1000
 MAX_AGE_S = 3600.0
