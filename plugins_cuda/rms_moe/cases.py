@@ -113,9 +113,9 @@ class Layer:
         if self.units is not None:
             of_gate_up, of_down = self.units
             tiles, steps = self.inner // TILE_OUTPUTS, gate_up_steps(self.hidden)
-            gate_up = draw_experts(rng, self.packed, tiles, steps, of_gate_up)
+            units = draw_experts(rng, self.packed, tiles, steps, of_gate_up)
             tiles, steps = self.hidden // TILE_OUTPUTS, down_steps(self.inner)
-            return gate_up, draw_experts(rng, self.packed, tiles, steps, of_down)
+            return units, draw_experts(rng, self.packed, tiles, steps, of_down)
         if self.bf16:
             widths = ((self.hidden, 2 * self.inner), (self.inner, self.hidden))
             first, second = (
