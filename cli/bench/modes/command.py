@@ -42,9 +42,10 @@ def run_modes(
     modes, options = modes_of(names), build_file(mode_options.build)
     with ProgressBar() as progress:
         built = build_lacking(modes, options, mode_options.engines, progress)
-        settings = RuntimeSettings(threads=threads)
+        runtime_settings = RuntimeSettings(threads=threads)
         engines = {
-            mode: load_engine(engine_path(mode_options.engines, mode), settings) for mode in modes
+            mode: load_engine(engine_path(mode_options.engines, mode), runtime_settings)
+            for mode in modes
         }
         first = engines[modes[0]]
         rows = measure(engines, _text(mode_options.text, first, settings), settings, progress)
