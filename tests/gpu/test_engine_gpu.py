@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from time import perf_counter, process_time
 
 import numpy as np
 import pytest
@@ -89,6 +90,15 @@ def test_a_sequence_alone_is_that_of_the_batch(engine: Engine, prompts: list[Pro
     for a, b in zip(together, alone, strict=True):
         assert a.output_ids == b.output_ids
         assert a.logprobs == b.logprobs
+
+
+def test_waiting_for_a_step_takes_no_processor(engine: Engine, prompts: list[Prompt]) -> None:
+    """While a later launch is queued, the engine's thread sleeps; a poll takes all of the time."""
+    records(engine, prompts[:1], params(), None)
+    started_s, used_s = perf_counter(), process_time()
+    records(engine, prompts[:1], params(count=FORCED_TOKENS), None)
+    share = (process_time() - used_s) / (perf_counter() - started_s)
+    assert share < 0.9
 
 
 @pytest.mark.parametrize("rows", [None, 16])
