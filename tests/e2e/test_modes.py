@@ -105,7 +105,7 @@ def test_engines_are_kept_until_the_checkpoint_changes(command: Command, checkpo
     (folder / "modes.yaml").write_text(text.replace("max-seq-len: 256", "max-seq-len: 240"))
     shown = command(*arguments(folder, "eagle3"))
     assert shown.code == 0 and "building eagle3" in shown.err
-    assert "behind 160 tokens" in shown.out and "cache bytes a token" in shown.out
+    assert "after 160 tokens" in shown.out and "cache bytes per token" in shown.out
 
 
 def test_what_cannot_be_compared_is_one_sentence(command: Command, checkpoint: Path) -> None:
