@@ -30,4 +30,8 @@ def routed_request(layer: Layer) -> LoweringRequest:
     }  # fmt: skip
     if layer.choice_bias:
         tensors["choice_bias"] = TensorInfo((layer.experts,), "float32")
+    if layer.router_norm:
+        tensors["router_norm"] = TensorInfo((hidden,), "float32")
+    if layer.expert_scale:
+        tensors["expert_scale"] = TensorInfo((layer.experts,), "float32")
     return LoweringRequest(tensors, OP.complete(layer.attributes()))

@@ -19,7 +19,8 @@ class Sizes:
     ``normed``: queries and keys are normed, as in Qwen3. ``together``: one norm covers all heads.
     ``output``: the outputs of attention and feed-forward are normed, in addition to their inputs
     (``both``) or instead of them. ``residual`` scales what is added to the residual stream. ``cap``
-    and ``divisor`` change logits. Norms have the ``rounding``.
+    and ``divisor`` change logits. Norms have the ``rounding``. With ``shared``, a layer reads the
+    caches of another one.
     """
 
     hidden: int
@@ -36,6 +37,7 @@ class Sizes:
     cap: float = 0.0
     activation: str = "swiglu"
     rounding: str = "llama"
+    shared: bool = False
 
 
 LLAMA_1B = Sizes(2048, 8192, 32, 128256, head_dim=64)
@@ -52,6 +54,11 @@ GEMMA3_12B = Sizes(3840, 15360, 16, 262208, head_dim=256, normed=True, output="b
                    activation="geglu_tanh", rounding="offset")  # fmt: skip
 GEMMA3_27B = Sizes(5376, 21504, 32, 262208, kv_heads=16, normed=True, output="both",
                    activation="geglu_tanh", rounding="offset")  # fmt: skip
+# Layers without a window of Gemma 4, the dense feed-forward of 26B-A4B, and the last of E4B.
+GEMMA4_26B = Sizes(2816, 2112, 16, 262144, head_dim=512, kv_heads=2, normed=True, output="both",
+                   activation="geglu_tanh", rounding="gpt_oss", cap=30.0)  # fmt: skip
+GEMMA4_E4B = Sizes(2560, 10240, 8, 262144, head_dim=512, kv_heads=2, normed=True, output="both",
+                   activation="geglu_tanh", rounding="gpt_oss", cap=30.0, shared=True)  # fmt: skip
 
 
 def layer_requests(s: Sizes, rows: int, storage: Storage = BF16) -> dict[str, LoweringRequest]:
@@ -71,9 +78,10 @@ def layer_requests(s: Sizes, rows: int, storage: Storage = BF16) -> dict[str, Lo
 
     angles = TensorInfo((8192, s.head_dim // 2), "float32")
     pool, ids = bf16(64, s.kv_heads, 64, s.head_dim), TensorInfo((rows,), "int32")
-    outputs = width + 2 * s.kv_heads * s.head_dim
-    counts = {"q_norm": s.q_heads, "k_norm": s.kv_heads} if s.normed else {}
-    norms = {n: bf16(s.head_dim * (of if s.together else 1)) for n, of in counts.items()}
+    written = 0 if s.shared else s.kv_heads
+    outputs = width + 2 * written * s.head_dim
+    counts = {"q_norm": s.q_heads, "k_norm": written} if s.normed else {}
+    norms = {n: bf16(s.head_dim * (of if s.together else 1)) for n, of in counts.items() if of}
     norm = {} if s.output == "only" else {"norm": bf16(s.hidden)}
     qkv = {
         "x": bf16(rows, s.hidden), **norm, "weight": weight(outputs, s.hidden),
@@ -81,7 +89,7 @@ def layer_requests(s: Sizes, rows: int, storage: Storage = BF16) -> dict[str, Lo
         "k_pool": pool, "v_pool": pool, "q": bf16(rows, s.q_heads, s.head_dim),
     }  # fmt: skip
     by = {"eps": 1e-5, "rounding": s.rounding}
-    heads = {"q_heads": s.q_heads, "kv_heads": s.kv_heads, "head_rounding": s.rounding, **by}
+    heads = {"q_heads": s.q_heads, "kv_heads": written, "head_rounding": s.rounding, **by}
     swiglu = {"x": bf16(rows, s.hidden), **norm,
               "gate_up": weight(2 * s.inner, s.hidden), "h": bf16(rows, s.inner)}  # fmt: skip
     head = {

@@ -16,6 +16,7 @@ from specbuild.plugins_cuda.rank_sum.lowering import inboxes, require_inbox
 from specbuild.plugins_cuda.rank_sum.rounds import ROUND_ROWS, cut_of
 from specbuild.plugins_cuda.rms_moe import lowering as rms_moe
 from specbuild.plugins_cuda.rms_moe.packing import gate_up_stages, in_bf16
+from specbuild.runtime.errors import SpecbuildError
 
 # Inputs and attributes of RankMoe that RmsMoe does not have.
 _EXCHANGE_INPUTS = ("inbox", "state", "fault")
@@ -33,6 +34,10 @@ _ADDING = {
 
 def lower(request: LoweringRequest) -> Lowering:
     """Return the launches; SpecbuildError if RmsMoe's kernels do not support the request."""
+    if not request.attributes["residual"]:
+        raise SpecbuildError(
+            "RankMoe got residual 0, its CUDA kernels always add x: build for one GPU."
+        )
     of_rank = rms_moe.lower(_of_rank(request), slices=_slices(request))
     *launches, adding = of_rank.launches
     return Lowering((*launches, _exchange(request, adding)), of_rank.workspaces)

@@ -23,10 +23,10 @@ _INPUTS = len(RMS_MOE.inputs)
 
 
 def contribution(
-    *inputs: torch.Tensor | None, ranks: int, exchange: int, **attributes: Any
+    *inputs: torch.Tensor | None, ranks: int, exchange: int, residual: int = 1, **attributes: Any
 ) -> torch.Tensor:
     """Return the fp32 sum of each row's experts over this rank's part of their width."""
-    del ranks, exchange
+    del ranks, exchange, residual
     return experts_sum(inputs[:_INPUTS], **attributes)
 
 
@@ -39,9 +39,9 @@ def reference(
 ) -> torch.Tensor:
     """Return ``x + Σ moe(rms(x))`` [T, H], added over ranks in order, rounded before the residual.
 
-    Inputs and attributes are those of RmsMoe, then those of RankSum. The router is equal on all
-    ranks; ``down_bias`` is complete on one of them and zero on the others. ``contributions`` are
-    the sums of the ranks; without them this rank is its own peer.
+    Inputs and attributes are those of RmsMoe (``residual`` is 1), then those of RankSum. The router
+    is equal on all ranks; ``down_bias`` is complete on one of them and zero on the others.
+    ``contributions`` are the sums of the ranks; without them this rank is its own peer.
     """
     x = inputs[0]
     assert x is not None

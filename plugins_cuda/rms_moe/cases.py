@@ -41,7 +41,8 @@ class Layer:
     ``popular``: the router's bias draws most rows to the first ``top_k`` experts. ``twins``:
     experts 2i and 2i + 1 have one router row, so their logits tie, and one choice bias. ``bf16``:
     experts are stored so; ``units``: the storages of gate/up and down in quantized values.
-    ``shared`` experts come on top of ``experts``.
+    ``shared`` experts come on top of ``experts``. ``router_norm``: the router reads rows of its
+    own norm. ``expert_scale``: each expert has a factor.
     """
 
     rows: int = 4
@@ -67,6 +68,9 @@ class Layer:
     group_score: str = "sum_of_two"
     scaling: float = 1.0
     shared: int = 0
+    router_norm: bool = False
+    expert_scale: bool = False
+    residual: int = 1
 
     def attributes(self) -> dict[str, Any]:
         """The op's attributes."""
@@ -84,6 +88,7 @@ class Layer:
             "group_score": self.group_score,
             "scaling": self.scaling,
             "shared": self.shared,
+            "residual": self.residual,
         }
 
     @property
@@ -156,6 +161,11 @@ class Layer:
             choice_bias = (rng.standard_normal(self.experts) * 0.2).astype(np.float32)
             if self.twins:
                 choice_bias[1::2] = choice_bias[0::2]
+        router_norm = expert_scale = None
+        if self.router_norm:
+            router_norm = (1 + 0.2 * rng.standard_normal(self.hidden)).astype(np.float32)
+        if self.expert_scale:
+            expert_scale = (1 + 0.2 * rng.standard_normal(self.experts)).astype(np.float32)
         return (
             x,
             norm,
@@ -167,6 +177,8 @@ class Layer:
             b2,
             row_start,
             choice_bias,
+            router_norm,
+            expert_scale,
         )
 
     def case(self, name: str) -> Case:
@@ -201,6 +213,11 @@ GLM_FLASH = replace(KIMI_K2, hidden=2048, inner=1536, experts=64, top_k=4, scali
 V2_LITE = replace(
     GLM_FLASH, inner=1408, top_k=6, gating="softmax_topk", choice_bias=False, group_score="max",
     scaling=1.0, shared=2,
+)  # fmt: skip
+# Gemma 4's: GELU, a router with a norm of its own, factors of experts, no residual.
+GEMMA4 = Layer(
+    hidden=2816, inner=704, experts=128, top_k=8, activation="geglu_tanh", bf16=True,
+    router_norm=True, expert_scale=True, residual=0,
 )  # fmt: skip
 _SMALL: dict[str, Any] = {"hidden": 64, "inner": 32}
 _V3 = replace(DEEPSEEK_V3, **_SMALL, rows=5, experts=16, top_k=3, groups=4, groups_chosen=2)
@@ -254,6 +271,14 @@ CASES: tuple[Case, ...] = (
         "shared experts in two sets of 32"
     ),
     replace(_V2, rows=9, gating="softmax_selected", scaling=3.0).case("a scaled softmax in groups"),
+    replace(GEMMA4, **_SMALL, rows=5, experts=16, top_k=4).case("Gemma 4's router and GELU"),
+    replace(GEMMA4, **_SMALL, rows=1, experts=16, top_k=4).case("the same of Gemma 4, one row"),
+    replace(_V3, router_norm=True, expert_scale=True).case(
+        "DeepSeek-V3's choice by rows of another norm, with factors"
+    ),
+    replace(GEMMA4, **_SMALL, rows=3, experts=8, residual=1, bf16=False, top_k=2).case(
+        "factors of experts in MXFP4, GELU, a residual"
+    ),
 )
 
 KERNEL_CASES: tuple[Case, ...] = (
@@ -298,4 +323,6 @@ KERNEL_CASES: tuple[Case, ...] = (
     replace(DEEPSEEK_V3, rows=64, experts=32).case("gpu: deepseek-v3, 32 experts, 64 rows"),
     replace(KIMI_K2, rows=8, inner=128).case("gpu: kimi-k2, experts of 128, 8 rows"),
     *(replace(QWEN3_NEXT, rows=t).case(f"gpu: qwen3-next, bf16, {t} rows") for t in (1, 8, 64)),
+    replace(GEMMA4, **_SMALL, rows=35, live=33).case("Gemma 4's router and GELU, many rows"),
+    *(replace(GEMMA4, rows=t).case(f"gpu: gemma-4-26b-a4b, {t} rows") for t in (1, 4, 16, 64)),
 )

@@ -15,6 +15,8 @@ from specbuild.runtime.errors import SpecbuildError
 GATINGS = ("softmax_selected", "softmax_topk", "sigmoid", "sigmoid_norm")
 # A bias that experts are chosen by is added to sigmoids.
 BIASED_GATINGS = ("sigmoid", "sigmoid_norm")
+# Inputs of some routers alone.
+ROUTER_PARTS = ("choice_bias", "router_norm", "expert_scale")
 MAX_EXPERTS, MAX_TOP_K, MAX_SHARED, MAX_GROUPS = 512, 10, 2, 32
 
 
@@ -23,7 +25,8 @@ class Choice:
     """Of ``routed`` experts a row chooses ``top_k``; ``shared`` more, the last ones, all rows have.
 
     ``rounded``: the router's logits are rounded to bf16, as a linear layer's output is. ``biased``:
-    experts are chosen by their sigmoids and a bias. The rest is that of ``moe.op.route``.
+    experts are chosen by their sigmoids and a bias. ``scaled``: each expert's weight has a factor.
+    The rest is that of ``moe.op.route``.
     """
 
     routed: int
@@ -36,6 +39,7 @@ class Choice:
     group_score: str = "sum_of_two"
     scaling: float = 1.0
     shared: int = 0
+    scaled: bool = False
 
     @property
     def experts(self) -> int:
@@ -57,12 +61,12 @@ class Choice:
         return self != Choice(self.routed, self.top_k)
 
     def logits_bytes(self, rows: int) -> int:
-        """Of the router's workspace: logits of all rows, and perhaps scores in front of them."""
-        return 4 * rows * self.routed * (2 if self.biased else 1)
+        """Bytes of the router's workspace: scores if any, logits, factors if any."""
+        return 4 * rows * self.routed * (1 + self.biased + self.scaled)
 
     def of_router(self, rows: int) -> tuple[tuple[str, int], ...]:
         """What kernels that write logits are compiled with."""
-        return ("ROUNDED", int(self.rounded)), ("SCORES", rows * self.routed if self.biased else 0)
+        return ("ROUNDED", int(self.rounded)), *self._places(rows)
 
     def of_experts(self, rows: int) -> tuple[tuple[str, int | float], ...]:
         """Return the constants of kernels that choose by logits."""
@@ -76,7 +80,15 @@ class Choice:
             ("GROUP_BEST", GROUP_SCORES[self.group_score]),
             ("SCALING", self.scaling),
             ("SHARED_EXPERTS", self.shared),
-            ("SCORES", rows * self.routed if self.biased else 0),
+            *self._places(rows),
+        )
+
+    def _places(self, rows: int) -> tuple[tuple[str, int], ...]:
+        """Values before the logits and before the factors, 0 without scores or factors."""
+        some = rows * self.routed
+        return (
+            ("SCORES", some if self.biased else 0),
+            ("FACTORS", some * (1 + self.biased) if self.scaled else 0),
         )
 
 
@@ -95,11 +107,17 @@ def choice_of(request: LoweringRequest) -> Choice:
         group_score=str(attributes["group_score"]),
         scaling=float(attributes["scaling"]),
         shared=shared,
+        scaled="expert_scale" in tensors,
     )
     wrong = unknown_choice(choice)
     if wrong is not None:
         raise SpecbuildError(f"RmsMoe got {wrong}: build this model for the CPU.")
     return choice
+
+
+def router_parts(request: LoweringRequest) -> tuple[str, ...]:
+    """The arguments of kernels of routers with parts of their own; none for other routers."""
+    return ROUTER_PARTS if set(ROUTER_PARTS) & set(request.tensors) else ()
 
 
 def expert_groups(attributes: Mapping[str, Any]) -> ExpertGroups | None:

@@ -1,4 +1,4 @@
-// RmsMoe, third launch: down of all chosen experts, weighted, summed, and the residual.
+// RmsMoe, third launch: down of all chosen experts, weighted, summed, and perhaps the residual.
 //
 //   x                 [ROWS, HIDDEN] bf16, in
 //   down              [EXPERTS, HIDDEN / 8, tile bytes] u8, in, constant: see packing.py; with BF16
@@ -230,9 +230,9 @@ extern "C" __global__ void __launch_bounds__(32 * Config::kWarps, 1)
 static_assert(Config::kAddColumns == 4 && Config::kHidden % 4 == 0,
               "a thread adds four columns, 16 bytes of fp32");
 
-// Grid (HIDDEN / (4 · ADD_THREADS), ROWS), a thread for four columns: x + the sum of a row's
-// partials, which is rounded first. Few CTAs, and all loads at once: a CTA of the next launch fills
-// a multiprocessor, and begins late where one of these still is.
+// Grid (HIDDEN / (4 · ADD_THREADS), ROWS), a thread for four columns: x (with RESIDUAL) + the sum
+// of a row's partials, which is rounded first. Few CTAs, and all loads at once: a CTA of the next
+// launch fills a multiprocessor, and begins late where one of these still is.
 extern "C" __global__ void __launch_bounds__(Config::kAddThreads)
     add_experts(const uint16_t* x, const int* row_start, uint16_t* y,
                 const float* workspace_partial) {
@@ -263,6 +263,11 @@ extern "C" __global__ void __launch_bounds__(Config::kAddThreads)
   const float2 high = unpack_bf16x2(static_cast<uint32_t>(residual >> 32));
   const float2 first = unpack_bf16x2(pack_bf16x2(sums[0], sums[1]));
   const float2 second = unpack_bf16x2(pack_bf16x2(sums[2], sums[3]));
+  if constexpr (Config::kResidual == 0) {
+    *reinterpret_cast<uint2*>(y + row * Config::kHidden + column) =
+        make_uint2(pack_bf16x2(sums[0], sums[1]), pack_bf16x2(sums[2], sums[3]));
+    return;
+  }
   *reinterpret_cast<uint2*>(y + row * Config::kHidden + column) =
       make_uint2(pack_bf16x2(low.x + first.x, low.y + first.y),
                  pack_bf16x2(high.x + second.x, high.y + second.y));

@@ -1,4 +1,4 @@
-// RmsMoe, second launch: gate and up of all chosen experts, and their SwiGLU.
+// RmsMoe, second launch: gate and up of all chosen experts, and their activation.
 //
 //   gate_up           [EXPERTS, INNER / 8, tile bytes] u8, in, constant: see packing.py; with BF16
 //                     [EXPERTS, INNER / 8, 16 · HIDDEN] bf16
@@ -28,6 +28,7 @@
 #include "device/expert_routing.cuh"
 #include "device/expert_rows.cuh"
 #include "device/expert_stream.cuh"
+#include "device/gated.cuh"
 
 constexpr int kBlocks = Config::kHidden / 32;
 constexpr int kExpertTiles = Config::kInner / 8, kUnits = kExpertTiles / Config::kTiles;
@@ -52,15 +53,6 @@ using Stream = TileStream<Config, kBlocks, TileOf, kSlices>;
 __device__ __forceinline__ const unsigned char* TileOf::operator()(int unit) const {
   const int tile = items[unit / kUnits].expert * kExpertTiles + unit % kUnits * Config::kTiles;
   return gate_up + static_cast<int64_t>(tile) * Stream::Cut::kTileBytes;
-}
-
-// With kClamped GPT-OSS's, of limits and a factor of its own; else silu(gate) · up.
-__device__ __forceinline__ float activated(float gate, float up) {
-  constexpr float kLimit = Config::kLimit, kAlphaLog2 = Config::kAlpha * 1.4426950408889634;
-  if (!Config::kClamped) return __fdividef(gate, 1.0f + exp2_fast(-1.44269504f * gate)) * up;
-  gate = fminf(gate, kLimit);
-  up = fminf(fmaxf(up, -kLimit), kLimit);
-  return __fdividef(gate, 1.0f + exp2_fast(-kAlphaLog2 * gate)) * (up + 1.0f);
 }
 
 // Sums over slices of K: of the warps of a team but the first, of each lane.
@@ -164,7 +156,7 @@ __device__ __forceinline__ void run_unit(Stream& stream, SliceSums* slices, Rout
         const float (&sum)[2][4] = sums[i][n];
         const float gate = sum[0][c] + sum[1][c] + bf16_to_float(biases[i][0]);
         const float up = sum[0][c + 2] + sum[1][c + 2] + bf16_to_float(biases[i][1]);
-        to[8 * i] = float_to_bf16(activated(gate, up));
+        to[8 * i] = float_to_bf16(gated(gate, up));
       }
     }
   }

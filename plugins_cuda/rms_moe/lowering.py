@@ -14,7 +14,7 @@ from specbuild.plugins_cuda.launches import (
     Workspace,
 )
 from specbuild.plugins_cuda.linear.storage import BF16, MXFP4, Storage
-from specbuild.plugins_cuda.rms_moe.choice import choice_of
+from specbuild.plugins_cuda.rms_moe.choice import ROUTER_PARTS, choice_of, router_parts
 from specbuild.plugins_cuda.rms_moe.expert_codes import expert_storages
 from specbuild.plugins_cuda.rms_moe.memory import (
     DOWN_KEYS,
@@ -28,12 +28,11 @@ from specbuild.plugins_cuda.rms_moe.memory import (
     lay_out_gate_up,
 )
 from specbuild.plugins_cuda.rms_moe.packing import BLOCK
-from specbuild.plugins_cuda.rms_moe.prefill import lower_prefill, prefill_tactics
+from specbuild.plugins_cuda.rms_moe.prefill import activation_code, lower_prefill, prefill_tactics
 from specbuild.plugins_cuda.rms_norms import rounding_code, rounding_of
 from specbuild.runtime.errors import SpecbuildError
 
 FOLDER = "rms_moe"
-ACTIVATIONS = ("swiglu_clamped", "swiglu")
 MAX_DECODE_ROWS = 256
 ROUTER_WARPS = 15
 # The multiprocessors that the preceding dense layer leaves to the router. Its CTAs have one each; a
@@ -228,11 +227,7 @@ def _checked(request: LoweringRequest, slices: int) -> Sizes:
             f"{MAX_DECODE_ROWS}: use a smaller bucket, or the prefill phase."
         )
     choice_of(request)
-    if attributes["activation"] not in ACTIVATIONS:
-        raise SpecbuildError(
-            f"RmsMoe got activation {attributes['activation']!r}, its CUDA kernels know "
-            f"{' and '.join(ACTIVATIONS)}: build this model for the CPU."
-        )
+    activation_code(attributes)
     if sizes.hidden % BLOCK or sizes.inner % BLOCK:
         raise SpecbuildError(
             f"RmsMoe got hidden {sizes.hidden} and inner {sizes.inner}, expected multiples of "
@@ -248,7 +243,7 @@ def _checked(request: LoweringRequest, slices: int) -> Sizes:
 
 def _check_types(request: LoweringRequest) -> None:
     experts = expert_storages(request)
-    others = {"row_start": "int32", "choice_bias": "float32"}
+    others = {"row_start": "int32", **dict.fromkeys(ROUTER_PARTS, "float32")}
     for name, tensor in request.tensors.items():
         expected = others.get(name, "bfloat16")
         if name not in experts and tensor.dtype != expected:
@@ -312,19 +307,23 @@ def _route(request: LoweringRequest, sizes: Sizes) -> OpLaunch:
         ("ROUTER_EXPERTS", experts),
         ("ROUTER_WARPS", warps),
         ("STAGED", int(staged)),
+        ("ROUTER_NORM", int("router_norm" in request.tensors)),
         ("NORM_ROUNDING", rounding_code(rounding_of("RmsMoe", request.attributes))),
         ("EPS", float(request.attributes["eps"])),
         *choice.of_router(sizes.rows),
     )
-    entry = "route_biased" if choice.biased else "route"
+    parts = router_parts(request)
+    entry, file = (
+        ("route_with_parts", "route_with_parts.cu") if parts else ("route_rows", "route.cu")
+    )
     return OpLaunch(
-        kernel=Kernel(FOLDER, f"{entry}_rows", constants, file=f"{entry}.cu"),
+        kernel=Kernel(FOLDER, entry, constants, file=file),
         grid=(-(-choice.routed // experts), -(-sizes.rows // 8), 1),
         block=32 * warps,
         shared_bytes=512 * warps * of_a_warp if staged else 0,
         arguments=(
             *("x", "norm", "router_weight", "router_bias", "row_start"),
-            *(("choice_bias",) if choice.biased else ()),
+            *parts,
             *("workspace_normed", "workspace_logits"),
         ),
     )
@@ -336,7 +335,7 @@ def _gate_up(
     constants = (
         *_expert_constants(request, sizes, tactic, layout, expert_storages(request)["gate_up"]),
         ("SLICES", sizes.slices),
-        ("CLAMPED", int(request.attributes["activation"] == "swiglu_clamped")),
+        ("ACTIVATION", activation_code(request.attributes)),
         ("ALPHA", float(request.attributes["alpha"])),
         ("LIMIT", float(request.attributes["limit"])),
     )
@@ -364,6 +363,7 @@ def _down(
         *_expert_constants(request, sizes, tactic, layout, expert_storages(request)["down"]),
         ("ADD_THREADS", ADD_THREADS),
         ("ADD_COLUMNS", ADD_COLUMNS),
+        ("RESIDUAL", int(request.attributes["residual"])),
     )
     read = ("workspace_h", "workspace_logits")
     return [

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     import torch
 
 LOGITS = ("rounded", "fp32")
+# Rounding of a router's norm: its weight is fp32, and the product is rounded once.
+_ROUTER_ROUNDING = "gpt_oss"
 # The choice among one expert: every row has it, with weight 1.
 _ALL_ROWS = {
     "top_k": 1,
@@ -49,14 +51,15 @@ _ALL_ROWS = {
 def router_input(
     x: torch.Tensor,
     norm: torch.Tensor,
-    router: tuple[torch.Tensor, torch.Tensor],
+    router: Sequence[torch.Tensor | None],
     eps: float,
     rounding: str = "gpt_oss",
     logits: str = "rounded",
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the normalized rows [T, H] in x's type and their router logits fp32 [T, E].
 
-    ``router`` is its weight and its bias. The norm is that of ``rounding`` (``rms_norms.py``). The
+    ``router`` is its weight, its bias and, if the rows that it reads have a norm [H] fp32 of their
+    own, this norm. The norm of the others is that of ``rounding`` (``rms_norms.py``). The
     logits are summed in fp32; ``rounded`` ones are rounded to x's type as a linear layer's output
     is, and widened, ``fp32`` ones are not.
     """
@@ -64,8 +67,12 @@ def router_input(
 
     if logits not in LOGITS:
         raise ValueError(f"RmsMoe: unknown logits {logits!r}")
-    normed = rms_norm(x, norm, eps, rounding)
-    exact = F.linear(normed.float(), *(part.float() for part in router))
+    weight, bias, own_norm = (*router, None)[:3]
+    assert weight is not None and bias is not None
+    normed = read = rms_norm(x, norm, eps, rounding)
+    if own_norm is not None:
+        read = rms_norm(x, own_norm, eps, _ROUTER_ROUNDING)
+    exact = F.linear(read.float(), weight.float(), bias.float())
     return normed, exact if logits == "fp32" else exact.to(x.dtype).float()
 
 
@@ -87,34 +94,39 @@ def experts_sum(
     required = [tensor for tensor in inputs[:8] if tensor is not None]
     x, norm, router_weight, router_bias, gate_up, gate_up_bias, down, down_bias = required
     # Rows behind the last entry of row_start, the ninth, are unspecified.
-    choice_bias = inputs[9] if len(inputs) > 9 else None
-    normed, of_router = router_input(x, norm, (router_weight, router_bias), eps, rounding, logits)
+    choice_bias, router_norm, expert_scale = (*inputs[9:], None, None, None)[:3]
+    router = (router_weight, router_bias, router_norm)
+    normed, of_router = router_input(x, norm, router, eps, rounding, logits)
     routed, packed = router_weight.shape[0], gate_up.shape[0]
     if routed + shared != packed:
         raise ValueError(f"RmsMoe: {packed} experts, {routed} routed and {shared} shared")
     rows, inner, hidden = normed.float(), gate_up_bias.shape[1] // 2, normed.shape[1]
 
     def mixed(
-        some: slice, scores: torch.Tensor, bias: torch.Tensor | None, how: dict[str, Any]
+        some: slice, scores: torch.Tensor, of_choice: Sequence[Any], how: dict[str, Any]
     ) -> torch.Tensor:
         w1, s1 = _unpacked_gate_up(gate_up[some], inner, hidden)
         w2, s2 = _unpacked_down(down[some], inner, hidden)
         b1, b2 = unpack_gate_up_bias(gate_up_bias)[some], down_bias[some]
-        return moe_reference(rows, scores, w1, s1, b1, w2, s2, b2, bias, **how)
+        return moe_reference(rows, scores, w1, s1, b1, w2, s2, b2, *of_choice, **how)
 
-    experts = mixed(slice(routed), of_router, choice_bias, choice)
+    experts = mixed(slice(routed), of_router, (choice_bias, expert_scale), choice)
     for each in range(routed, packed):
         certain = of_router.new_zeros(len(rows), 1)
-        experts = experts + mixed(slice(each, each + 1), certain, None, {**choice, **_ALL_ROWS})
+        experts = experts + mixed(slice(each, each + 1), certain, (), {**choice, **_ALL_ROWS})
     return experts
 
 
-def reference(x: torch.Tensor, *inputs: torch.Tensor | None, **attributes: Any) -> torch.Tensor:
+def reference(
+    x: torch.Tensor, *inputs: torch.Tensor | None, residual: int = 1, **attributes: Any
+) -> torch.Tensor:
     """``x`` [T, H] → ``x + moe(rms(x))`` [T, H]; the experts' sum is rounded before the add.
 
-    Inputs and attributes are those of :func:`experts_sum`.
+    With ``residual`` 0 the result is the rounded sum alone. Other inputs and attributes are those
+    of :func:`experts_sum`.
     """
-    return x + experts_sum((x, *inputs), **attributes).to(x.dtype)
+    experts = experts_sum((x, *inputs), **attributes).to(x.dtype)
+    return x + experts if residual else experts
 
 
 _Unpacked: TypeAlias = "tuple[torch.Tensor, torch.Tensor | None]"
@@ -191,6 +203,8 @@ OP = OpSpec(
         TensorSpec("down_bias", "W", ("all_experts", "hidden")),
         TensorSpec("row_start", "int32", ("B1",)),
         TensorSpec("choice_bias", "float32", ("experts",), optional=True),
+        TensorSpec("router_norm", "float32", ("hidden",), optional=True),
+        TensorSpec("expert_scale", "float32", ("experts",), optional=True),
     ),
     outputs=(TensorSpec("y", "T", ("T", "hidden")),),
     attributes=(
@@ -207,6 +221,7 @@ OP = OpSpec(
         AttributeSpec("group_score", str, "sum_of_two"),
         AttributeSpec("scaling", float, 1.0),
         AttributeSpec("shared", int, 0),
+        AttributeSpec("residual", int, 1),
     ),
     reference=reference,
     lower=lower,

@@ -1,4 +1,5 @@
-// RmsMoe over a prompt chunk: y = x + experts(norm(x)), rows sorted by expert for grouped GEMMs.
+// RmsMoe over a prompt chunk: y = x + experts(norm(x)), or without x; rows sorted by expert for
+// grouped GEMMs.
 //
 //   x              bf16 [rows, H]                 in    from row_start[SEQUENCES] on padding
 //   norm           bf16 [H]                       in
@@ -32,14 +33,14 @@ __device__ __forceinline__ int live_rows(const int* row_start) {
   return load_l2_int(row_start + Config::kSequences);
 }
 
-// A CTA's rows: their experts and shares. Where experts are chosen by biased scores it is
-// prefill_biased.cu.
+// A CTA's rows: their experts and shares. Routers with parts of their own are
+// prefill_with_parts.cu.
 extern "C" __global__ void __launch_bounds__(kRowsThreads)
     moe_route(const uint16_t* x, const uint16_t* norm, const uint16_t* router_weight,
               const uint16_t* router_bias, const int* row_start, float* workspace_logits,
               int* workspace_chosen, float* workspace_shares) {
   DYNAMIC_SHARED(unsigned char, shared);
-  route(shared, x, norm, router_weight, router_bias, row_start, nullptr, workspace_logits,
+  route(shared, x, norm, router_weight, router_bias, row_start, {}, workspace_logits,
         workspace_chosen, workspace_shares);
 }
 
@@ -76,7 +77,8 @@ extern "C" __global__ void __launch_bounds__(kRowsThreads)
   }
 }
 
-// Eight columns a thread: x plus the rounded sum of a row's experts by ascending id.
+// Eight columns a thread: x (with RESIDUAL) plus the rounded sum of a row's experts by ascending
+// id.
 extern "C" __global__ void __launch_bounds__(kRowsThreads)
     moe_combine(const uint16_t* x, const int* row_start, uint16_t* y, const float* workspace_shares,
                 const int* workspace_position, const uint16_t* workspace_rows) {
@@ -118,7 +120,8 @@ extern "C" __global__ void __launch_bounds__(kRowsThreads)
   for (int i = 0; i < 4; ++i) {
     const float2 own = unpack_bf16x2(words[i]);
     const float2 experts = unpack_bf16x2(pack_bf16x2(sums[2 * i], sums[2 * i + 1]));
-    out[i] = pack_bf16x2(own.x + experts.x, own.y + experts.y);
+    out[i] = Config::kResidual ? pack_bf16x2(own.x + experts.x, own.y + experts.y)
+                               : pack_bf16x2(experts.x, experts.y);
   }
   *reinterpret_cast<uint4*>(y + at) = make_uint4(out[0], out[1], out[2], out[3]);
 }

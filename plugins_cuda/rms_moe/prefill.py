@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from specbuild.plugins_cuda.launches import (
     Kernel,
@@ -28,7 +30,7 @@ from specbuild.plugins_cuda.prefill_gemm import (
     ring_bytes,
     stages_for,
 )
-from specbuild.plugins_cuda.rms_moe.choice import choice_of
+from specbuild.plugins_cuda.rms_moe.choice import choice_of, router_parts
 from specbuild.plugins_cuda.rms_moe.expert_codes import expert_storages
 from specbuild.plugins_cuda.rms_moe.packing import (
     BLOCK,
@@ -47,6 +49,8 @@ from specbuild.plugins_cuda.rms_moe.prefill_few import WARPS as FEW_WARPS
 from specbuild.plugins_cuda.rms_norms import rounding_code, rounding_of
 from specbuild.runtime.errors import SpecbuildError
 
+# In the order of their numbers in kernels (device/gated.cuh).
+ACTIVATIONS = ("swiglu", "swiglu_clamped", "geglu_tanh")
 _SORT_THREADS = 1024
 _ROUTER_WARPS = 8
 # The rows of a routing CTA; the first number whose shared memory fits.
@@ -128,6 +132,17 @@ def lower_prefill(request: LoweringRequest) -> Lowering:
             Workspace("workspace_h", panel_bytes(layer.inner // BLOCK, layer.panel_rows)),
         ),
     )
+
+
+def activation_code(attributes: Mapping[str, Any]) -> int:
+    """The number of the activation in kernels; SpecbuildError if no kernel computes it."""
+    activation = str(attributes["activation"])
+    if activation not in ACTIVATIONS:
+        raise SpecbuildError(
+            f"RmsMoe got activation {activation!r}, its CUDA kernels know "
+            f"{', '.join(ACTIVATIONS)}: build this model for the CPU."
+        )
+    return ACTIVATIONS.index(activation)
 
 
 def prefill_tactics(request: LoweringRequest) -> tuple[Tactic, ...]:
@@ -221,6 +236,8 @@ def _row_constants(request: LoweringRequest, layer: Layer) -> tuple[tuple[str, i
         SEQUENCES=layer.sequences,
         NORM_ROUNDING=rounding_code(rounding_of("RmsMoe", request.attributes)),
         EPS=float(request.attributes["eps"]),
+        ROUTER_NORM=int("router_norm" in request.tensors),
+        RESIDUAL=int(request.attributes["residual"]),
         ROUTER_ROWS=rows,
         SHARED_BYTES=_router_bytes(layer, choice.routed, rows),
         **of_choice,
@@ -249,8 +266,9 @@ def _router_bytes(layer: Layer, routed: int, rows: int) -> int:
 def _sorting(request: LoweringRequest, layer: Layer) -> tuple[OpLaunch, ...]:
     constants, choice = _row_constants(request, layer), choice_of(request)
     rows = _router_rows(layer, choice.routed)
+    parts = router_parts(request)
     entry, file = (
-        ("moe_route_biased", "prefill_biased.cu") if choice.biased else ("moe_route", "prefill.cu")
+        ("moe_route_with_parts", "prefill_with_parts.cu") if parts else ("moe_route", "prefill.cu")
     )
     route = OpLaunch(
         _kernel(entry, constants, file),
@@ -259,7 +277,7 @@ def _sorting(request: LoweringRequest, layer: Layer) -> tuple[OpLaunch, ...]:
         shared_bytes=_router_bytes(layer, choice.routed, rows),
         arguments=(
             *("x", "norm", "router_weight", "router_bias", "row_start"),
-            *(("choice_bias",) if choice.biased else ()),
+            *parts,
             *("workspace_logits", "workspace_chosen", "workspace_shares"),
         ),
     )
@@ -350,7 +368,7 @@ def _gate_up(request: LoweringRequest, layer: Layer) -> OpLaunch:
         warp_tiles=1,
     )
     activation = (
-        ("CLAMPED", int(request.attributes["activation"] == "swiglu_clamped")),
+        ("ACTIVATION", activation_code(request.attributes)),
         ("ALPHA", float(request.attributes["alpha"])),
         ("LIMIT", float(request.attributes["limit"])),
     )

@@ -7,6 +7,7 @@ from dataclasses import replace
 from specbuild.plugins_cuda.cases import Case
 from specbuild.plugins_cuda.rms_moe.cases import (
     DEEPSEEK_V3,
+    GEMMA4,
     GLM_FLASH,
     KIMI_K2,
     QWEN3_BF16,
@@ -30,6 +31,10 @@ KERNEL_CASES: tuple[Case, ...] = (
     ).case("rows of 7168 values"),
     replace(KIMI_K2, rows=40, live=37, hidden=96, inner=32).case("384 experts"),
     replace(QWEN3_NEXT, rows=40, live=37, hidden=96, inner=32).case("top 10 of 512 experts"),
+    replace(GEMMA4, rows=150, live=141, hidden=96, inner=96, experts=16).case(
+        "Gemma 4's router and GELU"
+    ),
+    replace(GEMMA4, rows=512, live=500).case("gpu: gemma-4-26b-a4b, 512 rows"),
     replace(V2_LITE, rows=512, live=500).case("gpu: deepseek-v2-lite, bf16, 512 rows"),
     replace(GLM_FLASH, bf16=False, rows=2048).case("gpu: glm-4.7-flash, 2048 rows"),
     replace(GLM_FLASH, rows=512, live=509).case("gpu: glm-4.7-flash, bf16, 512 rows"),

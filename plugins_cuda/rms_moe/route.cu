@@ -8,7 +8,7 @@
 //   workspace_normed    [ROWS, HIDDEN] bf16, out: the live rows, normalized
 //   workspace_logits    [ROWS, EXPERTS] f32, out: of the live rows
 //
-// Where experts are chosen by biased scores it is route_biased.cu.
+// Routers with a bias of the choice, a norm or factors of their own are route_with_parts.cu.
 //
 // Grid (EXPERTS / ROUTER_EXPERTS, ROWS / 8). A CTA computes the logits of 8 rows for 8 or 16
 // experts. Each warp has a fixed slice of HIDDEN, whose router weights it loads before it waits for
@@ -26,6 +26,6 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
                const int* row_start, uint16_t* workspace_normed, float* workspace_logits) {
   DYNAMIC_SHARED(uint4, staged);
   __shared__ SharedRouter shared;
-  route(shared, staged, x, norm, router_weight, router_bias, row_start, nullptr, workspace_normed,
-        workspace_logits);
+  route(shared, nullptr, staged, x, norm, router_weight, router_bias, row_start, {},
+        workspace_normed, workspace_logits);
 }

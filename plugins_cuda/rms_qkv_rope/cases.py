@@ -70,7 +70,8 @@ def project(
         angles = rng.uniform(0, 6.3, (_POSITIONS, heads.width // 2)).astype(np.float32)
         positions = rng.integers(0, _POSITIONS, tokens)
         positions[live:] = 0
-        pool = (pages, heads.kv, page_size, heads.width)
+        # The pools of another layer, where nothing is written.
+        pool = (pages, heads.kv or 2, page_size, heads.width)
         normed = [heads.width * (count if whole else 1) for count in (heads.q, heads.kv)]
         return (
             draw(rng, tokens, columns, scale=3.0 if norm else 1.0),
@@ -78,7 +79,7 @@ def project(
             draw_packed(rng, rows, columns, storage),
             draw(rng, rows) if bias else None,
             1 + draw(rng, normed[0], scale=0.2) if head_norms and heads.q else None,
-            1 + draw(rng, normed[1], scale=0.2) if head_norms else None,
+            1 + draw(rng, normed[1], scale=0.2) if head_norms and heads.kv else None,
             _cosines(angles, growth=growth),
             np.sin(angles) * np.float32(1.34),
             positions.astype(np.int32),
@@ -133,6 +134,8 @@ CASES: tuple[Case, ...] = (
     project(5, 64, bias=False, padding=1, head_norms=True, values=True),
     project(5, 64, Heads(q=4, kv=2, width=16), bias=False, padding=1, growth=True),
     project(5, 64, bias=False, rounding="llama", head_norms=True, growth=True),
+    project(5, 64, Heads(q=3, kv=0, width=32), bias=False, padding=1, head_norms=True),
+    project(4, 96, Heads(q=2, kv=0, width=48), growth=True),
 )
 
 KERNEL_CASES: tuple[Case, ...] = (
@@ -154,6 +157,8 @@ KERNEL_CASES: tuple[Case, ...] = (
     project(4, 96, Heads(q=0, kv=2, width=32), bias=False, head_norms=True, whole=True),
     project(3, 96, Heads(q=8, kv=4, width=512), bias=False, head_norms=True, values=True),
     project(21, 1056, bias=False, rounding="llama", growth=True),
+    # Queries of layers that read the caches of others.
+    project(20, 1056, Heads(q=3, kv=0, width=64), bias=False, head_norms=True),
     # Keys and values of rows without queries.
     project(4, 96, Heads(q=0), padding=1, rounding="llama", head_norms=True),
     project(3, 160, Heads(q=0), norm=False),

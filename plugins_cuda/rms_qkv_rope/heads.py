@@ -29,16 +29,20 @@ def holds_codes(request: LoweringRequest) -> bool:
 
 def projected_keys(request: LoweringRequest) -> str:
     """Where the projection leaves keys: in the pool, unless norms of heads await codes."""
-    normed = "k_norm" in request.tensors
-    return _KEYS if normed and holds_codes(request) else "k_pool"
+    return _KEYS if "k_norm" in request.tensors and holds_codes(request) else "k_pool"
+
+
+def norms_heads(request: LoweringRequest) -> bool:
+    """Whether queries or keys are normed after their projection."""
+    return any(name in request.tensors for name in ("q_norm", "k_norm"))
 
 
 def head_sizes(request: LoweringRequest) -> tuple[tuple[str, int], ...]:
     """Heads, their width and the pools' pages, as all kernels of the op are compiled with."""
-    _, kv_heads, page_size, width = request.tensors["k_pool"].shape
+    _, _, page_size, width = request.tensors["k_pool"].shape
     return (
         ("Q_HEADS", int(request.attributes["q_heads"])),
-        ("KV_HEADS", kv_heads),
+        ("KV_HEADS", int(request.attributes["kv_heads"])),
         ("HEAD_DIM", width),
         ("PAGE_SIZE", page_size),
         ("CODES", int(holds_codes(request))),
@@ -88,7 +92,7 @@ def with_heads(
     Quantized pools need a separate kernel. Raises SpecbuildError for heads that are too wide.
     """
     values = bool(request.attributes["value_norm"])
-    if "k_norm" not in request.tensors and not values:
+    if not norms_heads(request) and not values:
         return lowering
     if values and (
         "k_norm" not in request.tensors or holds_codes(request) or norms_all_heads(request)
@@ -99,7 +103,7 @@ def with_heads(
         )
     arguments: tuple[Argument, ...] = ()
     workspaces = lowering.workspaces
-    if holds_codes(request):
+    if holds_codes(request) and "k_norm" in request.tensors:
         threads = heads_threads(request, _CODED_THREADS)
         constants = (
             *head_sizes(request),

@@ -13,6 +13,7 @@ from specbuild.plugins_cuda.rms_norms import rounding_code, rounding_of
 from specbuild.plugins_cuda.rms_qkv_rope.heads import (
     head_sizes,
     heads_threads,
+    norms_heads,
     projected_keys,
     with_heads,
 )
@@ -34,7 +35,7 @@ def lower(request: LoweringRequest) -> Lowering:
         folder="rms_qkv_rope",
         constants=(
             ("HAS_BIAS", int("bias" in tensors)),
-            ("HEAD_NORMS", int("k_norm" in tensors)),
+            ("HEAD_NORMS", int(norms_heads(request))),
             *sizes,
         ),
         arguments=(

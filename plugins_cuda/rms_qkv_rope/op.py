@@ -2,7 +2,8 @@
 
 Queries and keys go through norms of their own before the rotation, where there are some: of each
 head, or of all heads together. Without queries it is what writes keys and values of rows that
-nobody asks for.
+nobody asks for. Without keys and values it computes the queries of a layer that reads those of
+another layer.
 """
 
 from __future__ import annotations
@@ -66,7 +67,8 @@ def reference(
     ``cos`` has that many positions; then a factor per position follows, by which the rounded
     queries are multiplied.
     With ``value_norm`` values are divided by their root mean square, head by head, too.
-    With ``q_heads`` = 0 there are no queries, q has no elements, and no ``q_norm`` comes.
+    With ``q_heads`` = 0 there are no queries, q has no elements, and no ``q_norm`` comes. With
+    ``kv_heads`` = 0 the pools stay as they are, and no ``k_norm`` comes.
     """
     import torch
 
@@ -87,6 +89,8 @@ def reference(
     turned = rotate(q, cos, sin, positions)
     if factors is not None:
         turned = (turned.float() * factors[positions.long()][:, None, None]).to(x.dtype)
+    if not kv_heads:
+        return turned, k_pool, v_pool
     return (
         turned,
         kv_write(k_pool, rotate(k, cos, sin, positions), write_slot),
@@ -100,6 +104,9 @@ def _normed(heads: torch.Tensor, norm: torch.Tensor, eps: float, rounding: str) 
         return rms_norm(heads, norm, eps, rounding)
     return rms_norm(heads.flatten(1), norm, eps, rounding).view(heads.shape)
 
+
+# The pools of layers that write nothing have more heads than ``kv_heads``.
+_POOLS = (POOL_AXES[0], "pool_heads", *POOL_AXES[2:])
 
 OP = OpSpec(
     name="RmsQkvRope",
@@ -115,13 +122,13 @@ OP = OpSpec(
         TensorSpec("sin", "float32", ("P", "half")),
         TensorSpec("positions", "int32", ("T",)),
         TensorSpec("write_slot", "int32", ("T",)),
-        TensorSpec("k_pool", "C", POOL_AXES),
-        TensorSpec("v_pool", "C", POOL_AXES),
+        TensorSpec("k_pool", "C", _POOLS),
+        TensorSpec("v_pool", "C", _POOLS),
     ),
     outputs=(
         TensorSpec("q", "T", ("T", "heads", "head_dim")),
-        TensorSpec("k_pool_out", "C", POOL_AXES),
-        TensorSpec("v_pool_out", "C", POOL_AXES),
+        TensorSpec("k_pool_out", "C", _POOLS),
+        TensorSpec("v_pool_out", "C", _POOLS),
     ),
     attributes=(
         AttributeSpec("q_heads", int),

@@ -75,7 +75,7 @@ struct QkvGemm : HeadsGemm<Config> {
 
   // Return where a head of a row is stored.
   __device__ __forceinline__ uint16_t* head_of(int row, int head, int slot) const {
-    if (head < Config::kQHeads)
+    if (Config::kKvHeads == 0 || head < Config::kQHeads)
       return q + (static_cast<size_t>(row) * Config::kQHeads + head) * Config::kHeadDim;
     if (Config::kCodes) {  // keys that still need their norm
       const size_t key = static_cast<size_t>(row) * Config::kKvHeads + head - Config::kQHeads;
@@ -96,7 +96,8 @@ struct QkvGemm : HeadsGemm<Config> {
 
   // The first value of a head in its pool.
   __device__ __forceinline__ static size_t entry_of(int head, int slot) {
-    const int h = (head - Config::kQHeads) % Config::kKvHeads;
+    constexpr int kPoolHeads = Config::kKvHeads > 0 ? Config::kKvHeads : 1;
+    const int h = (head - Config::kQHeads) % kPoolHeads;
     const size_t page = static_cast<size_t>(slot / Config::kPageSize) * Config::kKvHeads + h;
     return (page * Config::kPageSize + slot % Config::kPageSize) * Config::kHeadDim;
   }

@@ -16,6 +16,7 @@ from specbuild.plugins_cuda.rms_norms import rounding_code, rounding_of
 from specbuild.plugins_cuda.rms_qkv_rope.heads import (
     head_sizes,
     heads_threads,
+    norms_heads,
     projected_keys,
     with_heads,
 )
@@ -34,7 +35,7 @@ def lower_prefill(request: LoweringRequest) -> Lowering:
         ("HAS_NORM", int("norm" in tensors)),
         ("HAS_BIAS", int("bias" in tensors)),
         ("NORM_ROUNDING", rounding_code(rounding_of("RmsQkvRope", attributes))),
-        ("HEAD_NORMS", int("k_norm" in tensors)),
+        ("HEAD_NORMS", int(norms_heads(request))),
         ("HEAD_ROUNDING", rounding_code(str(attributes["head_rounding"]))),
         ("EPS", float(attributes["eps"])),
         *head_sizes(request),

@@ -91,6 +91,16 @@ GEOMETRIES: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma4, heads of 256 and 512": ("gemma4_text", _LOCAL_AND_GLOBAL | {
         "head_dim": 256, "global_head_dim": 512, "num_attention_heads": 4,
         "num_global_key_value_heads": 1, "final_logit_softcapping": 3.0}),
+    "gemma4 with experts": ("gemma4_text", _LOCAL_AND_GLOBAL | {
+        "head_dim": 256, "global_head_dim": 512, "num_attention_heads": 4,
+        "num_global_key_value_heads": 1, "enable_moe_block": True, "num_experts": 16,
+        "top_k_experts": 4, "moe_intermediate_size": 64}),
+    "gemma4 with layer embeddings": ("gemma4_text", {
+        "layer_types": ["sliding_attention", "full_attention"] * 2, "sliding_window": 48,
+        "num_hidden_layers": 4, "num_kv_shared_layers": 2, "use_double_wide_mlp": True,
+        "head_dim": 256, "global_head_dim": 512, "num_attention_heads": 4,
+        "attention_k_eq_v": False, "num_global_key_value_heads": None,
+        "hidden_size_per_layer_input": 32, "vocab_size_per_layer_input": VOCAB}),
     "qwen3_5": ("qwen3_5_text", _HYBRID),
     "qwen3_5, heads of 256": ("qwen3_5_text", _HYBRID | {"head_dim": 256}),
     "qwen3_5_moe": ("qwen3_5_moe_text", _HYBRID_EXPERTS),
@@ -134,8 +144,9 @@ def build_dense(
         edit_tensors(folder / "model", round_to_mxfp4)
     variant = DRAFTS[list(GEOMETRIES).index(geometry) % len(DRAFTS)]
     write_draft(
-        folder / "draft", target_layers=LAYERS, target_hidden=sizes["hidden_size"],
-        target_vocab=sizes["vocab_size"], hidden=sizes["hidden_size"], inner=320, head_dim=64,
+        folder / "draft", target_layers=sizes["num_hidden_layers"],
+        target_hidden=sizes["hidden_size"], target_vocab=sizes["vocab_size"],
+        hidden=sizes["hidden_size"], inner=320, head_dim=64,
         draft_vocab=VOCAB, aux_layers=(0, 1, 2), max_positions=1024, **variant,
     )  # fmt: skip
     usual = {"backend": "cuda", "max_seq_len": 512, "max_batch_size": 4, "page_size": 64}

@@ -50,8 +50,9 @@ from specbuild.runtime.errors import SpecbuildError
 # Parts that the fusions replace by ops with kernels.
 _FUSED = frozenset(
     {
-        *("all heads", "growth", "gelu", "multipliers", "output norms", "partial", "scale"),
-        *("unrotated", "value norm", "window heads", "window rope"),
+        *("all heads", "experts with gelu", "growth", "gelu", "layer inputs", "multipliers"),
+        *("output norms", "partial", "scale", "shared caches", "unrotated", "value norm"),
+        *("window heads", "window rope"),
     }
 )
 
@@ -143,6 +144,7 @@ def _require_experts(target: TargetGeometry, moe: MoeFeedForward) -> None:
         groups=moe.groups,
         groups_chosen=moe.groups_chosen,
         group_score=moe.group_score,
+        scaled=moe.expert_scale,
     )
     unsupported = unknown_choice(choice)
     if unsupported is not None:

@@ -32,6 +32,10 @@ from specbuild.builder.backends.cuda.fusions.indexer import (
 )
 from specbuild.builder.backends.cuda.fusions.known_ops import only_known_ops
 from specbuild.builder.backends.cuda.fusions.latent import fuse_latent
+from specbuild.builder.backends.cuda.fusions.layer_inputs import (
+    fuse_layer_gate,
+    fuse_layer_norms,
+)
 from specbuild.builder.backends.cuda.fusions.linear import fuse_linear
 from specbuild.builder.backends.cuda.fusions.low_rank import fuse_low_rank
 from specbuild.builder.backends.cuda.fusions.moe import fuse_moe
@@ -72,6 +76,8 @@ CUDA_PASSES = (
     GraphPass("fuse-latent", _everywhere(fuse_latent)),
     GraphPass("fuse-low-rank", _everywhere(fuse_low_rank)),
     GraphPass("fuse-moe", _everywhere(fuse_moe)),
+    GraphPass("fuse-layer-norms", _everywhere(fuse_layer_norms)),
+    GraphPass("fuse-layer-gates", _everywhere(fuse_layer_gate)),
     GraphPass("fuse-gates", _everywhere(fuse_gate)),
     GraphPass("fuse-swiglu", _everywhere(fuse_swiglu)),
     GraphPass("fuse-draft-input", _everywhere(fuse_draft_input)),

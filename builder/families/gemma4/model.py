@@ -124,7 +124,7 @@ class Gemma4Model(GroupedModel):
         projected = model.per_layer_model_projection(x) * g.hidden**-0.5
         from_hidden = model.per_layer_projection_norm(projected.unflatten(1, by_layer))
         inputs = (from_hidden + embedded.unflatten(1, by_layer)) * 2**-0.5
-        return [inputs[:, layer] for layer in range(g.layers)]
+        return [inputs.select(1, layer) for layer in range(g.layers)]
 
 
 def _dense_part(hidden: int, feed_forward: FeedForward) -> nn.Module:

@@ -2,10 +2,12 @@
 // for each launch (CONFIG). It has the members that the kernels of the launch use.
 //
 //   of the layer    kHidden, kInner, kExperts, kTopK, kWeights (how a matrix of experts is
-//                   stored), kClamped (the activation; kAlpha, kLimit), kNormRounding, kEps
+//                   stored), kActivation (gated.cuh; kAlpha, kLimit), kNormRounding, kEps,
+//                   kRouterNorm (the router reads rows of its own norm), kResidual (x is added)
 //   of the choice   kRounded (logits, to bf16), kScored (scored_choice.cuh chooses, which reads
 //                   kGating, kGroups, kGroupsChosen, kGroupBest, kScaling, kSharedExperts; else
-//                   rounded_choice.cuh), kScores (that stand in front of the logits)
+//                   rounded_choice.cuh), kScores (that stand in front of the logits), kFactors
+//                   (where those of experts are behind the first of these)
 //   of the launch   kRows (of the bucket), kSequences
 //   of decoding     kRouterExperts and kRouterWarps of a CTA, kStaged (router weights); kCtas,
 //                   kWarps, kRingStages, kPieces (of a stage), kTiles (that advance together),

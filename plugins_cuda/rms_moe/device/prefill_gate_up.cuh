@@ -2,6 +2,7 @@
 #pragma once
 
 #include "../../_device/prefill_store.cuh"
+#include "gated.cuh"
 #include "prefill_experts.cuh"
 
 template <int warps>
@@ -20,18 +21,7 @@ struct GateUpGemm : ExpertGemm<Experts::GateUp, warps> {
   __device__ __forceinline__ void store(const GemmTile& tile, LaneBias ahead,
                                         const float (&sums)[columns / 2], uint16_t* staging) const {
     const float2 b = ahead.widened();
-    const auto act = [b](float gate, float up) {
-      if constexpr (Config::kClamped == 0) {
-        const float plain = gate + b.x;
-        return __fdividef(plain, 1.0f + exp2_fast(-1.44269504f * plain)) * (up + b.y);
-      } else {
-        const float limit = static_cast<float>(Config::kLimit);
-        const float g = fminf(gate + b.x, limit);
-        const float u = fminf(fmaxf(up + b.y, -limit), limit);
-        const float power = exp2_fast(-1.44269504f * static_cast<float>(Config::kAlpha) * g);
-        return __fdividef(g, 1.0f + power) * (u + 1.0f);
-      }
-    };
+    const auto act = [b](float gate, float up) { return gated(gate + b.x, up + b.y); };
     stage_pairs<columns>(sums, act, staging);
     constexpr int kGroups = Config::kRowTiles / 4;
     const int own = tile.row_tile / 4 + warpgroup();

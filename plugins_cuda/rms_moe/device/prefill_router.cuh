@@ -4,13 +4,15 @@
 // L2, 0.4 GFLOP on mma.sync: about 6 µs.
 //
 // Config: kKBlocks (hidden/32), kExperts, kTopK, kSequences, kEps, kSharedBytes, kRouterRows,
-// kNormRounding, kRounded (logits, as a linear layer's output is), kScored, kScores.
+// kNormRounding, kRounded (logits, as a linear layer's output is), kScored, kScores, kFactors,
+// kRouterNorm.
 #pragma once
 
 #include "../../_device/prefill_rows.cuh"
 #include "config.cuh"
 #include "expert_choice.cuh"
 #include "router_logit.cuh"
+#include "router_parts.cuh"
 
 constexpr Norm kNorm = static_cast<Norm>(Config::kNormRounding);
 constexpr int kRouterRows = Config::kRouterRows, kRouterRowTiles = kRouterRows / 8;
@@ -31,9 +33,11 @@ struct RouterSums {
 static_assert(2 * kRouterRows * kRouterStride + sizeof(RouterSums) == Config::kSharedBytes,
               "the launch gives as much as rows and sums take");
 
-// Rows ``first`` … + 15 of x [rows, hidden], normed, into shared memory; zeros from ``live`` on.
-__device__ __forceinline__ void load_normed_rows(const uint16_t* x, const uint16_t* norm, float eps,
-                                                 int first, int live, uint16_t* rows) {
+// Rows ``first`` … + 15 of x [rows, hidden], normed for the router, into shared memory; zeros from
+// ``live`` on.
+__device__ __forceinline__ void load_normed_rows(const uint16_t* x, const uint16_t* norm,
+                                                 const float* router_norm, float eps, int first,
+                                                 int live, uint16_t* rows) {
   for (int r = threadIdx.x / 32; r < kRouterRows; r += kRouterWarps) {
     const uint16_t* const row = x + static_cast<size_t>(first + r) * kHidden;
     const bool there = first + r < live;
@@ -42,9 +46,15 @@ __device__ __forceinline__ void load_normed_rows(const uint16_t* x, const uint16
       uint4 out = make_uint4(0, 0, 0, 0);
       if (there) {
         const uint4 v = reinterpret_cast<const uint4*>(row)[c];
-        const uint4 w = reinterpret_cast<const uint4*>(norm)[c];
-        out = make_uint4(normed_pair<kNorm>(v.x, w.x, scale), normed_pair<kNorm>(v.y, w.y, scale),
+        if constexpr (Config::kRouterNorm != 0) {
+          const float4* const weights = reinterpret_cast<const float4*>(router_norm) + 2 * c;
+          out = normed_by(v, weights[0], weights[1], scale);
+        } else {
+          const uint4 w = reinterpret_cast<const uint4*>(norm)[c];
+          out =
+              make_uint4(normed_pair<kNorm>(v.x, w.x, scale), normed_pair<kNorm>(v.y, w.y, scale),
                          normed_pair<kNorm>(v.z, w.z, scale), normed_pair<kNorm>(v.w, w.w, scale));
+        }
       }
       *reinterpret_cast<uint4*>(rows + r * kRouterStride + 8 * c) = out;
     }
@@ -88,11 +98,11 @@ __device__ __forceinline__ void multiply_router(const uint16_t* router_weight, c
   }
 }
 
-// All of a launch. ``choice_bias`` is null where kScores is 0.
+// All of a launch.
 __device__ __forceinline__ void route(unsigned char* shared, const uint16_t* x,
                                       const uint16_t* norm, const uint16_t* router_weight,
                                       const uint16_t* router_bias, const int* row_start,
-                                      const float* choice_bias, float* logits, int* chosen,
+                                      const RouterParts& parts, float* logits, int* chosen,
                                       float* weights) {
   constexpr int kLogits = Choice::kLogits;
   uint16_t* const rows = reinterpret_cast<uint16_t*>(shared);
@@ -102,7 +112,7 @@ __device__ __forceinline__ void route(unsigned char* shared, const uint16_t* x,
   const int live = load_l2_int(row_start + Config::kSequences);
   const int first = static_cast<int>(blockIdx.x) * kRouterRows;
   if (first >= live) return;
-  load_normed_rows(x, norm, static_cast<float>(Config::kEps), first, live, rows);
+  load_normed_rows(x, norm, parts.router_norm, static_cast<float>(Config::kEps), first, live, rows);
   __syncthreads();
   multiply_router(router_weight, rows, sums);
   __syncthreads();
@@ -115,11 +125,12 @@ __device__ __forceinline__ void route(unsigned char* shared, const uint16_t* x,
     logit = router_logit(logit + bf16_to_float(router_bias[e]));
     const size_t at = static_cast<size_t>(first + r) * kLogits + e;
     if constexpr (Config::kScores > 0) {
-      logits[at] = sigmoid_of(logit) + choice_bias[e];
+      logits[at] = sigmoid_of(logit) + parts.choice_bias[e];
       logits[Config::kScores + at] = logit;
     } else {
       logits[at] = logit;
     }
+    if constexpr (Config::kFactors > 0) logits[Config::kFactors + at] = parts.expert_scale[e];
   }
   __syncthreads();
   for (int r = threadIdx.x / 32; r < count; r += kRouterWarps) {

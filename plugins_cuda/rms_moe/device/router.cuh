@@ -5,7 +5,7 @@
 //
 // Config: kRows, kSequences, kHidden, kExperts (that are chosen among), kRouterExperts,
 // kRouterWarps, kNormRounding, kEps, kStaged, kRounded (logits, as a linear layer's output is),
-// kScores.
+// kScores, kFactors, kRouterNorm.
 #pragma once
 
 #include "../../_device/bf16.cuh"
@@ -13,6 +13,7 @@
 #include "../../_device/ptx_load.cuh"
 #include "config.cuh"
 #include "router_logit.cuh"
+#include "router_parts.cuh"
 #include "scored_choice.cuh"
 
 constexpr int kBlocks = Config::kHidden / 32;
@@ -31,6 +32,16 @@ struct SharedRouter {
   float logits[kSlices][kCtaExperts][8];
 };
 
+// With kRouterNorm: the router's own norm, fp32, as SharedRouter has the experts'.
+struct OwnNorm {
+  float4 of[Config::kRouterWarps][kSteps][4][2];
+};
+
+__device__ __forceinline__ float4 as_floats(uint4 v) {
+  return make_float4(__uint_as_float(v.x), __uint_as_float(v.y), __uint_as_float(v.z),
+                     __uint_as_float(v.w));
+}
+
 __device__ __forceinline__ float sum_of_squares(uint4 v) {
   const float2 a = unpack_bf16x2(v.x), b = unpack_bf16x2(v.y);
   const float2 c = unpack_bf16x2(v.z), d = unpack_bf16x2(v.w);
@@ -48,12 +59,12 @@ __device__ __forceinline__ uint32_t normed_pair(uint32_t x, uint32_t norm, float
   return pack_bf16x2(value.x * rate * weight.x, value.y * rate * weight.y);
 }
 
-// All of a launch. ``choice_bias`` is null where kScores is 0, ``staged`` is dynamic shared memory.
-__device__ __forceinline__ void route(SharedRouter& shared, uint4* staged, const uint16_t* x,
-                                      const uint16_t* __restrict__ norm,
+// All of a launch. ``staged`` is dynamic shared memory, ``own`` null where kRouterNorm is 0.
+__device__ __forceinline__ void route(SharedRouter& shared, OwnNorm* own, uint4* staged,
+                                      const uint16_t* x, const uint16_t* __restrict__ norm,
                                       const uint16_t* __restrict__ router_weight,
                                       const uint16_t* __restrict__ router_bias,
-                                      const int* row_start, const float* choice_bias,
+                                      const int* row_start, const RouterParts& parts,
                                       uint16_t* normed_rows, float* logits) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
   const int first_expert = blockIdx.x * kCtaExperts, first_row = blockIdx.y * 8;
@@ -86,6 +97,13 @@ __device__ __forceinline__ void route(SharedRouter& shared, uint4* staged, const
     // In shared memory, because registers are scarce.
     if (inside && g == 0) {
       shared.norm[warp][step][t] = load_early16(norm + first_column + 32 * step);
+      if constexpr (Config::kRouterNorm != 0) {
+        const float* const at = parts.router_norm + first_column + 32 * step;
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          own->of[warp][step][t][half] = as_floats(load_early16(at + 4 * half));
+        }
+      }
     }
   }
   if constexpr (Config::kStaged) cp_async_commit();
@@ -94,9 +112,12 @@ __device__ __forceinline__ void route(SharedRouter& shared, uint4* staged, const
   const int own_row = first_row + static_cast<int>(threadIdx.x) % 8;
   const bool finishes = threadIdx.x < 8 * kCtaExperts && own_expert < Config::kExperts;
   const float bias = finishes ? bf16_to_float(load_early_bf16(router_bias + own_expert)) : 0.0f;
-  float of_choice = 0.0f;
+  float of_choice = 0.0f, factor = 1.0f;
   if constexpr (Config::kScores > 0) {
-    if (finishes) of_choice = __uint_as_float(load_early4(choice_bias + own_expert));
+    if (finishes) of_choice = __uint_as_float(load_early4(parts.choice_bias + own_expert));
+  }
+  if constexpr (Config::kFactors > 0) {
+    if (finishes) factor = __uint_as_float(load_early4(parts.expert_scale + own_expert));
   }
   for (int i = threadIdx.x; i < 8 * kSlices; i += kThreads) {
     reinterpret_cast<float*>(shared.squares)[i] = 0.0f;
@@ -155,8 +176,11 @@ __device__ __forceinline__ void route(SharedRouter& shared, uint4* staged, const
     if (blockIdx.x == 0 && row < live) {
       *reinterpret_cast<uint4*>(normed_rows + row_at + 32 * step) = normed;
     }
-    mma_bf16(sums[0], {w.x, more.x, w.y, more.y}, {normed.x, normed.y});
-    mma_bf16(sums[1], {w.z, more.z, w.w, more.w}, {normed.z, normed.w});
+    uint4 read = normed;
+    if constexpr (Config::kRouterNorm != 0)
+      read = normed_by(v, own->of[warp][step][t][0], own->of[warp][step][t][1], rate);
+    mma_bf16(sums[0], {w.x, more.x, w.y, more.y}, {read.x, read.y});
+    mma_bf16(sums[1], {w.z, more.z, w.w, more.w}, {read.z, read.w});
   }
 #pragma unroll
   for (int i = 0; i < 2 * kHalves; ++i) {
@@ -164,12 +188,12 @@ __device__ __forceinline__ void route(SharedRouter& shared, uint4* staged, const
   }
   __syncthreads();
   if (finishes && own_row < live) {
-    float parts[4] = {};
+    float sum_of[4] = {};
 #pragma unroll
     for (int slice = 0; slice < kSlices; ++slice) {
-      parts[slice % 4] += shared.logits[slice][own_expert - first_expert][own_row - first_row];
+      sum_of[slice % 4] += shared.logits[slice][own_expert - first_expert][own_row - first_row];
     }
-    const float logit = (parts[0] + parts[1]) + (parts[2] + parts[3]);
+    const float logit = (sum_of[0] + sum_of[1]) + (sum_of[2] + sum_of[3]);
     const int at = own_row * Config::kExperts + own_expert;
     if constexpr (Config::kScores > 0) {
       logits[at] = sigmoid_of(router_logit(logit + bias)) + of_choice;
@@ -177,5 +201,6 @@ __device__ __forceinline__ void route(SharedRouter& shared, uint4* staged, const
     } else {
       logits[at] = router_logit(logit + bias);
     }
+    if constexpr (Config::kFactors > 0) logits[Config::kFactors + at] = factor;
   }
 }

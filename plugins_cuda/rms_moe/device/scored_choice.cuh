@@ -29,6 +29,7 @@ __device__ __forceinline__ float sigmoid_of(float logit) {
 
 // C: kExperts and kTopK with the kSharedExperts that every row has, which are the last; kGating,
 // kScaling; kScores (that stand in front of as many logits, 0: experts are chosen by the logits);
+// kFactors (how far behind the first of these factors of experts are, 0: there are none);
 // kGroups, kGroupsChosen, kGroupBest (how many of a group's best scores make up its own).
 template <class C>
 struct ScoredChoice {
@@ -141,7 +142,9 @@ struct ScoredChoice {
 #pragma unroll
       for (int j = 0; j < kChosen; ++j) place += best.experts[j] < best.experts[k];
       if (chosen != nullptr) chosen[place] = best.experts[k];
-      weights[place] = static_cast<float>(C::kScaling) * (shares[k] / divisor);
+      const float share = static_cast<float>(C::kScaling) * (shares[k] / divisor);
+      weights[place] =
+          C::kFactors > 0 ? share * load_l2_float(logits + C::kFactors + best.experts[k]) : share;
     }
 #pragma unroll
     for (int k = kChosen; k < C::kTopK; ++k) {

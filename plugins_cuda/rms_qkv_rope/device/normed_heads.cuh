@@ -49,8 +49,8 @@ struct NormedHeads {
     const int row = kWhole ? blockIdx.x : item / kHeads;
     const int head = kWhole ? item + (of_keys ? kQHeads : 0) : item % kHeads;
     const bool used = lane < kUsed && (!kWhole || head < (of_keys ? kHeads : kQHeads));
-    const uint16_t* norm =
-        (head < kQHeads ? q_norm : k_norm) + (kWhole ? item * kHeadDim : 0) + 8 * lane;
+    const uint16_t* norm = (kKvHeads == 0 || head < kQHeads ? q_norm : k_norm) +
+                           (kWhole ? item * kHeadDim : 0) + 8 * lane;
     uint4 weight[2] = {};
     const bool is_value = kValues && head >= kTurned;
     if (is_value) {
@@ -122,7 +122,8 @@ struct NormedHeads {
   }
 
   __device__ __forceinline__ uint16_t* place_of(int row, int head) const {
-    if (head < kQHeads) return q + (static_cast<int64_t>(row) * kQHeads + head) * kHeadDim;
+    if (kKvHeads == 0 || head < kQHeads)
+      return q + (static_cast<int64_t>(row) * kQHeads + head) * kHeadDim;
     if (kCodes) {
       return projected + (static_cast<int64_t>(row) * kKvHeads + head - kQHeads) * kHeadDim;
     }

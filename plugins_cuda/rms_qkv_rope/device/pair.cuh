@@ -7,6 +7,8 @@
 #include "../../_device/ptx_load.cuh"
 #include "config.cuh"
 
+// Without keys and values nothing is divided by it.
+constexpr int kPoolHeads = Config::kKvHeads > 0 ? Config::kKvHeads : 1;
 constexpr int kTilesPerHead = Config::kHeadDim / 16, kHalf = Config::kHeadDim / 2;
 
 // With CODES the pools hold bytes. Keys without their norm go to [rows, KV_HEADS, HEAD_DIM].
@@ -90,12 +92,12 @@ struct Pair {
   }
 
   __device__ __forceinline__ uint16_t* place(const Tensors& tensors) const {
-    if (head < Config::kQHeads) {
+    if (Config::kKvHeads == 0 || head < Config::kQHeads) {
       return tensors.q + (static_cast<int64_t>(token) * Config::kQHeads + head) * Config::kHeadDim +
              i;
     }
     uint16_t* pool = is_value() ? tensors.v_pool : tensors.k_pool;
-    const int64_t kv_head = (head - Config::kQHeads) % Config::kKvHeads;
+    const int64_t kv_head = (head - Config::kQHeads) % kPoolHeads;
     if (Config::kCodes && !is_coded()) {
       return pool + (static_cast<int64_t>(token) * Config::kKvHeads + kv_head) * Config::kHeadDim +
              i;

@@ -15,6 +15,8 @@ from deepseek_requests import routed_request
 from dense_requests import (
     GEMMA3_12B,
     GEMMA3_27B,
+    GEMMA4_26B,
+    GEMMA4_E4B,
     GRANITE_8B,
     LLAMA_1B,
     LLAMA_8B,
@@ -52,6 +54,7 @@ from specbuild.plugins_cuda.linear.streaming import MAX_ROWS
 from specbuild.plugins_cuda.registry import op_named
 from specbuild.plugins_cuda.rms_moe.cases import (
     DEEPSEEK_V3,
+    GEMMA4,
     GLM_FLASH,
     KIMI_K2,
     QWEN3_BF16,
@@ -118,9 +121,9 @@ def test_screened_heads_of_other_widths_do_not_spill(columns: int, rows: int) ->
 @pytest.mark.parametrize(
     ("layer", "rows"),
     [
-        (DEEPSEEK_V3, 1), (GLM_FLASH, 64), *[
+        (DEEPSEEK_V3, 1), (GLM_FLASH, 64), (GEMMA4, 4), *[
             pytest.param(layer, rows, marks=pytest.mark.slow)
-            for layer in (DEEPSEEK_V3, KIMI_K2, GLM_FLASH, V2_LITE, QWEN3_NEXT)
+            for layer in (DEEPSEEK_V3, KIMI_K2, GLM_FLASH, V2_LITE, QWEN3_NEXT, GEMMA4)
             for rows in (1, 8, 64, 256)
             if (layer, rows) not in ((DEEPSEEK_V3, 1), (GLM_FLASH, 64))
         ],
@@ -155,7 +158,8 @@ def test_quantized_experts_have_kernels_that_do_not_spill(
         for storage in STORAGES for rows in (1, 8, 16, 64, 2048)
     ], (GEMMA3_27B, BF16, 4), *[
         pytest.param(sizes, BF16, rows, marks=pytest.mark.slow)
-        for sizes in (GRANITE_8B, OLMO_32B, MINIMAX_M2, GEMMA3_12B, GEMMA3_27B)
+        for sizes in (GRANITE_8B, OLMO_32B, MINIMAX_M2, GEMMA3_12B, GEMMA3_27B, GEMMA4_26B,
+                      GEMMA4_E4B)
         for rows in (1, 16, 64, 2048)
     ]],
 )  # fmt: skip

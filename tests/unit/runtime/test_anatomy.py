@@ -133,7 +133,7 @@ def test_an_ops_bytes_go_to_those_of_its_launches_that_read_them(gpt_oss: Lowere
 
 def test_shared_experts_are_read_beside_the_chosen_ones(deepseek: Lowered) -> None:
     step, layer = deepseek.step("step@1"), r"layers\.1\."
-    [route] = by_kernel(step, "route_biased_rows", 1)
+    [route] = by_kernel(step, "route_with_parts", 1)
     [gate_up] = by_kernel(step, "gate_up_experts", 1)
     [down] = by_kernel(step, "down_experts", 1)
     chosen, experts = 3, 8

@@ -45,29 +45,52 @@ from specbuild.plugins_cuda.rms_qkv_rope.packing import join_qkv
 
 @dataclass(frozen=True)
 class _Projections:
-    """The projections of one input: optional queries, keys and values with their cache writes."""
+    """The projections of one input: queries, keys and values, or a part of these.
+
+    ``pools`` are those of keys and values before ``writes``. A layer that reads the keys and values
+    of another layer has no writes.
+    """
 
     q: Rotated | None
-    k: Rotated
-    v_gemm: ir.Node
-    k_write: ir.Node
-    v_write: ir.Node
+    k: Rotated | None
+    v_gemm: ir.Node | None
+    pools: tuple[ir.Value | None, ...]
+    write_slot: ir.Value | None
+    writes: tuple[ir.Node, ...] = ()
     v_norm: ir.Node | None = None
 
     @property
     def rotated(self) -> dict[str, Rotated]:
         """The rotated projections, by ``q`` and ``k``."""
-        return {"k": self.k} if self.q is None else {"q": self.q, "k": self.k}
+        return {name: part for name, part in (("q", self.q), ("k", self.k)) if part is not None}
+
+    @property
+    def last(self) -> Rotated:
+        """The keys, or the queries if there are no keys; weights are named after it."""
+        return [*self.rotated.values()][-1]
 
     @property
     def gemms(self) -> tuple[ir.Node, ...]:
         """The projections, values last."""
-        return *(part.gemm for part in self.rotated.values()), self.v_gemm
+        values = () if self.v_gemm is None else (self.v_gemm,)
+        return *(part.gemm for part in self.rotated.values()), *values
 
     @property
-    def writes(self) -> tuple[ir.Node, ir.Node]:
-        """The writes of keys and of values."""
-        return self.k_write, self.v_write
+    def kv_heads(self) -> int:
+        """The number of heads of the written keys."""
+        return static(self.writes[0].inputs[1], 1) if self.writes else 0
+
+
+def _written(
+    q: Rotated | None, k: Rotated, v_gemm: ir.Node, writes: tuple[ir.Node, ir.Node],
+    v_norm: ir.Node | None = None,
+) -> _Projections:  # fmt: skip
+    """Return projections whose keys and values go to the pools of two ``KvWrite``."""
+    slots = {write.inputs[2] for write in writes}
+    if len(slots) != 1:
+        raise AssertionError(f"{stem(k.gemm.inputs[1])}: K and V have different slots")
+    pools = tuple(write.inputs[0] for write in writes)
+    return _Projections(q, k, v_gemm, pools, writes[0].inputs[2], writes, v_norm)
 
 
 def fuse_qkv(graph: ir.Graph, node: ir.Node) -> bool:
@@ -78,11 +101,12 @@ def fuse_qkv(graph: ir.Graph, node: ir.Node) -> bool:
     if growth is not None:
         growth.product.replace_all_uses_with(growth.queries)
     layer = attention_layer(node, layout_origin, head_norms=True)
-    if layer is None:
+    projections = _queries(node) if layer is None else None
+    if layer is not None:
+        writes = (layer.k_write, layer.v_write)
+        projections = _written(layer.q, layer.k, layer.v_gemm, writes, layer.v_norm)
+    if projections is None:
         return False
-    projections = _Projections(
-        layer.q, layer.k, layer.v_gemm, layer.k_write, layer.v_write, layer.v_norm
-    )
     q = _place_projections(graph, node, projections, static(node.inputs[0], 1), growth)
     # Other readers of the rotated queries, such as SpecPV's block selection, follow the attention.
     for user, index in [*node.inputs[0].uses()] if node.inputs[0] is not None else []:
@@ -90,6 +114,17 @@ def fuse_qkv(graph: ir.Graph, node: ir.Node) -> bool:
             user.replace_input_with(index, q)
     _place_attention(graph, node, q)
     return True
+
+
+def _queries(attention: ir.Node) -> _Projections | None:
+    """Return the queries of a layer that reads the pools an earlier layer wrote, or None."""
+    q = rotated_projection(attention.inputs[0], layout_origin, head_norms=True)
+    writer = producer(attention.inputs[1], "RmsQkvRope")
+    if q is None or writer is None:
+        return None
+    names = [spec.name for spec in op_named("RmsQkvRope").inputs]
+    slot = writer.inputs[names.index("write_slot")]
+    return _Projections(q, None, None, (attention.inputs[1], attention.inputs[2]), slot)
 
 
 def fuse_context(graph: ir.Graph, node: ir.Node) -> bool:
@@ -101,7 +136,7 @@ def fuse_context(graph: ir.Graph, node: ir.Node) -> bool:
     v_gemm = None if v_write is None else producer(layout_origin(v_write.inputs[1]), "Gemm")
     if k is None or v_write is None or v_gemm is None:
         return False
-    _place_projections(graph, v_write, _Projections(None, k, v_gemm, node, v_write), 0)
+    _place_projections(graph, v_write, _written(None, k, v_gemm, (node, v_write)), 0)
     return True
 
 
@@ -125,10 +160,9 @@ def _require_one_input(projections: _Projections) -> None:
     rotaries = [part.rotary for part in projections.rotated.values()]
     tables = {tuple(rotary.inputs[1:3]) for rotary in rotaries}
     positions = {layout_origin(rotary.inputs[3]) for rotary in rotaries}
-    slots = {write.inputs[2] for write in projections.writes}
-    if not len(sources) == len(tables) == len(positions) == len(slots) == 1:
+    if not len(sources) == len(tables) == len(positions) == 1:
         raise AssertionError(
-            f"{stem(projections.k.gemm.inputs[1])}: Q, K and V have different inputs"
+            f"{stem(projections.last.gemm.inputs[1])}: Q, K and V have different inputs"
         )
 
 
@@ -141,12 +175,12 @@ def _place_projections(
 ) -> ir.Value:
     """Insert RmsQkvRope before a node, replace the pools, and return rotated q [T, Hq, D]."""
     _require_one_input(projections)
-    rotary, width = projections.k.rotary, static(projections.k_write.inputs[1], 2)
+    rotary, pools = projections.last.rotary, projections.pools
+    width = static(pools[0], 3)
     rotary_dim = _rotary_dim(rotary, width)
-    pools = [write.inputs[0] for write in projections.writes]
     weight, bias = _joined_weights(graph, projections, width, rotary_dim)
     norms = _head_norms(projections)
-    x = projections.k.gemm.inputs[0]
+    x = projections.last.gemm.inputs[0]
     norm = _input_norm(x, norms)
     inputs: dict[str, ir.Value | None] = {"x": origin(x)}
     if norm is not None:
@@ -166,7 +200,7 @@ def _place_projections(
         "cos": cos,
         "sin": _full_table(graph, rotary.inputs[2], width, 0.0),
         "positions": layout_origin(rotary.inputs[3]),
-        "write_slot": projections.k_write.inputs[2],
+        "write_slot": projections.write_slot,
         "k_pool": pools[0],
         "v_pool": pools[1],
     }
@@ -176,14 +210,14 @@ def _place_projections(
         inputs,
         [(ROWS, q_heads, width), *[pool.shape for pool in pools if pool and pool.shape]],
         q_heads=q_heads,
-        kv_heads=static(projections.k_write.inputs[1], 1),
+        kv_heads=projections.kv_heads,
         eps=all_norms[0].eps if all_norms else 0.0,
         rounding=norm.rounding if norm else "gpt_oss",
         head_rounding=next(iter(norms.values())).rounding if norms else "llama",
         value_norm=int(_norms_values(projections, norms)),
         growth=0 if growth is None else positions,
     )
-    for write, pool in zip(projections.writes, written, strict=True):
+    for write, pool in zip(projections.writes, written, strict=False):
         take_place(write.outputs[0], pool, graph)
     return q
 
@@ -198,7 +232,7 @@ def _head_norms(projections: _Projections) -> dict[str, Norm]:
     kinds = {(norm.eps, norm.rounding) for norm in norms.values()}
     if len(kinds) > 1 or len(norms) not in (0, len(nodes)):
         raise AssertionError(
-            f"{stem(projections.k.gemm.inputs[1])}: the head norms of Q and K differ"
+            f"{stem(projections.last.gemm.inputs[1])}: the head norms of Q and K differ"
         )
     return norms
 
@@ -215,7 +249,7 @@ def _norms_values(projections: _Projections, norms: dict[str, Norm]) -> bool:
     filled = None if weight is None else weight.attributes.get("value")
     is_one = filled is not None and float(filled.as_tensor().numpy().item()) == 1
     if not is_one or any(eps != norm.eps for norm in norms.values()):
-        name = stem(projections.k.gemm.inputs[1])
+        name = stem(projections.last.gemm.inputs[1])
         raise AssertionError(f"{name}: the norm of values has a weight or another eps")
     return True
 
@@ -245,9 +279,10 @@ def _joined_weights(
     """Return packed weight and bias of the projections; ``rotary_dim`` values of a head rotate."""
     weights = [gemm.inputs[1] for gemm in projections.gemms]
     biases = [bias_of(gemm) for gemm in projections.gemms]
-    module = "kv_proj" if projections.q is None else "qkv_proj"
-    name = f"{stem(projections.k.gemm.inputs[1]).removesuffix('k_proj')}{module}"
-    join = partial(_join, head_dim=head_dim, rotary_dim=rotary_dim)
+    rotated = "".join(projections.rotated)
+    prefix = stem(projections.last.gemm.inputs[1]).removesuffix(f"{rotated[-1]}_proj")
+    name = f"{prefix}{rotated}{'' if projections.v_gemm is None else 'v'}_proj"
+    join = partial(_join, rotated=len(rotated), head_dim=head_dim, rotary_dim=rotary_dim)
     weight = packed_rows(graph, f"{name}.packed", weights, join)
     if all(bias is None for bias in biases):
         return weight, None
@@ -276,12 +311,12 @@ def _head_order(width: int, rotary_dim: int) -> list[int]:
     ]
 
 
-def _join(*parts: torch.Tensor, head_dim: int, rotary_dim: int) -> torch.Tensor:
-    """Apply ``join_qkv`` to projections, values last, with rotated heads in :func:`_head_order`."""
+def _join(*parts: torch.Tensor, rotated: int, head_dim: int, rotary_dim: int) -> torch.Tensor:
+    """Apply ``join_qkv`` to projections, the first ``rotated`` of them in :func:`_head_order`."""
     order = _head_order(head_dim, rotary_dim)
-    *rotated, values = parts
-    reordered = [part.unflatten(0, (-1, head_dim))[:, order].flatten(0, 1) for part in rotated]
-    return join_qkv(*reordered, values, head_dim=head_dim)
+    turned = parts[:rotated]
+    reordered = [part.unflatten(0, (-1, head_dim))[:, order].flatten(0, 1) for part in turned]
+    return join_qkv(*reordered, *parts[rotated:], head_dim=head_dim)
 
 
 def _reordered_norm(

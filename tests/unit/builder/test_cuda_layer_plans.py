@@ -1,10 +1,14 @@
-"""Plans of models with recurrent states, interpreted on the CPU, against transformers."""
+"""Plans of models with recurrent states and of Gemma 4, interpreted on the CPU.
+
+The reference is transformers.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -21,10 +25,21 @@ PROMPT, TOKENS = 70, 40
 # Widths that kernels hold, and a shared expert that is no multiple of a routed one.
 SIZES = {"linear_key_head_dim": 16, "linear_value_head_dim": 16}
 EXPERTS = {"moe_intermediate_size": 32, "shared_expert_intermediate_size": 96}
-KINDS = {
-    "qwen3_5_text": SIZES,
-    "qwen3_5_moe_text": SIZES | EXPERTS,
-    "qwen3_next": SIZES | EXPERTS,
+# Of a Gemma 4 with experts next to a dense MLP, and of one with shared caches and layer embeddings.
+GEMMA4_EXPERTS = {
+    "enable_moe_block": True, "num_experts": 8, "top_k_experts": 2, "moe_intermediate_size": 32,
+}  # fmt: skip
+GEMMA4_INPUTS = {
+    "num_kv_shared_layers": 2, "attention_k_eq_v": False, "num_global_key_value_heads": None,
+    "hidden_size_per_layer_input": 32, "vocab_size_per_layer_input": VOCAB,
+    "use_double_wide_mlp": True,
+}  # fmt: skip
+KINDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen3_5_text": ("qwen3_5_text", SIZES),
+    "qwen3_5_moe_text": ("qwen3_5_moe_text", SIZES | EXPERTS),
+    "qwen3_next": ("qwen3_next", SIZES | EXPERTS),
+    "gemma4 with experts": ("gemma4_text", GEMMA4_EXPERTS),
+    "gemma4 with layer embeddings": ("gemma4_text", GEMMA4_INPUTS),
 }
 # What bf16 costs transformers at most, times so much, and a part of the largest logit.
 FACTOR, ALLOWANCE = 2.0, 0.02
@@ -44,7 +59,8 @@ def model(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Model]:
     folder = tmp_path_factory.mktemp("hybrid")
-    write_llama(folder / "model", request.param, **KINDS[request.param])
+    kind, sizes = KINDS[request.param]
+    write_llama(folder / "model", kind, **sizes)
     write_draft(
         folder / "draft", target_layers=4, target_hidden=HIDDEN, target_vocab=VOCAB, hidden=HIDDEN,
         inner=64, head_dim=16, draft_vocab=32, aux_layers=(0, 1, 3),
@@ -141,7 +157,7 @@ def check_but_for_near_ties(model: Model, wanted: list[int], tokens: list[int]) 
     assert (last[wanted[same]] - last[tokens[same]]).abs() <= near
 
 
-def test_sequences_have_states_of_their_own(model: Model) -> None:
+def test_sequences_do_not_change_each_other(model: Model) -> None:
     """A sequence that joins, and one that leaves, change no token of another."""
     alone, together = host_of(model), host_of(model)
     alone.admit(0, model.ids, TOKENS)
