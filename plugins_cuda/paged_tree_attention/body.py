@@ -1,8 +1,8 @@
 """PagedTreeAttention in standard ops: gather pages, one masked softmax per row, gather rows back.
 
-Everything that does not depend on q, the pools or the sinks (indices, the mask) is written so
-that the layers of one cache group share it once equal sub-expressions are merged. The pools
-must hold finite values everywhere: what a row may not see gets weight 0, and 0 · NaN is NaN.
+The parts that do not depend on q, the pools or the sinks (indices, the mask) are equal in all
+layers of a cache group. A later pass merges equal expressions, so the layers share them. The pools
+must hold finite values everywhere: invisible keys get weight 0, and 0 · NaN is NaN.
 """
 
 from __future__ import annotations
@@ -19,29 +19,29 @@ from specbuild.plugins_cuda.kv_write.codes import decoded, holds_codes
 
 INT64 = ir.DataType.INT64
 
-# Added to a hidden score. Finite, so that a padding row that sees nothing gives no NaN.
+# Added to the score of an invisible key. It is finite, so that padding rows do not give NaN.
 HIDDEN = -3e38
 
-# First entry of a list of slots that restricts nothing.
+# The first entry of a list of slots that restricts nothing.
 WHOLE = -2
 
 
 @dataclass(frozen=True)
 class Rows:
-    """The launch's rows laid out per sequence, [B, R]; one sequence needs no layout."""
+    """The launch's rows by sequence, [B, R]; a single sequence needs no layout."""
 
     batch: ir.Value | None
     """B as an int64 [1], None for one sequence."""
     count: ir.Value
     """R as an int64 [1]."""
     padded: ir.Value | None
-    """The row that stands at [b, r], clipped to an existing one, int64 [B, R]."""
+    """The row at [b, r], clipped to an existing one, int64 [B, R]."""
     place: ir.Value | None
     """The sequence and the offset of every row, int64 [2, T]."""
 
 
 def rows_of(b: BodyBuilder, row_start: ir.Value, row_slot: ir.Value, *, single: bool) -> Rows:
-    """How the rows of this launch spread over its sequences."""
+    """Return the layout of this launch's rows over its sequences."""
     total = b.size(row_slot, 0)
     if single:
         return Rows(None, total, None, None)
@@ -64,14 +64,14 @@ def rows_of(b: BodyBuilder, row_start: ir.Value, row_slot: ir.Value, *, single: 
 
 
 def per_sequence(b: BodyBuilder, x: ir.Value, rows: Rows) -> ir.Value:
-    """``x`` [T, …] as [B, R, …]."""
+    """Return ``x`` [T, …] as [B, R, …]."""
     if rows.padded is None:
         return b.Unsqueeze(x, b.i64(0))
     return b.Gather(x, rows.padded, axis=0)
 
 
 def unpacked_bits(b: BodyBuilder, words: ir.Value) -> ir.Value:
-    """``words`` int64 [B, R, W] → their bits as 0 and 1, int64 [B, R, 32·W]."""
+    """Return the bits of ``words`` int64 [B, R, W] as 0 and 1, int64 [B, R, 32·W]."""
     unsigned = b.Unsqueeze(b.Mod(words, b.scalar(2**32, np.int64)), b.i64(3))
     powers = b.constant([2**bit for bit in range(32)], np.int64)
     bits = b.Mod(b.Div(unsigned, powers), b.scalar(2, np.int64))
@@ -81,10 +81,10 @@ def unpacked_bits(b: BodyBuilder, words: ir.Value) -> ir.Value:
 def ancestor_table(
     b: BodyBuilder, words: ir.Value, window: int
 ) -> tuple[ir.Value, ir.Value | None]:
-    """Additive mask of the tree's keys and, with a window, the depth of every row.
+    """Return the additive mask of the tree's keys and, with a window, the depth of every row.
 
-    ``words`` int64 [B, R, W] → fp32 [B, R, 32·W + 1], of which the last column hides, and
-    int64 [B, R, 1]. A node's depth is the number of its ancestors, itself left out.
+    The mask is fp32 [B, R, 32·W + 1] for ``words`` int64 [B, R, W]; its last column hides. The
+    depths are int64 [B, R, 1]: the number of ancestors of a node without itself.
     """
     bits = unpacked_bits(b, words)
     visible = b.cast(bits, ir.DataType.BOOL)
@@ -108,7 +108,7 @@ def additive_mask(
     ancestor_bits: ir.Value,
     window: int,
 ) -> ir.Value:
-    """fp32 [B, R, S]: 0 where the row sees the view slot, else :data:`HIDDEN`.
+    """Return fp32 [B, R, S]: 0 where the view slot is visible to the row, else :data:`HIDDEN`.
 
     ``keys`` is S as an int64 scalar.
     """
@@ -118,7 +118,7 @@ def additive_mask(
     start = b.reshape(b.cast(tree_start, INT64), -1, 1, 1)
     words = b.cast(per_sequence(b, ancestor_bits, rows), INT64)
     table, depth = ancestor_table(b, words, window)
-    # The last column answers for every slot that has no bit: index -1 and those past the end.
+    # The last column is for slots without a bit: index -1 and those past the end.
     past = b.Sub(b.size(table, 2), one)
     column = b.Max(b.Min(b.Sub(slot, start), past), b.scalar(-1, np.int64))
     if rows.batch is None:
@@ -135,10 +135,10 @@ def additive_mask(
 
 
 def keep_selected(b: BodyBuilder, mask: ir.Value, rows: Rows, selected: ir.Value) -> ir.Value:
-    """The mask [B, R, S] restricted to the view slots that ``selected`` [T, N, n] names.
+    """Return the mask [B, R, S] restricted to the view slots in ``selected`` [T, N, n].
 
-    [B, R, S] where all KV heads have one list, else [N or 1, B, R, S]. Lists that restrict nothing,
-    as all are below a threshold, cost next to nothing.
+    The result is [B, R, S] if all KV heads share a list, else [N or 1, B, R, S]. Lists that
+    restrict nothing, such as all lists below a threshold, cost almost nothing.
     """
     alone = static_size(selected, 1) == 1
     begins = b.slice(selected, 0, 1, 2)
@@ -168,9 +168,9 @@ def _sparse(
 
 
 def gathered(b: BodyBuilder, pool: ir.Value, page_table: ir.Value, *, single: bool) -> ir.Value:
-    """The pool's pages in view order: [kv_heads, S, width], or [kv_heads, B, S, width].
+    """Return the pool's pages in view order: [kv_heads, S, width], or [kv_heads, B, S, width].
 
-    Of codes their values.
+    A quantized pool is dequantized.
     """
     heads, width = static_size(pool, 0), static_size(pool, 3)
     shape = (heads, -1, width) if single else (heads, 0, -1, width)
@@ -178,7 +178,7 @@ def gathered(b: BodyBuilder, pool: ir.Value, page_table: ir.Value, *, single: bo
         pages = b.reshape(page_table, -1) if single else b.Squeeze(page_table, b.i64(1))
         found = b.Gather(pool, pages, axis=1)
     else:
-        # One view per head: pages of all heads in one row, head h from h · pages on.
+        # One view per head: the pages of all heads in one row, those of head h from h · pages on.
         flat = b.reshape(pool, -1, static_size(pool, 2), width)
         head = b.constant([[[h]] for h in range(heads)], np.int64)
         base = b.Mul(head, b.size(pool, 1))
@@ -188,13 +188,13 @@ def gathered(b: BodyBuilder, pool: ir.Value, page_table: ir.Value, *, single: bo
         found = decoded(b, found)
     if single:
         return b.reshape(found, *shape)
-    # One axis of B·P must be told apart from S = P · page_size: name B by the table.
+    # The axis B·P must be distinguished from S = P · page_size: B comes from the table.
     sizes = b.Concat(b.i64(heads), b.size(page_table, 0), b.i64(-1, width), axis=0)
     return b.Reshape(found, sizes)
 
 
 def grouped_rows(b: BodyBuilder, rows: Rows, group: int) -> tuple[ir.Value, ir.Value]:
-    """Between [group · T] and [B, group · R]: where each element comes from, both ways."""
+    """Return the source of each element between [group · T] and [B, group · R], both ways."""
     assert rows.padded is not None and rows.place is not None
     member = b.constant([[g] for g in range(group)], np.int64)
     total = b.size(rows.place, 1)
@@ -206,7 +206,7 @@ def grouped_rows(b: BodyBuilder, rows: Rows, group: int) -> tuple[ir.Value, ir.V
 
 
 def sink_heads(b: BodyBuilder, rows: Rows, kv_heads: int, group: int) -> ir.Value:
-    """The query head of every score row: int64 [kv_heads, (B,) group · R, 1]."""
+    """Return the query head of every score row: int64 [kv_heads, (B,) group · R, 1]."""
     heads = b.constant(np.arange(kv_heads * group).reshape(kv_heads, group, 1), np.int64)
     spread = b.Expand(heads, b.Concat(b.i64(1, 1), rows.count, axis=0))
     if rows.batch is None:
@@ -218,7 +218,7 @@ def sink_heads(b: BodyBuilder, rows: Rows, kv_heads: int, group: int) -> ir.Valu
 def softmax_with_sinks(
     b: BodyBuilder, scores: ir.Value, sinks: ir.Value, heads: ir.Value
 ) -> ir.Value:
-    """Softmax of [scores | the head's sink] along the last axis, without the sink's weight."""
+    """Return the softmax of [scores | the head's sink] along the last axis, without the sink."""
     joined = b.Concat(scores, b.Gather(sinks, heads), axis=-1)
     return b.Slice(b.Softmax(joined, axis=-1), b.i64(0), b.i64(-1), b.i64(-1))
 
@@ -226,10 +226,10 @@ def softmax_with_sinks(
 def body(
     b: BodyBuilder, inputs: Sequence[ir.Value | None], attributes: Mapping[str, Any]
 ) -> Sequence[ir.Value]:
-    """The standard-ONNX form; the pools' axes are (kv_heads, pages, page_size, width).
+    """Return the body's outputs; the pools' axes are (kv_heads, pages, page_size, width).
 
-    The batch axis of ``page_table`` decides: static 1 gives the form of one sequence, anything
-    else the one that pads every sequence to the longest.
+    If the batch axis of ``page_table`` is the static 1, the body is for one sequence. Otherwise it
+    pads every sequence to the longest one.
     """
     q, k_pool, v_pool, page_table, row_start, row_slot, tree_start, words = inputs[:8]
     sinks, selected = inputs[8:]

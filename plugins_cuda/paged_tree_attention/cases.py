@@ -14,7 +14,7 @@ __all__ = ("BUSHY", "CASES", "KERNEL_CASES", "Branch", "Launch", "chain_of")
 
 
 def _opposed(launch: Launch, sink: float, rng: np.random.Generator) -> Arrays:
-    """All scores equal −``sink``."""
+    """A launch whose scores all equal −``sink``."""
     q, k, v, *middle, _, selected = launch.arrays(rng)
     assert q is not None and k is not None
     side = (abs(sink) / launch.attributes["scale"] / launch.width) ** 0.5
@@ -101,18 +101,18 @@ CASES: tuple[Case, ...] = (
 
 
 def _wide(branches: Sequence[Branch], **changes: Any) -> Launch:
-    """Llama's heads: 4 of 128 on each KV head."""
+    """A launch with Llama's heads: 4 of 128 per KV head."""
     shape = {"kv_heads": 2, "group": 4, "width": 128, "v_width": 128, "page_size": 64}
     return Launch(branches, **(shape | changes))
 
 
 def _coded(branches: Sequence[Branch], **changes: Any) -> Launch:
-    """The same from a cache in fp8."""
+    """The same with a cache in fp8."""
     return _wide(branches, codes=True, **({"page_size": 16} | changes))
 
 
 def _widest(branches: Sequence[Branch], **changes: Any) -> Launch:
-    """Heads wider than 128; without changes Qwen3.5's: 6 of 256 on each KV head."""
+    """A launch with heads wider than 128; by default those of Qwen3.5: 6 of 256 per KV head."""
     shape = {"kv_heads": 2, "group": 6, "width": 256, "v_width": 256, "page_size": 16}
     return Launch(branches, **(shape | changes))
 
@@ -249,7 +249,7 @@ _KERNEL_LAUNCHES = {
 
 
 def _real(branches: Sequence[Branch], **changes: Any) -> Launch:
-    """GPT-OSS's heads and pages."""
+    """A launch with GPT-OSS's heads and pages."""
     return Launch(
         branches, kv_heads=8, group=8, width=64, v_width=64, page_size=64, **changes
     )  # fmt: skip

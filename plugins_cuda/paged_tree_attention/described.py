@@ -1,4 +1,4 @@
-"""What a launch of attention consists of: what each sequence brings along, and arrays of it."""
+"""The description of an attention launch for tests: its sequences, and arrays of them."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ Ints = tuple[int, ...]
 class Branch:
     """One sequence of a launch.
 
-    ``context`` slots are filled already, ``chain`` rows follow them causally, and then a tree
-    stands: ``parents[j]`` is the parent node of node j, -1 for none. ``tree_rows`` are the
-    nodes that are rows of this launch (None: all); the others are keys only. Each node of a
-    ``block`` sees all of them, whatever their parents.
+    ``context`` slots are filled already. ``chain`` causal rows follow, and then a tree, where
+    ``parents[j]`` is the parent node of node j, -1 for none. ``tree_rows`` are the nodes that are
+    rows of this launch (None: all); the others are keys only. In a ``block`` each node attends to
+    all nodes, regardless of their parents.
     """
 
     context: int = 0
@@ -37,7 +37,7 @@ class Branch:
 
     @property
     def slots(self) -> int:
-        """The view slots in use."""
+        """The used view slots."""
         return self.tree_start + len(self.parents)
 
     @property
@@ -46,7 +46,7 @@ class Branch:
         return tuple(range(len(self.parents))) if self.tree_rows is None else self.tree_rows
 
     def lineage(self, node: int) -> Ints:
-        """The nodes that a node sees, rising: itself and its ancestors, or a whole block."""
+        """Return the visible nodes of a node, rising: itself and its ancestors, or the block."""
         if self.block:
             return tuple(range(len(self.parents)))
         found = []
@@ -57,7 +57,7 @@ class Branch:
 
 
 def _codes(pool: np.ndarray) -> np.ndarray:
-    """A pool of a cache in fp8; what is no number stays none."""
+    """Convert a pool to fp8; NaN remains NaN."""
     import torch
 
     return torch.from_numpy(pool).to(torch.float8_e4m3fn).view(torch.uint8).numpy()
@@ -99,7 +99,7 @@ class Launch:
         return {"scale": self.width**-0.5, "window": self.window}
 
     def rows(self) -> list[tuple[int, Branch, int, Ints]]:
-        """Every row: sequence, its branch, slot, and its lineage in the tree (() in the chain)."""
+        """Return every row: sequence, branch, slot, and its visible nodes (() in the chain)."""
         found: list[tuple[int, Branch, int, Ints]] = []
         for index, branch in enumerate(self.branches):
             found += [(index, branch, branch.context + i, ()) for i in range(branch.chain)]
@@ -110,7 +110,7 @@ class Launch:
         return found
 
     def arrays(self, rng: np.random.Generator) -> Arrays:
-        """The op's inputs; every slot that no sequence uses holds NaN, page 0 as a whole."""
+        """Return the op's inputs; slots that no sequence uses, and page 0, are NaN."""
         rows = self.rows()
         total = len(rows) + self.padding_rows
         q_heads = self.kv_heads * self.group
@@ -169,15 +169,15 @@ class Launch:
         return picks
 
     def case(self, name: str) -> Case:
-        """This launch as a case; padding rows are unspecified."""
+        """Return this launch as a case; padding rows are unspecified."""
         compare = {"attended": np.s_[: len(self.rows())]}
         return Case(name, self.arrays, self.attributes, compare=compare)
 
 
 def chain_of(count: int) -> Ints:
-    """The parents of a tree that is one path."""
+    """Return the parents of a tree that is one path."""
     return tuple(range(-1, count - 1))
 
 
-# A root with three children, two of which have children of their own: siblings share a depth.
+# A root with three children, two of which have children: siblings share a depth.
 BUSHY = (-1, 0, 0, 0, 1, 1, 2, 4, 6, 6)

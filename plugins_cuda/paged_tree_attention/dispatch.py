@@ -1,6 +1,6 @@
-"""Which kernels attend: one table, of which the first rule that takes a launch decides.
+"""The dispatch table of attention: the first rule that matches a launch selects its kernels.
 
-Sizes are the engine's, never those of a run. All forms for decoding give the same bits.
+Sizes are those of the engine, never those of a run. All decoding kernels return the same bits.
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ from specbuild.plugins_cuda.paged_tree_attention.split_per_warp import (
 from specbuild.plugins_cuda.paged_tree_attention.splits import WIDEST_UNSPLIT_WINDOW, splits_of
 
 WGMMA_TEXT = " or ".join(map(str, WGMMA_WIDTHS)) + ", in bf16"
-# Rows of a sequence, and slots of a view, from which on many_rows.cu is the quicker one. With
-# several rows it is so behind long contexts only: all sequences' views have so many splits
-# together, and each has more than tactics are measured with. Views of a KV head's own, SpecPV's
-# partial ones, hold some thousand tokens however long their tables are.
+# The rows of a sequence, and the slots of a view, from which many_rows.cu is faster. With several
+# rows this applies to long contexts only: the views of all sequences together have so many slots,
+# and each is longer than the tuned range. Separate views of KV heads, such as SpecPV's partial
+# views, hold some thousand tokens, regardless of the length of their tables.
 MANY_ROWS, FEWEST_SLOTS_OF_A_VIEW = 12, 8192
 SEVERAL_ROWS, FEWEST_SLOTS_OF_ALL_VIEWS = 5, 65536
-# Of sequences and KV heads: so many are shared out by their lengths.
+# Sequences × KV heads from which splits are distributed by context length.
 MANY_GROUPS = 64
-# Slots of a view up to which few sequences' tactics are measured: 16384 tokens, capacity for a
-# tree. Engines for longer contexts have no tactics: what is quicker up to here was slower at
-# 131072.
+# The slots of a view up to which tactics of few sequences are tuned: 16384 tokens and capacity for
+# a tree. Engines for longer contexts have no tactics, because those that are faster up to here were
+# slower at 131072.
 MEASURED_CAPACITY = 16384 + 1024
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What the table is asked of a launch.
+    """The facts of a launch that the table tests.
 
-    ``splits``: of the context, more than one where a view spans several chunks. ``own``: how teams
-    with splits of their own do it, None where they are not to, or do not fit.
+    ``splits`` is the number of splits of the context: more than one if a view has several chunks.
+    ``own`` is the cut of split_per_warp.cu, or None if it does not apply or does not fit.
     """
 
     shape: Geometry
@@ -55,22 +55,22 @@ class Facts:
 
     @property
     def is_partial(self) -> bool:
-        """Whether it attends to one sequence's partial views."""
+        """Whether it attends to partial views of one sequence."""
         return self.shape.views > 1 and self.shape.batch == 1
 
     @property
     def may_be_many(self) -> bool:
-        """Whether many_rows.cu is able to do it."""
+        """Whether many_rows.cu supports it."""
         return self.shape.takes_wgmma and not self.shape.window and self.splits > 1
 
 
 def is_long(shape: Geometry) -> bool:
-    """Whether contexts are longer than tactics are measured with."""
+    """Return whether contexts are longer than the tuned range."""
     return shape.capacity > MEASURED_CAPACITY
 
 
 def has_few_rows(shape: Geometry) -> bool:
-    """Whether sequences have one row or two."""
+    """Return whether sequences have one or two rows."""
     return shape.rows <= 2 * shape.batch
 
 
@@ -93,7 +93,7 @@ def _has_many_rows(facts: Facts) -> bool:
 def _has_several_rows(facts: Facts) -> bool:
     shape = facts.shape
     long = is_long(shape) and shape.batch * shape.capacity >= FEWEST_SLOTS_OF_ALL_VIEWS
-    # Of wide heads the plain kernel's two warps of a tile are as quick as long as they hold all.
+    # With wide heads, the plain kernel's two warps of a tile are as fast while they hold all rows.
     fewest = SEVERAL_ROWS if shape.width <= WIDE else max(SEVERAL_ROWS, 2 * shape.mma_rows + 1)
     several = fewest <= shape.most_rows < MANY_ROWS
     return facts.may_be_many and several and long and not facts.is_partial
@@ -189,7 +189,7 @@ TABLE: tuple[Rule[Facts], ...] = (
 
 
 def facts_of(request: LoweringRequest) -> Facts:
-    """What the table is asked of a request; SpecbuildError for sizes that no kernel has."""
+    """Return the facts of a request; SpecbuildError for unsupported sizes."""
     shape = geometry_of(request)
     splits = splits_of(shape)[1]
     has_lists = "selected" in request.tensors
@@ -199,24 +199,24 @@ def facts_of(request: LoweringRequest) -> Facts:
 
 
 def rule_of(request: LoweringRequest) -> Rule[Facts]:
-    """The rule that decides for a request."""
+    """Return the rule that matches a request."""
     return first_rule(TABLE, facts_of(request))
 
 
 def own_splits(request: LoweringRequest, shape: Geometry, splits: int) -> SplitPerWarp | None:
-    """How teams with splits of their own do this launch, None where others do."""
+    """Return the cut of split_per_warp.cu for this launch, or None if another kernel applies."""
     groups = shape.batch * shape.kv_heads
-    # Half of the teams are for two CTAs of a multiprocessor: of wide heads and a row each they fit.
+    # Half of the teams allow two CTAs per multiprocessor: with wide heads, for one row each.
     halves = has_few_rows(shape) if shape.width <= WIDE else shape.most_rows == 1
     crowded = halves and groups > request.target.multiprocessors
     most = most_teams(shape)
-    # Codes take more arithmetic than these have warps for: kernel.cu has more.
+    # Quantized caches need more arithmetic than these warps provide: kernel.cu has more warps.
     halved = 0 if shape.codes else most // 2
     usual = 0 if groups < MANY_GROUPS else halved if crowded else most
     teams = request.tactic.get("split_teams", usual)
     if teams == 0 or splits == 1 or shape.uneven or is_long(shape):
         return None
-    # Fewer teams have fewer tiles under way: three each, where that fits.
+    # Fewer teams have fewer tiles in flight, so each has three if they fit.
     depths = (3, 2) if shape.width > WIDE else (2,)
     if "stages" in request.tactic:
         depths = (request.tactic["stages"],)

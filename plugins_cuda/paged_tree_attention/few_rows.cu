@@ -1,7 +1,7 @@
-// PagedTreeAttention beside attend_many (many_rows.cu): sequences that have few rows.
+// PagedTreeAttention together with attend_many (many_rows.cu): sequences with few rows.
 //
-// Arguments as kernel.cu's. A CTA of a sequence with more rows leaves at once; any other is the
-// plain kernel's.
+// The arguments are those of kernel.cu. A CTA of a sequence with more rows returns; any other is
+// that of the plain kernel.
 #include "device/config.cuh"
 #include "device/few_rows.cuh"
 #include "kernel.cu"

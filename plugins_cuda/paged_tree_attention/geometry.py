@@ -1,4 +1,4 @@
-"""What the attention kernels are told of a launch, and what they refuse."""
+"""The sizes of a launch of attention, and what its kernels refuse."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from specbuild.plugins_cuda.launches import LoweringRequest
 from specbuild.runtime.errors import SpecbuildError
 
 WIDTHS = (16, 32, 64, 80, 96, 128, 256, 512)
-WIDEST_OF_MANY = 128  # wider heads have one kernel (wide_heads.cu)
-CODED_WIDTHS = (32, 64, 96, 128)  # of keys that are codes: two steps of 16 columns at once
-WGMMA_WIDTHS = (64, 128)  # of a head, for the kernels that multiply by wgmma
-WIDE = 64  # of wider heads registers hold half as many rows, and shared memory half as many tiles
+WIDEST_OF_MANY = 128  # wider heads have one kernel for all rows (wide_heads.cu)
+CODED_WIDTHS = (32, 64, 96, 128)  # of quantized keys: two steps of 16 columns at once
+WGMMA_WIDTHS = (64, 128)  # head widths that the wgmma kernels support
+WIDE = 64  # with wider heads, registers hold half the rows and shared memory half the tiles
 MAX_GROUP = 16
-# Of the decode kernels: keys of a tile, heads that stand in half an mma, a flag in shared memory.
+# Of the decode kernels: keys of a tile, heads in half an mma, bytes of a flag in shared memory.
 TILE_KEYS, HEADS, FLAG_BYTES = 32, 8, 16
 
-# Of every entry point; one that splits the context takes workspaces after them.
+# The arguments of every entry point; with splits, workspaces follow.
 ARGUMENTS = (
     "q",
     "k_pool",
@@ -33,14 +33,18 @@ ARGUMENTS = (
 
 
 def tile_row_bytes(head_bytes: int) -> int:
-    """From a row of a tile to the next: of heads that are no power of two an odd number of 16-byte
-    units, so that rows lie in different banks (_device/attention_tile.cuh)."""
+    """Return the stride of rows of a tile.
+
+    If the heads are no power of two, it is an odd number of 16-byte units, to avoid bank conflicts
+    (_device/attention_tile.cuh).
+    """
     units = head_bytes // 16
     return 16 * (units if units & (units - 1) == 0 else units | 1)
 
 
 def tile_bytes(shape: Geometry, *, teams: int, stages: int, rows: int, row_warps: int) -> int:
-    """What a CTA lays out first: teams' rings and, of several rows, a copy of the tree and queries.
+    """Return the first part of a CTA's shared memory: rings, and with several rows tree and
+    queries.
 
     ``rows`` are those of a warp, ``row_warps`` the warps of a team.
     """
@@ -55,12 +59,12 @@ def tile_bytes(shape: Geometry, *, teams: int, stages: int, rows: int, row_warps
 
 @dataclass(frozen=True)
 class Geometry:
-    """Sizes of one launch; ``group`` query heads share a KV head.
+    """The sizes of one launch; ``group`` query heads share a KV head.
 
-    Query heads of one KV head that are more than half an mma holds are those of several here, which
-    read the same keys: ``share`` of ``kv_heads`` are one of the pools.
-    ``uneven``: one of several sequences may have most rows (where SpecPV re-verifies tokens).
-    ``codes``: keys and values are e4m3, a byte each (kv_write/codes.py).
+    If a KV head has more query heads than half an mma holds, it counts as several here, which read
+    the same keys: ``share`` of ``kv_heads`` are one KV head of the pools. ``uneven``: one of
+    several sequences may have most rows (if SpecPV re-verifies tokens). ``codes``: keys and values
+    are e4m3, a byte each (kv_write/codes.py).
     """
 
     rows: int
@@ -81,31 +85,34 @@ class Geometry:
 
     @property
     def head_bytes(self) -> int:
-        """Of a key, or of a value, as the pools hold it."""
+        """Bytes of a key, or of a value, in the pools."""
         return self.width if self.codes else 2 * self.width
 
     @property
     def takes_wgmma(self) -> bool:
-        """Whether its kernels read these keys and values: not codes, which are no operands."""
+        """Whether wgmma can read these keys and values; quantized ones are no operands."""
         return self.width in WGMMA_WIDTHS and not self.codes
 
     @property
     def most_rows(self) -> int:
-        """Of a sequence, as a kernel is chosen for: all where one may have most, else the mean."""
+        """The rows of a sequence for the dispatch: all if ``uneven``, else the mean."""
         return self.rows if self.uneven else -(-self.rows // self.batch)
 
     @property
     def mma_rows(self) -> int:
-        """Rows of the launch in the 16 of an mma, each with 4 or 8 heads, where a warp has several
-        (device/mma_rows.cuh)."""
+        """Rows of the launch in the 16 of an mma, each with 4 or 8 heads, if a warp has several
+        rows.
+
+        See device/mma_rows.cuh.
+        """
         return 4 if self.group <= 4 else 2
 
     def mmas(self, rows: int) -> int:
-        """So many rows' m16 tiles."""
+        """Return the m16 tiles of ``rows`` rows."""
         return -(-rows // self.mma_rows)
 
     def halves(self, rows: int) -> int:
-        """Halves of so many rows' m16 tiles that hold a row: one row's and two's may be one."""
+        """Return the used halves of the m16 tiles of ``rows`` rows; a half may hold two rows."""
         return 1 if rows <= max(1, self.mma_rows // 2) else 2 * self.mmas(rows)
 
     @property
@@ -114,7 +121,7 @@ class Geometry:
         return self.table * self.page_size
 
     def constants(self) -> tuple[tuple[str, int | float], ...]:
-        """As compile-time constants."""
+        """Return the compile-time constants."""
         return (
             ("KV_HEADS", self.kv_heads),
             ("SHARE", self.share),
@@ -132,7 +139,7 @@ class Geometry:
 
 
 def geometry_of(request: LoweringRequest) -> Geometry:
-    """The sizes in a request; SpecbuildError for what no kernel here does."""
+    """Return the sizes of a request; SpecbuildError for unsupported requests."""
     tensors = request.tensors
     rows, q_heads, width = tensors["q"].shape
     _, kv_heads, page_size, v_width = tensors["v_pool"].shape
@@ -142,24 +149,24 @@ def geometry_of(request: LoweringRequest) -> Geometry:
     codes = dtypes == ("bfloat16", "uint8", "uint8")
     if not codes and set(dtypes) != {"bfloat16"}:
         raise SpecbuildError(
-            f"PagedTreeAttention: q, k_pool and v_pool are {', '.join(dtypes)}, the CUDA kernels "
-            "take bfloat16, or uint8 (e4m3) of both pools: build the engine in bfloat16."
+            f"PagedTreeAttention: q, k_pool and v_pool are {', '.join(dtypes)}, expected bfloat16, "
+            "or uint8 (e4m3) for both pools; build the engine in bfloat16"
         )
     widths = CODED_WIDTHS if codes else WIDTHS
     if width != v_width or width not in widths:
         raise SpecbuildError(
-            f"PagedTreeAttention: keys of width {width} and values of {v_width}, the CUDA kernels "
-            f"take equal widths of {widths}{' from a cache in fp8' * codes}: build for the cpu "
-            "target."
+            f"PagedTreeAttention: got keys of width {width} and values of {v_width}, expected "
+            f"equal widths of {widths}{' for a cache in fp8' * codes}; build for the cpu backend"
         )
     if q_heads % kv_heads or q_heads // kv_heads > MAX_GROUP:
         raise SpecbuildError(
-            f"PagedTreeAttention: {q_heads} query heads on {kv_heads} KV heads, the CUDA kernels "
-            f"take up to {MAX_GROUP} query heads per KV head: build for the cpu target."
+            f"PagedTreeAttention: got {q_heads} query heads and {kv_heads} KV heads, expected at "
+            f"most {MAX_GROUP} query heads per KV head; build for the cpu backend"
         )
     if scale <= 0:
         raise SpecbuildError(
-            f"PagedTreeAttention: scale {scale}, expected a positive one: check the model's config."
+            f"PagedTreeAttention: got scale {scale}, expected a positive one; check the model's "
+            "config"
         )
     group = q_heads // kv_heads
     share = next(n for n in range(1, group + 1) if group % n == 0 and group // n <= HEADS)

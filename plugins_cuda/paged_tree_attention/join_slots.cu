@@ -1,10 +1,10 @@
-// PagedTreeAttention, behind attend_many: the states of a row's slots become its result.
+// PagedTreeAttention, after attend_many: merges the states of a row's splits to its result.
 //
-//   row_start … ancestor_bits, sinks, attended   as attend_split's (kernel.cu)
-//   workspace_sums, workspace_values             as attend_many's (many_rows.cu)
+//   row_start … ancestor_bits, sinks, attended   see attend_split (kernel.cu)
+//   workspace_sums, workspace_values             see attend_many (many_rows.cu)
 //
-// Grid (T, KV_HEADS), a thread for four columns of a head. A row reads as many slots as there are
-// chunks of 128 positions up to its own, in order: 16 are 34 kB, which lie in L2.
+// Grid (T, KV_HEADS), with a thread per four columns of a head. A row reads as many states as there
+// are chunks of 128 positions up to its own, in order: 16 of them have 34 kB, in L2.
 #include "../_device/attention_rows.cuh"
 #include "device/attention_slots.cuh"
 #include "device/config.cuh"
@@ -13,7 +13,7 @@
 
 constexpr int kChunk = 128;
 constexpr int kThreads = round_up(kQuads, 32);
-static_assert(Config::kWindow == 0, "rows see everything before them");
+static_assert(Config::kWindow == 0, "rows have no window");
 
 extern "C" __global__ void __launch_bounds__(kThreads)
     join_slots(const int* row_start, const int* row_slot, const int* tree_start,

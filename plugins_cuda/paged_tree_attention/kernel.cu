@@ -1,4 +1,4 @@
-// PagedTreeAttention for decoding, verification and drafting: split over the context.
+// PagedTreeAttention for decoding, verification and drafting, with splits of the context.
 //
 //   q              bf16 [T, KV_HEADS·GROUP, WIDTH], rotated
 //   k_pool, v_pool bf16 [pages, KV_HEADS/SHARE, PAGE_SIZE, WIDTH], with CODES e4m3
@@ -8,29 +8,30 @@
 //   tree_start     i32  [B]
 //   ancestor_bits  i32  [T, WORDS]
 //   sinks          f32  [KV_HEADS·GROUP], null without HAS_SINKS
-//   selected       not taken: null
+//   selected       not used: null
 //   attended       bf16 [T, KV_HEADS·GROUP, WIDTH], out
 //   workspace_arrivals  i32  [T, KV_HEADS], zeros before and after
 //   workspace_sums      f32  [T, KV_HEADS, SLOTS, GROUP, 2]
 //   workspace_values    f32  [T, KV_HEADS, SLOTS, GROUP, WIDTH]
 //
-// Grid (CONTEXT_CTAS·ROW_CTAS, KV_HEADS, B). A CTA takes kRows rows of a sequence, one KV head, and
-// the context slots c, c + CONTEXT_CTAS, … of SPLIT, c = x / ROW_CTAS; one without keys leaves at
-// once. Within a slot each team walks over its chain of tiles (attention_walk.cuh) with softmax
-// states of its own; the chains' states join in order, then the slots' in order: in the CTA that
-// arrives last or, with MEETS (several rows, and the GPU holds all CTAs at once), in all CTAs that
-// have slots of the rows, a part of the results each. No sum depends on which rows share the
-// launch, on the grid, or on where the tree's nodes lie.
+// Grid (CONTEXT_CTAS·ROW_CTAS, KV_HEADS, B). A CTA has kRows rows of a sequence, one KV head, and
+// the splits c, c + CONTEXT_CTAS, … of SPLIT, where c = x / ROW_CTAS; it returns if it has no keys.
+// Within a split each team processes its tile run (attention_walk.cuh) with separate softmax
+// states. The states of the tile runs are merged in order, and then those of the splits in order.
+// The merge of the splits is done by the CTA that arrives last or, with MEETS (several rows, and
+// all CTAs are resident), by all CTAs with splits of the rows, a part of the results each. No sum
+// depends on other rows of the launch, on the grid, or on the slots of the tree's nodes.
 //
-// S = Q·Kᵀ with two rows × 8 heads, or four × 4, as the 16 rows of an mma (more query heads of a
-// pools' head are SHARE of KV_HEADS, which read the same keys); then P·V with P staying in
-// registers. Bytes: 4·WIDTH a key and KV head; 512·WIDTH·STAGES under way in a CTA's ring (with
-// CODES half as many, of which the operands are f16). Up to 1k keys it is latency that counts: what
-// the launch says of its rows and the page table are read at once (the rows are where a launch of
-// equal sequences has them, else they are read again), and that before the wait, as tiles of the
-// caches are that the launch in front does not write (launches.py: reads_early). It writes the
-// launch's own rows, none of which stands below its sequence's first. L1 holds nothing older of
-// what is read through it: it is emptied where a grid begins.
+// S = Q·Kᵀ has two rows × 8 heads, or four × 4, as the 16 rows of an mma. With more query heads, a
+// KV head of the pools counts as SHARE of KV_HEADS, which read the same keys. P·V follows with P in
+// registers. The kernel reads 4·WIDTH bytes per key and KV head; a CTA's ring has 512·WIDTH·STAGES
+// bytes in flight. With CODES there are half as many bytes, and the operands are f16.
+//
+// Up to 1k keys, latency dominates. The descriptions of rows and the page table are loaded at once,
+// before griddepcontrol.wait. The load assumes that all sequences have equally many rows; otherwise
+// it is repeated. Tiles that the previous launch does not write are loaded before the wait, too
+// (launches.py: reads_early). It writes this launch's rows, none of which is below the first of its
+// sequence. L1 has no older data, because it is invalidated when a grid starts.
 #include "device/attention_chain.cuh"
 #include "device/attention_join.cuh"
 #include "device/config.cuh"
@@ -38,18 +39,17 @@
 namespace {
 
 static_assert((Config::kContextCtas & (Config::kContextCtas - 1)) == 0,
-              "slots are shared out by masks");
+              "splits are distributed with masks");
 
-// CTAs of different rows that read the same keys stand next to each other, so that they run at the
-// same time and L2 serves all but one.
+// CTAs of different rows that read the same keys have adjacent indices. They run at the same time,
+// so that L2 serves all but one.
 __device__ __forceinline__ int context_cta() {
   return static_cast<int>(blockIdx.x) / Config::kRowCtas;
 }
 
 constexpr int kSharedBytes =
     16 * kTileMemoryUnits + 4 * kParts * kPartFloats + 8 * kParts * kPlaces + 16;
-static_assert(kSharedBytes <= Config::kSharedBytes,
-              "the launch gives as much as is laid out below");
+static_assert(kSharedBytes <= Config::kSharedBytes, "the launch requests the layout below");
 
 struct Memory : TileMemory {
   int* last;  // whether this CTA arrives last
@@ -68,11 +68,11 @@ struct Memory : TileMemory {
   }
 };
 
-// A place in a team's list of shared tiles; past the last of a slot, `tile` holds nothing to see.
+// A position in a team's list of shared tiles; after the last of a split, `tile` is not visible.
 struct Cursor {
   int chain, slot, tile;
 
-  // From a slot's end to the next slot that has tiles, or past the last slot.
+  // Move from the end of a split to the next one with tiles, or past the last split.
   __device__ __forceinline__ void settle(const Walk& walk) {
     while (slot < Config::kSplit && !walk.shares(tile)) {
       slot += Config::kContextCtas;
@@ -81,8 +81,8 @@ struct Cursor {
   }
 };
 
-// Every slot of this CTA, into the joiner. Tiles that end below slot ``limit`` are there before the
-// launch in front is done, for which everything else waits.
+// Process every split of this CTA. Tiles that end below slot ``limit`` are loaded before the
+// previous launch has finished; everything else waits for it.
 __device__ __forceinline__ void attend_slots(const Inputs& in, Walk& walk, const Memory& memory,
                                              int first, int limit) {
   const Joiner& joiner = memory.joiner;
@@ -138,7 +138,7 @@ __device__ __forceinline__ void attend(const Inputs& in, uint2* attended, int* a
     if (Config::kHasSinks) warm_l2(in.sinks + kv_head * Config::kGroup);
     if (Config::kSlots > 1) warm_l2(arrivals + guess * Config::kKvHeads + kv_head);
   }
-  // Of the sequence's rows the first stands lowest.
+  // The first row of a sequence has the lowest slot.
   const int limit = begin < stop ? min(in.row_slot[begin], tree_start) : 0;
   for (int first = begin + row_cta; first < stop; first += Config::kRowCtas * kRows) {
     walk.open(first, min(kRows, stop - first), in.row_slot, tree_start, in.ancestor_bits);
@@ -162,7 +162,7 @@ __device__ __forceinline__ void attend(const Inputs& in, uint2* attended, int* a
 #define INPUTS \
   {q, k_pool, v_pool, page_table, row_start, row_slot, tree_start, ancestor_bits, sinks}
 
-// Of the two one has a body: a launch with one slot has no workspaces.
+// Only one of the two has a body: a launch with one split has no workspaces.
 extern "C" __global__ void __launch_bounds__(kThreads, Config::kCtasOfAnSm)
     attend_split(const uint32_t* q, const uint4* k_pool, const uint4* v_pool, const int* page_table,
                  const int* row_start, const int* row_slot, const int* tree_start,

@@ -1,4 +1,4 @@
-"""PagedTreeAttention on a GPU: how a launch is cut over rows, KV heads and the context."""
+"""PagedTreeAttention on a GPU: the grid of a launch over rows, KV heads and the context."""
 
 from __future__ import annotations
 
@@ -53,21 +53,22 @@ from specbuild.plugins_cuda.paged_tree_attention.splits import (
 )
 from specbuild.plugins_cuda.paged_tree_attention.wide_heads import lower_wide
 
-USUAL_ROWS = 4  # of sequences beside those with many
-CTAS_OF_AN_SM = 2  # of one warp a team; registers allow no more
-# Of m16 tiles: of a warp that shares its keys with none, and of two that share theirs. Registers
-# bound both, and lanes the rows of the latter; wide heads leave space for one.
+USUAL_ROWS = 4  # of sequences in a launch with uneven numbers of rows
+CTAS_OF_AN_SM = 2  # if a team has one warp; registers allow no more
+# The m16 tiles of a warp that does not share its keys, of one of two warps that do, and the rows of
+# the latter. Registers limit both numbers of tiles, lanes the rows. Wide heads leave space for one
+# tile.
 MAX_ALONE, MAX_OF_A_WARP, MAX_ROWS_OF_A_WARP = 2, 3, 8
-# Where a split is shared: more CTAs than fit level what contexts of different lengths cost.
+# If a split is shared: more CTAs than fit balance contexts of different lengths.
 MAX_CTAS, MAX_CTAS_IN_CODES = 1024, 2048
 
 
 @dataclass(frozen=True)
 class Cut:
-    """How one launch is cut; ``rows`` are those of a warp.
+    """The grid of one launch; ``rows`` are those of a warp.
 
-    ``halves_at_once``: how many halves of a warp's m16 tiles have their states in shared memory
-    together.
+    ``halves_at_once``: the number of halves of a warp's m16 tiles whose states are in shared memory
+    at the same time.
     """
 
     split: int
@@ -80,7 +81,7 @@ class Cut:
     halves_at_once: int
 
     def shared_bytes(self, shape: Geometry) -> int:
-        """Ring and states of the warps; several rows share queries and a copy of the tree too."""
+        """Return the bytes of rings and states; several rows also share queries and the tree."""
         tiles = tile_bytes(
             shape, teams=TILE_RUNS, stages=self.stages, rows=self.rows, row_warps=self.row_warps
         )
@@ -89,23 +90,26 @@ class Cut:
         return tiles + states + FLAG_BYTES
 
     def grid(self, shape: Geometry) -> tuple[int, int, int]:
-        """CTAs of the launch."""
+        """Return the grid."""
         return (self.context_ctas * self.row_ctas, shape.kv_heads, shape.batch)
 
     @property
     def ctas_of_an_sm(self) -> int:
-        """How many CTAs the registers of a multiprocessor are to hold."""
+        """The CTAs for which the registers of a multiprocessor should suffice."""
         return CTAS_OF_AN_SM if self.row_warps == 1 else 1
 
     def launch_bytes(self, shape: Geometry, target: Target) -> int:
-        """What the launch asks for. Windows' few short CTAs leave multiprocessors to others."""
+        """Return the requested shared memory.
+
+        The few short CTAs of a window leave multiprocessors to other launches.
+        """
         needed = self.shared_bytes(shape)
         if self.split == 1:
             return needed
         return target.requested_shared_bytes(prod(self.grid(shape)), needed)
 
     def runs_at_once(self, shape: Geometry, target: Target) -> bool:
-        """Whether the GPU holds all CTAs of the launch together."""
+        """Return whether all CTAs of the launch fit on the GPU at the same time."""
         shared = self.shared_bytes(shape)
         ctas = self.ctas_of_an_sm if target.fits_twice(shared) else 1
         fits = shared <= target.shared_bytes_per_block
@@ -113,9 +117,10 @@ class Cut:
 
 
 def lower(request: LoweringRequest) -> Lowering:
-    """One launch, more where rows have lists or are many; SpecbuildError for what no kernel does.
+    """Return the launches: one, or more if rows have lists or are many.
 
-    In phase ``decode`` a row's sums do not depend on the grid that is chosen here.
+    Raises SpecbuildError for unsupported requests. In phase ``decode`` a row's sums do not depend
+    on the grid.
     """
     facts = facts_of(request)
     return _FORMS[first_rule(TABLE, facts).form](request, facts)
@@ -171,7 +176,7 @@ _FORMS: Mapping[str, Callable[[LoweringRequest, Facts], Lowering]] = {
 
 
 def _lowered(request: LoweringRequest, shape: Geometry, cut: Cut) -> Lowering:
-    """The launch of a cut over everything that rows see."""
+    """Return the launch of a grid for rows without lists."""
     all_halves = replace(cut, halves_at_once=shape.halves(cut.rows))
     if all_halves.runs_at_once(shape, request.target):
         cut = all_halves
@@ -208,7 +213,7 @@ def _lowered(request: LoweringRequest, shape: Geometry, cut: Cut) -> Lowering:
 
 
 def _workspaces(shape: Geometry, splits: int) -> tuple[Workspace, ...]:
-    """The states of the splits; none where there is one alone."""
+    """Return the workspaces of the states of splits; none for a single split."""
     if splits == 1:
         return ()
     states = shape.rows * shape.kv_heads * splits * shape.group
@@ -220,8 +225,11 @@ def _workspaces(shape: Geometry, splits: int) -> tuple[Workspace, ...]:
 
 
 def tactics(request: LoweringRequest) -> tuple[Tactic, ...]:
-    """Depths of the pipeline, CTAs over the context, teams with splits of their own, rows of a
-    warp; the default first."""
+    """Return the tactics, the default first.
+
+    They vary the stages of the ring, the CTAs over the context, split_per_warp.cu, and the rows of
+    a warp.
+    """
     if request.phase == "prefill" or "selected" in request.tensors:
         return ({},)
     facts = facts_of(request)
@@ -229,12 +237,12 @@ def tactics(request: LoweringRequest) -> tuple[Tactic, ...]:
     if first_rule(TABLE, facts).form == "wide":
         return ({},)
     if shape.window and splits_of(shape)[0] == 1:
-        # One row of wide heads takes more registers than two where few heads share a KV head.
+        # With few heads per KV head, one row of wide heads needs more registers than two.
         wide = shape.width > WIDE and shape.rows == shape.batch
         return ({}, {"stages": 3}, *(({"rows": 2},) if wide else ()))
     if first_rule(TABLE, facts).form == "many":
         return ({},)
-    # Half of the teams leave space for a second CTA where rows are few.
+    # With few rows, half of the teams leave space for a second CTA.
     most = most_teams(shape)
     sizes = (most, most // 2) if has_few_rows(shape) else (most,)
     own: list[Tactic] = [{"split_teams": n, "stages": stages} for n in sizes for stages in (2, 3)]
@@ -247,7 +255,7 @@ def tactics(request: LoweringRequest) -> tuple[Tactic, ...]:
 
 
 def _cut(request: LoweringRequest, shape: Geometry) -> Cut:
-    """The cut that a tactic asks for, or the one that suits the number of sequences and rows."""
+    """Return the grid of the tactic, or the default for the number of sequences and rows."""
     split, splits = splits_of(shape)
     sequence_rows = -(-shape.rows // shape.batch)
     if split > 1:
@@ -259,7 +267,7 @@ def _cut(request: LoweringRequest, shape: Geometry) -> Cut:
     while True:
         row_ctas = -(-sequence_rows // (rows * row_warps))
         groups = shape.batch * shape.kv_heads * row_ctas
-        # Where one sequence has most rows its CTAs alone have work.
+        # If one sequence has most rows, only its CTAs have work.
         spread = row_ctas > 1 or shape.uneven
         most = MAX_CTAS_IN_CODES if shape.codes else MAX_CTAS
         usual = splits if spread else max(1, most // groups)
@@ -275,11 +283,11 @@ def _cut(request: LoweringRequest, shape: Geometry) -> Cut:
             cut = replace(cut, halves_at_once=1)
         if cut.shared_bytes(shape) <= limit:
             return cut
-        rows, row_warps = 1, 1  # such a tree is gathered row by row
+        rows, row_warps = 1, 1  # the tree's keys are gathered for each row
 
 
 def _rows_of_a_cta(shape: Geometry, rows: int) -> tuple[int, int]:
-    """Rows of a warp, and warps that share a tile: (1, 2 or whole m16 tiles; 1 or 2)."""
+    """Return the rows of a warp (1, 2 or full m16 tiles) and the warps that share a tile."""
     if rows <= 2:
         return rows, 1
     mma, wide = shape.mma_rows, shape.width > WIDE
@@ -291,8 +299,11 @@ def _rows_of_a_cta(shape: Geometry, rows: int) -> tuple[int, int]:
 
 
 def _rows_of_a_window(target: Target, shape: Geometry, rows: int) -> int:
-    """Rows of a warp where keys are few: it is quicker to read them again than to wait for other
-    rows, as long as all CTAs run at once."""
+    """Return the rows of a warp for a window.
+
+    With few keys, reading them again is faster than waiting for other rows, as long as all CTAs run
+    at the same time.
+    """
     if rows == 1:
         return 1
     most = shape.mma_rows * (MAX_ALONE if shape.width <= WIDE else 1)

@@ -1,29 +1,32 @@
-// PagedTreeAttention for decoding where sequences have several rows, as trees do, or many, as when
-// SpecPV feeds a buffer again: by wgmma, with the bits of kernel.cu.
+// PagedTreeAttention for decoding with several rows per sequence, such as trees, or many, such as
+// re-verified tokens of SpecPV: with wgmma, and with the bits of kernel.cu.
 //
-//   q … ancestor_bits  as attend_split's (kernel.cu); heads are 64 or 128 wide, WINDOW is 0
-//   workspace_sums    f32  [T, KV_HEADS, SLOTS, GROUP, 2], out, of slots that rows see
-//   workspace_values  f32  [T, KV_HEADS, SLOTS, GROUP, WIDTH], out, likewise
+//   q … ancestor_bits  see attend_split (kernel.cu); heads are 64 or 128 wide, WINDOW is 0
+//   workspace_sums    f32  [T, KV_HEADS, SLOTS, GROUP, 2], out, of splits with visible keys
+//   workspace_values  f32  [T, KV_HEADS, SLOTS, GROUP, WIDTH], out, of the same splits
 //
-// Grid (SLOTS, KV_HEADS, shares of the row tiles): about as many CTAs as the GPU holds, each with a
-// slot of every sequence's context, so that their lengths do not matter. A CTA takes row tile by
-// row tile, each up to 8·ROW_GROUPS rows of a sequence (16·ROW_GROUPS where a KV head has up to 4
-// query heads); each reads keys anew, which is not what it waits for; sequences of up to FEW_ROWS
-// are another kernel's. WARPGROUPS (4, or 2 of wide heads, whose sums take twice the registers)
-// take 8 rows × 8 heads or 16 × 4 each, or, with fewer rows, chains of the slot: ROW_GROUPS of them
-// share a chain, and WARPGROUPS / ROW_GROUPS chains are walked at once. Another copies tiles of 32
-// keys and values into a ring, and a warp of the last looks up what rows come next: so keys of the
-// next rows arrive while the others end. The scores of a tile run on the tensor cores together with
-// the values of the one before (FlashAttention-3, arXiv 2407.08608, section 3.2), and one
-// warpgroup's softmax beside the others' products.
+// Grid (SLOTS, KV_HEADS, shares of the row tiles): about as many CTAs as fit on the GPU, each with
+// a split of every sequence's context, so that different lengths are balanced. A CTA processes row
+// tiles in sequence, each with up to 8·ROW_GROUPS rows of a sequence (16·ROW_GROUPS with up to 4
+// query heads per KV head). Each row tile reads the keys again, which is not the bottleneck.
+// Sequences with up to FEW_ROWS rows have another kernel.
 //
-// Why the bits are those of kernel.cu: a chain's tiles are taken one by one by that kernel's steps,
-// and wgmma's sums of k16 products have the bits of mma's (measured: 3.7 million sums over three
-// distributions). The chains of a slot join in order; join_slots (join_slots.cu) does the rest.
+// Each of WARPGROUPS (4, or 2 for wide heads, whose sums need twice the registers) has 8 rows × 8
+// heads or 16 × 4. With fewer rows, ROW_GROUPS warpgroups share a tile run of the split, and
+// WARPGROUPS / ROW_GROUPS tile runs are processed at the same time. Another warpgroup copies tiles
+// of 32 keys and values to a ring. A warp of the last one opens the next rows, so that their keys
+// arrive before the current rows end. The scores of a tile run on the tensor cores together with
+// the values of the previous one (FlashAttention-3, arXiv 2407.08608, section 3.2), and the softmax
+// of one warpgroup overlaps with the products of the others.
 //
-// A tile of width 64 is 8 KB, of which a multiprocessor reads 19 B a cycle: 420 cycles. For each
-// row group it takes 128 cycles of the tensor cores and 145 for its exponentials. Of width 128 it
-// is twice as much, but for the exponentials.
+// The bits are those of kernel.cu. The tiles of a tile run are processed one by one in the steps of
+// that kernel, and wgmma's sums of k16 products have the bits of mma's (measured: 3.7 million sums
+// of three distributions). The tile runs of a split are merged in order; join_slots (join_slots.cu)
+// merges splits.
+//
+// A tile of width 64 has 8 KB, which a multiprocessor reads in 420 cycles (19 B per cycle). For
+// each row group it takes 128 cycles of the tensor cores and 145 for its exponentials. Width 128
+// doubles all of these except the exponentials.
 #include "device/chain_state.cuh"
 #include "device/config.cuh"
 
@@ -33,47 +36,46 @@ constexpr int kGroups = Config::kWarpgroups;
 constexpr int kGroupWarps = 4, kGroupThreads = 32 * kGroupWarps;
 constexpr int kGroupRows = kGroupWarps * kWarpRows;
 constexpr int kRows = Config::kRowGroups * kGroupRows;
-constexpr int kHolders = Config::kRowGroups * kGroupThreads;  // threads with sums of their own
+constexpr int kHolders = Config::kRowGroups * kGroupThreads;  // threads with separate sums
 constexpr int kThreads = (kGroups + 2) * kGroupThreads;
 constexpr int kConsumerRegisters = Config::kWidth == 64 ? 104 : 208;
 constexpr int kCopyRegisters = Config::kWidth == 64 ? 32 : 48, kOpenRegisters = kCopyRegisters;
 static_assert(kCopyWarps == kGroupWarps, "a warpgroup copies");
-static_assert(Config::kSlots > 1, "slots have workspaces");
+static_assert(Config::kSlots > 1, "splits have workspaces");
 static_assert(16 * (Config::kStages * 2 * kTileUnits + kHolders * (Config::kWidth / 8 + 1)) ==
                   Config::kSharedBytes,
               "the launch gives as much as the stages and Held take");
 static_assert(Config::kRowGroups * kChainsAtOnce == kGroups,
-              "every warpgroup has rows and a chain");
-static_assert(Config::kStages / kChainsAtOnce > 2,
-              "a chain has a stage for the tile that is waited for");
+              "every warpgroup has rows and a tile run");
+static_assert(Config::kStages / kChainsAtOnce > 2, "a tile run has a stage for the next tile");
 static_assert(kGroups * kConsumerRegisters + kCopyRegisters + kOpenRegisters <=
                   (kGroups + 2) * registers_at_entry(kThreads),
               "no more registers than there are");
 
-// A row tile, opened; one without rows is behind the last.
+// An open row tile; one without rows follows the last.
 struct Opened {
-  unsigned turn;  // how many were opened before
-  int slot;       // of the context, for this CTA
+  unsigned turn;  // number of tiles opened before
+  int slot;       // the split of the context for this CTA
   int first;      // row of the launch
   ManyRow all[kRows];
   ManyRows rows;
-  int full_last[Config::kRowGroups];  // shared positions up to here are seen by all rows of a
+  int full_last[Config::kRowGroups];  // shared positions up to here are visible to all rows of a
                                       // warpgroup
 };
 
 constexpr int kAhead = 4;  // row tiles that are opened at once
 
-// In shared memory, where their readers look things up again: registers are short.
+// It is in shared memory and read repeatedly, because registers are scarce.
 struct Openings {
   Opened at[kAhead];
   Mbarrier full[kAhead], empty[kAhead];
 };
 
-// From row tile to row tile a CTA's slots go on by this: it has keys of short contexts as often as
-// others have.
+// The distance of a CTA's splits from one row tile to the next, so that all CTAs get keys of short
+// contexts equally often.
 constexpr int kSlotStep = 5;
 
-// A warpgroup that attends for its 8 rows, one chain after the other.
+// A warpgroup that attends for its 8 rows, one tile run after the other.
 struct Consumer {
   Chain chain;
   StageRing& ring;
@@ -81,7 +83,7 @@ struct Consumer {
   RingCount& place;
   const ManyRows& rows;
   int warp_row;   // the first of this warp's
-  int full_last;  // shared positions up to here are seen by all rows of the warpgroup
+  int full_last;  // shared positions up to here are visible to all rows of the warpgroup
 
   __device__ __forceinline__ LowMatrix keys(int slot) const {
     return stages + slot * 2 * kTileUnits;
@@ -90,7 +92,7 @@ struct Consumer {
     return stages + (slot * 2 * kTileUnits + kTileUnits);
   }
 
-  // The stage of the tile that stands so many in front of the next.
+  // Return the stage of the tile `tiles` before the next one.
   __device__ __forceinline__ int behind(int tiles) const {
     return RingCount{place.passed - tiles * kChainsAtOnce}.slot();
   }
@@ -100,7 +102,7 @@ struct Consumer {
     if (threadIdx.x % 32 == 0) mbarrier_arrive(&ring.empty[slot]);
   }
 
-  // Waits for the next tile; false behind the last. Two are kept meanwhile.
+  // Wait for the next tile; return false after the last. Two earlier tiles remain valid.
   __device__ __forceinline__ bool await(Tiles& tiles) {
     const bool more = tiles.advance();
     if (more) {
@@ -110,13 +112,14 @@ struct Consumer {
     return more;
   }
 
-  // Whether only rows of other warpgroups see a tile.
+  // Whether a tile is visible to rows of other warpgroups only.
   __device__ __forceinline__ bool passes(const Tiles& tiles) const {
     return Config::kRowGroups > 1 && tiles.own >= 0 &&
            tiles.own / kGroupRows != warp_row / kGroupRows;
   }
 
-  // Ends the scores of a tile, and makes them weights; what the values are to be multiplied by.
+  // Wait for the scores of a tile, and convert them to weights; `rescale` is the factor of the
+  // values.
   template <int pending>
   __device__ __forceinline__ void weigh(int from, int own, float (&rescale)[kHalves]) {
     wgmma_wait<pending>();
@@ -140,15 +143,15 @@ struct Consumer {
     }
   }
 
-  // Times 1 changes nothing, which is what most tiles of a long chain multiply by.
+  // A factor of 1, which is the usual one in a long tile run, changes nothing.
   __device__ __forceinline__ void scale_values(const float (&by)[kHalves]) {
     if (!__any_sync(kAllLanes, by[0] != 1.0f || by[1] != 1.0f)) return;
 #pragma unroll
     for (int i = 0; i < Config::kWidth / 2; ++i) chain.values[i / 4][i % 4] *= by[i % 4 / 2];
   }
 
-  // The sums of a chain. Within the loop the wait for the next tile stands in front of the values',
-  // which ptxas would move in front of the weights.
+  // Compute the sums of a tile run. In the loop, the wait for the next tile comes before that for
+  // the values, which ptxas would otherwise move before the weights.
   __device__ __forceinline__ void run(Tiles& tiles) {
     float rescale[kHalves];
     chain.clear();
@@ -185,7 +188,7 @@ struct Consumer {
     }
   }
 
-  // What a warpgroup without rows does: it gives all tiles back.
+  // In a warpgroup without rows: release all tiles.
   __device__ __forceinline__ void pass(Tiles& tiles) {
     chain.clear();
     while (await(tiles)) {
@@ -195,7 +198,7 @@ struct Consumer {
   }
 };
 
-// What a launch says of its rows.
+// The description of a launch's rows.
 struct Inputs {
   const uint32_t* q;
   const int* row_start;
@@ -204,7 +207,7 @@ struct Inputs {
   const int* ancestor_bits;
 };
 
-// A row tile: `count` rows of a sequence from row `first` of the launch on, by one warp.
+// Open a row tile: `count` rows of a sequence from row `first` of the launch on; one warp calls it.
 __device__ __forceinline__ void open(const Inputs& in, Opened& opened, unsigned turn, int sequence,
                                      int first, int count) {
   static_assert(kRows <= 32, "a lane opens a row");
@@ -229,7 +232,7 @@ __device__ __forceinline__ void open(const Inputs& in, Opened& opened, unsigned 
   opened.rows = ManyRows(opened.all, count, start, view * Config::kTable);
 }
 
-// The opening warp: this CTA's row tiles, as far ahead as there is room, and one without rows.
+// The opening warp: it opens this CTA's row tiles as far ahead as possible, then one without rows.
 __device__ __forceinline__ void open_all(const Inputs& in, Openings& openings) {
   const auto next = [&](unsigned turn) -> Opened& {
     mbarrier_wait(&openings.empty[turn % kAhead], turn / kAhead % 2 ^ 1);
@@ -239,7 +242,7 @@ __device__ __forceinline__ void open_all(const Inputs& in, Openings& openings) {
     __syncwarp();
     if (thread_anew() % 32 == 0) mbarrier_arrive(&openings.full[turn % kAhead]);
   };
-  unsigned number = 0, turn = 0;  // row tiles of the launch, and of this CTA
+  unsigned number = 0, turn = 0;  // index of row tiles of the launch, and of this CTA
 #pragma unroll 1
   for (int base = 0; base < Config::kBatch; base += 32) {
     const int own = base + static_cast<int>(thread_anew() % 32);
@@ -263,7 +266,7 @@ __device__ __forceinline__ void open_all(const Inputs& in, Openings& openings) {
   tell(turn);
 }
 
-// What another warp goes through: the row tiles, as they are opened.
+// The position of another warp in the sequence of open row tiles.
 struct Reader {
   Openings& openings;
   const Opened* now;
@@ -293,7 +296,7 @@ __device__ __forceinline__ void produce(const Pool& pool, Openings& openings, St
   }
 }
 
-// One of the other warpgroups: of every row tile its rows' sums over its chains.
+// An attending warpgroup: for every row tile, the sums of its rows over its tile runs.
 __device__ __forceinline__ void consume(const Inputs& in, const SlotStates& slots,
                                         Openings& openings,
                                         Mbarrier (&joined)[Config::kRowGroups][kChains],
@@ -341,9 +344,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     attend_many(const uint32_t* q, const uint4* k_pool, const uint4* v_pool, const int* page_table,
                 const int* row_start, const int* row_slot, const int* tree_start,
                 const int* ancestor_bits, float2* workspace_sums, float4* workspace_values) {
-  DYNAMIC_SHARED(uint4, stages);  // [STAGES][keys, values], from a multiple of 1024, and Held
+  DYNAMIC_SHARED(uint4, stages);  // [STAGES][keys, values], aligned to 1024, then Held
   __shared__ StageRing ring;
-  __shared__ Mbarrier joined[Config::kRowGroups][kChains];  // chains of a row group, in their turn
+  __shared__ Mbarrier joined[Config::kRowGroups][kChains];  // order the merge of tile runs
   __shared__ Openings openings;
   pdl_launch_dependents();
   const int thread = static_cast<int>(threadIdx.x);

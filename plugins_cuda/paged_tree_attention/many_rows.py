@@ -1,5 +1,4 @@
-"""PagedTreeAttention where sequences have several rows, as trees do, or many, as when SpecPV
-re-verifies a buffer."""
+"""PagedTreeAttention for several rows per sequence: trees, or re-verified tokens (SpecPV)."""
 
 from __future__ import annotations
 
@@ -8,46 +7,46 @@ from dataclasses import replace
 from specbuild.plugins_cuda.launches import Kernel, Lowering, OpLaunch
 from specbuild.plugins_cuda.paged_tree_attention.geometry import ARGUMENTS, Geometry
 
-# Sequences with so few rows go to the plain kernel, where others share their launch.
+# Sequences with at most this many rows use the plain kernel, if others share their launch.
 FEW_ROWS = 8
-MAX_USUAL_ROWS = 16  # of a sequence, up to which all are taken alike
-# Of a warpgroup. Of those of a CTA one, two or four have rows of their own; the rest take other
-# tile runs.
+MAX_USUAL_ROWS = 16  # up to this number of rows, all sequences use the same kernel
+# Warps and threads of a warpgroup. One, two or four warpgroups of a CTA have separate rows; the
+# others process other tile runs.
 GROUP_WARPS, GROUP_THREADS = 4, 128
-MAX_ROWS = 32  # of a CTA: a lane opens a row
+MAX_ROWS = 32  # of a CTA: each lane opens one row
 STAGE_KEYS = 32
 STAGE_BYTES = 128 << 10  # of all stages
 
 
 def warpgroups(shape: Geometry) -> int:
-    """Of a CTA, that multiply: sums of wide heads take twice the registers."""
+    """Return the multiplying warpgroups of a CTA; wide heads need twice the registers for sums."""
     return 4 if shape.width == 64 else 2
 
 
 def row_groups(shape: Geometry) -> int:
-    """Warpgroups of a CTA with rows of their own: 1, 2 or 4."""
+    """Return the warpgroups of a CTA with separate rows: 1, 2 or 4."""
     rows = GROUP_WARPS * shape.mma_rows
     most = min(warpgroups(shape), MAX_ROWS // rows)
     return next((n for n in (1, 2) if n < most and shape.most_rows <= n * rows), most)
 
 
 def _shares(tiles: int, ctas: int, multiprocessors: int) -> int:
-    """Into how many shares row tiles go, each for so many CTAs: the fewest rounds of tiles."""
+    """Return the number of shares of row tiles with the fewest rounds; each has ``ctas`` CTAs."""
     return min(range(1, tiles + 1), key=lambda n: -(-ctas * n // multiprocessors) * -(-tiles // n))
 
 
 def with_many(
     shape: Geometry, plain: Lowering, split: int, splits: int, multiprocessors: int
 ) -> Lowering:
-    """The launches of sequences with many rows, behind ``plain``'s for those with few.
+    """Return the launches for sequences with many rows, after ``plain``'s for those with few.
 
-    ``plain`` is the launch of the plain kernel with as many ``splits``; it is left out where there
-    is one sequence, or where few rows are usual: there sequences do not differ.
+    ``plain`` is the launch of the plain kernel with as many ``splits``. It is omitted for a single
+    sequence, and if few rows are usual, because all sequences then use the same kernel.
     """
     groups, all_groups = row_groups(shape), warpgroups(shape)
     few = 0 if shape.batch == 1 or shape.most_rows <= MAX_USUAL_ROWS else FEW_ROWS
     shared = (*shape.constants(), ("BATCH", shape.batch), ("SLOTS", splits), ("FEW_ROWS", few))
-    # What stands behind the stages: the total of a split's tile runs.
+    # The state of a split's tile runs follows the stages.
     held = GROUP_THREADS * (shape.width // 8 + 1) * 16
     shared_bytes = STAGE_BYTES + groups * held
     constants = (
@@ -60,7 +59,7 @@ def with_many(
     )
     states = tuple(w for w in plain.workspaces if not w.zeroed)
     names = tuple(workspace.name for workspace in states)
-    # Sequences end in a tile of their own: at most one more than whole tiles for each.
+    # Sequences end with a separate tile: at most one incomplete tile each.
     tiles = (shape.rows - 1) // (groups * GROUP_WARPS * shape.mma_rows) + shape.batch
     shares = _shares(tiles, splits * shape.kv_heads, multiprocessors)
     attend = OpLaunch(

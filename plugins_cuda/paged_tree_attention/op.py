@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 
 def unpack_bits(words: torch.Tensor, count: int) -> torch.Tensor:
-    """Packed int32 words [..., W] to bools [..., count]; bit j is bit ``j % 32`` of word j // 32.
+    """Unpack int32 words [..., W] to bools [..., count]; bit j is bit ``j % 32`` of word j // 32.
 
-    ``count`` may exceed 32·W: what no word holds is False.
+    ``count`` may exceed 32·W; further bits are False.
     """
     import torch
 
@@ -35,12 +35,12 @@ def unpack_bits(words: torch.Tensor, count: int) -> torch.Tensor:
 def visibility(
     row_slot: torch.Tensor, tree_start: int, ancestor_bits: torch.Tensor, keys: int, window: int
 ) -> torch.Tensor:
-    """Which of the view slots 0..keys-1 each row of one sequence sees: bool [rows, keys].
+    """Return which of the view slots 0..keys-1 are visible to each row of a sequence: [rows, keys].
 
-    Below ``tree_start`` a slot is visible when it is not behind the row (``slot <= row_slot``);
-    from there on when its bit stands in the row's ancestors. A window counts positions: a
-    committed slot is its own position, a tree slot stands as many places after ``tree_start``
-    as the row has ancestors before it, so siblings share a position.
+    Below ``tree_start`` a slot is visible if ``slot <= row_slot``. From there on it is visible if
+    the row has its ancestor bit. A window limits positions. The position of a committed slot is the
+    slot. That of a tree slot is ``tree_start`` plus the number of ancestors of the row, so siblings
+    share a position.
     """
     import torch
 
@@ -55,7 +55,7 @@ def visibility(
         )[:, :keys]
         in_tree = row_slot >= tree_start
         own = (row_slot - tree_start).clamp(min=0).long().unsqueeze(1)
-        # A row below tree_start has no bits, and so no entry in `before` to look up.
+        # A row below tree_start has no bits, so `before` has no entry for it.
         own_depth = before.gather(1, own) if before.shape[1] else torch.zeros_like(own)
         position = torch.where(in_tree, tree_start + own_depth.squeeze(1), row_slot)
         visible &= position.unsqueeze(1) - key_position < window
@@ -63,9 +63,9 @@ def visibility(
 
 
 def among(selected: torch.Tensor, keys: int) -> torch.Tensor:
-    """Mask [rows, N, keys] of the view slots that ``selected`` [rows, N, S] names.
+    """Return the mask [rows, N, keys] of the view slots in ``selected`` [rows, N, S].
 
-    -1 pads a list; one that begins with :data:`WHOLE` names every slot.
+    Lists are padded with -1; a list that starts with :data:`WHOLE` has every slot.
     """
     import torch
 
@@ -90,15 +90,15 @@ def reference(
     scale: float,
     window: int,
 ) -> torch.Tensor:
-    """Attention of ``q`` [T, Hq, D] over each sequence's pages → [T, Hq, Dv], fp32 inside.
+    """Return attention of ``q`` [T, Hq, D] to each sequence's pages: [T, Hq, Dv], fp32 inside.
 
-    Row i of sequence b (``row_start[b] <= i < row_start[b+1]``) sees the slots of
-    :func:`visibility`. ``page_table`` [B, G, P] has one view (G = 1) or one per KV head. The
-    sink of head h joins every row's softmax as a logit without a value (GPT-OSS). ``selected``
-    [T, N, S] restricts a row to those view slots, rising and -1 padded: one list for all KV heads
-    (N = 1), or one for each; a list that begins with :data:`WHOLE` restricts nothing. Rows of no
-    sequence give zeros. The first row of a sequence stands lowest, as kernels read what is below it
-    before the launch in front has written these rows' keys and values.
+    Row i of sequence b (``row_start[b] <= i < row_start[b+1]``) attends to the slots of
+    :func:`visibility`. ``page_table`` [B, G, P] has one view (G = 1) or one per KV head. The sink
+    of head h is a logit without a value in every row's softmax (GPT-OSS). ``selected`` [T, N, S]
+    restricts a row to those view slots, rising and padded with -1, with one list for all KV heads
+    (N = 1) or one for each. A list that starts with :data:`WHOLE` restricts nothing. Rows of no
+    sequence are zero. The first row of a sequence has the lowest slot: kernels read lower slots
+    before the previous launch has written the keys and values of this launch's rows.
     """
     import torch
 
@@ -122,7 +122,7 @@ def reference(
         heads = torch.arange(kv_heads, device=q.device).unsqueeze(1)
         k = as_values(k_pool[table, heads]).flatten(1, 2).float()
         v = as_values(v_pool[table, heads]).flatten(1, 2).float()
-        # What no row sees may hold anything, NaN included: 0 · NaN must not enter the sum.
+        # Invisible slots may hold anything, including NaN: 0 · NaN must not enter the sum.
         seen = mask.any(0).unsqueeze(2)
         k, v = k.where(seen, 0.0), v.where(seen, 0.0)
         group = q_heads // kv_heads
@@ -141,7 +141,7 @@ def reference(
 
 
 def traffic(request: TrafficRequest) -> Traffic:
-    """Keys and values of what rows see, which those of a sequence share; lists are each row's."""
+    """Return the traffic: visible keys and values, shared by a sequence's rows; lists per row."""
     entry = 0
     for name in ("k_pool", "v_pool"):
         pool = request.tensors[name]

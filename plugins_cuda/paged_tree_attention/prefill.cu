@@ -1,5 +1,5 @@
-// PagedTreeAttention for prompt chunks: 16 rows (8 of heads of 128; twice as many where a KV head
-// has up to 4 query heads) of one KV head's query heads against tiles of keys.
+// PagedTreeAttention in prefill: the query heads of 16 rows and one KV head × tiles of keys (8 rows
+// with wide heads; twice as many rows with up to 4 query heads per KV head).
 //
 //   q              bf16 [T, KV_HEADS·GROUP, WIDTH], rotated
 //   k_pool, v_pool bf16 [pages, KV_HEADS/SHARE, PAGE_SIZE, WIDTH], with CODES e4m3
@@ -9,15 +9,14 @@
 //   tree_start     i32  [BATCH]
 //   ancestor_bits  i32  [T, WORDS]
 //   sinks          f32  [KV_HEADS·GROUP], null without HAS_SINKS
-//   selected       not taken: null
+//   selected       not used: null
 //   attended       bf16 [T, KV_HEADS·GROUP, WIDTH], out
 //
-// Grid (row tiles, KV_HEADS), the tiles with most keys first; CTAs past the last tile leave at
-// once. Tiles of 64 keys (32 with CODES) lie at multiples of 64 of the view, so a row's sums do not
-// depend on the chunk that it came in. Each of four warps has 4 rows × 8 heads as two m16 tiles
-// (one of width 128): S = Q·Kᵀ, then P·V, with P staying in registers. 4·64·WIDTH bytes and
-// 4·128·64·WIDTH flops a tile. Heads of 256 have eight warps, tiles of 32 keys, and their queries
-// in shared memory. No workspace.
+// Grid (row tiles, KV_HEADS), the tiles with most keys first; CTAs past the last tile return. Tiles
+// of 64 keys (32 with CODES) start at multiples of 64 of the view, so a row's sums do not depend on
+// its chunk. Each of four warps has 4 rows × 8 heads as two m16 tiles (one with width 128): S =
+// Q·Kᵀ, then P·V, with P in registers. A tile has 4·64·WIDTH bytes and 4·128·64·WIDTH FLOP. With
+// heads of 256, eight warps and tiles of 32 keys are used, and queries are in shared memory.
 #include "device/config.cuh"
 #include "device/pool_row.cuh"
 #include "device/prompt_rows.cuh"
@@ -30,15 +29,15 @@ constexpr int kThreads = 32 * kWarps;
 constexpr int kParts = Config::kWidth <= 64 ? 2 : 1;  // m16 tiles of a warp, two rows each
 constexpr int kWarpRows = Mma::kAll * kParts;
 constexpr int kRows = kWarps * kWarpRows;
-// Operands from codes take registers, and so do the sums of heads of 256.
+// Quantized operands need more registers, as do the sums of heads of 256.
 constexpr int kKeys = Config::kCodes || kIsWidest ? 32 : 64;
 constexpr int kTileUnits = kKeys * kRowUnits;
 constexpr int kSteps = Config::kWidth / 16;
-// Operands of queries in shared memory, 16 bytes a lane: of the widest heads, whose sums take the
+// Query operands in shared memory, 16 bytes per lane, for the widest heads: their sums need the
 // registers.
 constexpr int kQueryUnits = kIsWidest ? kWarps * kSteps * 32 : 0;
 static_assert(16 * (2 * 2 * kTileUnits + kQueryUnits) == Config::kSharedBytes,
-              "the launch gives two stages, and the queries of the widest heads");
+              "the launch requests two stages, and the queries of the widest heads");
 
 struct Pool {
   const uint4* keys;
@@ -46,7 +45,7 @@ struct Pool {
   const int* table;  // of this sequence and KV head
 };
 
-// Starts the copies of a tile and, behind it, of its values; zeros outside of first … last.
+// Start to copy a tile, with its values after it; zeros outside of first … last.
 __device__ __forceinline__ void fetch(const Pool& pool, uint4* keys, int tile, int first,
                                       int last) {
   constexpr int kAll = kKeys * kUnits, kCopies = ceil_div(kAll, kThreads);
@@ -72,7 +71,7 @@ __device__ __forceinline__ void fetch(const Pool& pool, uint4* keys, int tile, i
   }
 }
 
-// The states of a warp's rows, as m16 tiles of two rows, at columns as cache_tile.cuh has them.
+// The states of a warp's rows, as m16 tiles of two rows, with the columns of cache_tile.cuh.
 struct States {
   float values[kParts][2 * kSteps][4];
   float maximum[kParts][2];  // of the scores, before the scale
@@ -88,7 +87,7 @@ struct States {
     }
   }
 
-  // Scores become weights.
+  // Convert scores to weights.
   __device__ __forceinline__ void take(int m, float (&score)[kKeys / 8][4]) {
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
@@ -124,7 +123,7 @@ struct States {
   }
 
  private:
-  // Of 16 values, from `key` on.
+  // For 16 values from `key` on.
   __device__ __forceinline__ void add_bf16(const uint32_t (&weight)[kParts][4],
                                            const uint4* values_tile, int key) {
 #pragma unroll
@@ -139,7 +138,7 @@ struct States {
     }
   }
 
-  // The same of codes; `row` is this lane's of the tile.
+  // The same for quantized values; `row` is this lane's row of the tile.
   __device__ __forceinline__ void add_codes(const uint32_t (&weight)[kParts][4],
                                             const uint4* values_tile, int row) {
 #pragma unroll
@@ -160,7 +159,7 @@ struct States {
   }
 };
 
-// score = Q·Kᵀ of keys that are codes.
+// score = Q·Kᵀ for quantized keys.
 __device__ __forceinline__ void take_scores_of_codes(float (&score)[kParts][kKeys / 8][4],
                                                      const uint32_t (&q)[kParts][kSteps][4],
                                                      const uint4* keys) {

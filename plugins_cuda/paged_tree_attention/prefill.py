@@ -1,6 +1,6 @@
-"""PagedTreeAttention of prompt chunks on a GPU: a CTA per 8, 16 or 32 rows and KV head.
+"""PagedTreeAttention in prefill: a CTA per 8, 16 or 32 rows and KV head.
 
-Rows that see everything before them, with heads 64 or 128 wide, have a kernel of their own.
+Rows without a window and with heads of 64 or 128 have a separate kernel.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ FULL_KEYS_TIMES_WIDTH = 8192  # 32 KB a stage
 
 
 def lower_prefill(request: LoweringRequest) -> Lowering:
-    """One launch for any number of rows."""
+    """Return one launch for any number of rows."""
     shape = geometry_of(request)
     require(refusal(request))
     return Lowering((attend_prompt(shape, ARGUMENTS),))
 
 
 def attend_prompt(shape: Geometry, arguments: tuple[str, ...]) -> OpLaunch:
-    """The launch; ``arguments`` are those of the op, or what stands in their place."""
+    """Return the launch; ``arguments`` are those of the op, or their replacements."""
     full = has_full_rows(shape)
     constants = (*shape.constants(), ("BATCH", shape.batch))
     if full:
@@ -60,7 +60,7 @@ def attend_prompt(shape: Geometry, arguments: tuple[str, ...]) -> OpLaunch:
             constants,
             file="prefill_full.cu" if full else "prefill.cu",
         ),
-        # Sequences end in a tile of their own: at most one more than whole tiles for each.
+        # Sequences end with a separate tile: at most one incomplete tile each.
         grid=(shape.rows // (rows * shape.mma_rows) + shape.batch, shape.kv_heads, 1),
         block=32 * warps,
         shared_bytes=shared_bytes,
@@ -69,5 +69,5 @@ def attend_prompt(shape: Geometry, arguments: tuple[str, ...]) -> OpLaunch:
 
 
 def has_full_rows(shape: Geometry) -> bool:
-    """Whether the kernel by wgmma takes it."""
+    """Return whether the wgmma kernel supports it."""
     return shape.takes_wgmma and shape.window == 0

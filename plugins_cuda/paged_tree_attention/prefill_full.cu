@@ -1,6 +1,6 @@
-// PagedTreeAttention for prompt chunks where rows see everything before them and heads are 64 or
-// 128 wide: 16 rows (32 where a KV head has up to 4 query heads) of one KV head's query heads
-// against tiles of 128 or 64 keys, by wgmma.
+// PagedTreeAttention in prefill for rows without a window and heads of 64 or 128: the query heads
+// of 16 rows and one KV head (32 rows with up to 4 query heads per KV head) × tiles of 128 or 64
+// keys, with wgmma.
 //
 //   q              bf16 [T, KV_HEADS·GROUP, WIDTH], rotated
 //   k_pool, v_pool bf16 [pages, KV_HEADS/SHARE, PAGE_SIZE, WIDTH]
@@ -10,16 +10,16 @@
 //   tree_start     i32  [BATCH]
 //   ancestor_bits  i32  [T, WORDS]
 //   sinks          f32  [KV_HEADS·GROUP], null without HAS_SINKS
-//   selected       not taken: null
+//   selected       not used: null
 //   attended       bf16 [T, KV_HEADS·GROUP, WIDTH], out
 //
-// Grid (row tiles, KV_HEADS), the tiles with most keys first; CTAs past the last tile leave at
-// once. Two warpgroups take half of the rows each, a third copies keys and values into a ring of
-// STAGES stages. The scores of a tile run on the tensor cores together with the values of the tile
-// before (FlashAttention-3, arXiv 2407.08608, section 3.2), and one warpgroup's softmax beside the
-// other's products. Tiles lie at multiples of their keys of the view, so a row's sums do not depend
-// on the chunk that it came in. 32 KB and 4.2 MFLOP a tile: 1024 cycles of the tensor cores, and as
-// many for the 16384 exponentials of width 64, half for those of 128. No workspace.
+// Grid (row tiles, KV_HEADS), the tiles with most keys first; CTAs past the last tile return. Two
+// warpgroups have half of the rows each, a third copies keys and values to a ring of STAGES stages.
+// The scores of a tile run on the tensor cores together with the values of the previous tile
+// (FlashAttention-3, arXiv 2407.08608, section 3.2), and the softmax of one warpgroup overlaps with
+// the products of the other. Tiles start at multiples of their keys of the view, so a row's sums do
+// not depend on its chunk. A tile has 32 KB and 4.2 MFLOP: 1024 cycles of the tensor cores, and as
+// many for the 16384 exponentials with width 64, half for those with 128.
 #include "../_device/ring_place.cuh"
 #include "device/config.cuh"
 #include "device/pool_row.cuh"
@@ -40,9 +40,9 @@ using StageRing = Ring<Config::kStages>;
 using StagePlace = RingPlace<Config::kStages>;
 constexpr int kTileUnits = kKeys * kUnits;
 static_assert(16 * Config::kStages * 2 * kTileUnits == Config::kSharedBytes,
-              "the launch gives as much as the stages take");
+              "the launch requests the stages");
 static_assert(kKeys * Config::kWidth == 8192 && Config::kWindow == 0,
-              "32 KB a stage; rows see all before them");
+              "32 KB per stage; rows have no window");
 static_assert(kGroups * kConsumerRegisters + kProducerRegisters <=
                   (kGroups + 1) * registers_at_entry(kThreads),
               "no more registers than there are");
@@ -53,8 +53,7 @@ struct Pool {
   const int* table;  // of this sequence and KV head
 };
 
-// Starts this thread's part of the copies of a tile and, behind it, of its values; zeros past
-// `last`.
+// Start this thread's part of the copies of a tile, with its values after it; zeros past `last`.
 __device__ __forceinline__ void fetch(const Pool& pool, uint4* stage, int tile, int last) {
   const int thread = static_cast<int>(threadIdx.x) % kGroupThreads;
 #pragma unroll 4
@@ -75,7 +74,7 @@ __device__ __forceinline__ void fetch(const Pool& pool, uint4* stage, int tile, 
   cp_async_commit();
 }
 
-// A tile is given to the consumers behind the copies of the next one.
+// A tile is passed to the consumers after the copies of the next one were issued.
 __device__ __forceinline__ void produce(const Pool& pool, StageRing& ring, uint4* stages,
                                         int last) {
   StagePlace place, copied;
@@ -98,7 +97,7 @@ __device__ __forceinline__ void produce(const Pool& pool, StageRing& ring, uint4
   give();
 }
 
-// The tiles of a warpgroup's rows, one after the other.
+// The loop of a warpgroup over the tiles of its rows.
 struct Consumer {
   RowPair<kKeys> state;
   StageRing& ring;
@@ -121,7 +120,7 @@ struct Consumer {
     if (threadIdx.x % 32 == 0) mbarrier_arrive(&ring.empty[slot]);
   }
 
-  // Ends the scores, and makes them weights; what the values are to be multiplied by is returned.
+  // Wait for the scores, convert them to weights, and return the factors of the values.
   template <bool hides, int pending>
   __device__ __forceinline__ float2 weigh_tile(int tile) {
     wgmma_wait<pending>();
@@ -139,9 +138,8 @@ struct Consumer {
     state.pack();
   }
 
-  // `place` is the tile's before. The wait for the tile behind this one (there is none behind the
-  // last: that one is past already) also keeps ptxas from moving the values' wait in front of the
-  // weights.
+  // `place` is that of the previous tile. The wait for the next tile (the last one has none) also
+  // keeps ptxas from moving the wait for the values before the weights.
   template <bool hides>
   __device__ __forceinline__ void step(int tile, bool is_last) {
     const uint4* before = stage() + kTileUnits;
@@ -162,7 +160,7 @@ struct Consumer {
     state.pack();
   }
 
-  // Tiles up to the one with position `last`; those up to `full_last` are seen by all rows.
+  // Process tiles up to position `last`; those up to `full_last` are visible to all rows.
   __device__ __forceinline__ void run(int full_last, int last) {
     const int end = last / kKeys;
     if (full_last >= kKeys - 1) {
@@ -190,7 +188,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
                        const int* page_table, const int* row_start, const int* row_slot,
                        const int* tree_start, const int* ancestor_bits, const float* sinks,
                        const int* selected, uint32_t* attended) {
-  DYNAMIC_SHARED(uint4, stages);  // [STAGES][keys, values], from a multiple of 1024
+  DYNAMIC_SHARED(uint4, stages);  // [STAGES][keys, values], aligned to 1024
   __shared__ StageRing ring;
   __shared__ Row rows[kRows];
   if (threadIdx.x == 0) {

@@ -1,4 +1,4 @@
-// PagedTreeAttention over lists of slots (DSA): a CTA gathers the keys of one row and KV head.
+// PagedTreeAttention with lists of slots (DSA): a CTA gathers the keys of one row and KV head.
 //
 //   q              bf16 [T, KV_HEADS·GROUP, WIDTH], rotated
 //   k_pool, v_pool bf16 [pages, KV_HEADS/SHARE, PAGE_SIZE, WIDTH], with CODES e4m3
@@ -8,30 +8,30 @@
 //   tree_start     i32  [B]
 //   ancestor_bits  i32  [T, WORDS]
 //   sinks          f32  [KV_HEADS·GROUP], null without HAS_SINKS
-//   selected       i32  [T, LISTS, held]   LISTS 1 or KV_HEADS/SHARE; rising, −1 behind the last
-//   attended       bf16 [T, KV_HEADS·GROUP, WIDTH], out; of rows whose list begins with −2 (they
-//                  attend to everything) where TAKES_WHOLE is 1
-//   workspace_…    as attend_split's, null where SLOTS is 1
+//   selected       i32  [T, LISTS, held]   LISTS 1 or KV_HEADS/SHARE; rising, padded with −1
+//   attended       bf16 [T, KV_HEADS·GROUP, WIDTH], out; of whole rows, whose list starts with
+//                  −2, only if TAKES_WHOLE is 1
+//   workspace_…    see attend_split; null if SLOTS is 1
 //
-// Grid (CONTEXT_CTAS, KV_HEADS, T). An entry's place in its list stands for a position: tiles,
-// chunks, slots and joins are those of the plain kernel (kernel.cu), so that a list of everything
-// gives that kernel's bits, and a row's result depends on its list alone. A list is as a row's that
-// is alone wherever the row stands: in a tree its ancestors follow in the order of their positions.
+// Grid (CONTEXT_CTAS, KV_HEADS, T). The index of an entry in its list replaces the position. Tiles,
+// chunks, splits and merges are those of the plain kernel (kernel.cu), so that a list of all slots
+// gives that kernel's bits, and the result of a row depends on its list only. The list of a tree's
+// row has the form of a row that is alone: its ancestors follow in the order of their positions.
 //
-// Bytes: 4·WIDTH an entry and KV head, shared by its query heads: 4.3 MB for a row of GPT-OSS with
-// 2116 entries, 1 µs at 4.53 TB/s. What counts is latency: where the row stands together with the
-// first entries of all tiles, their pages, their keys.
+// An entry and KV head has 4·WIDTH bytes, shared by its query heads: 4.3 MB for a row of GPT-OSS
+// with 2116 entries, 1 µs at 4.53 TB/s. Memory latencies determine the time: of the row's
+// description with the first entries of all tiles, of their pages, and of their keys.
 #include "../_device/arrival.cuh"
 #include "../_device/row_sequence.cuh"
 #include "device/config.cuh"
 #include "kernel.cu"
 
-static_assert(kRows == 1 && Config::kWindow == 0, "one row, and what it sees is in its list");
+static_assert(kRows == 1 && Config::kWindow == 0, "one row, whose list has its visible keys");
 
 namespace {
 
 constexpr int kWhole = -2;
-// Tiles of a warp whose entries are looked up together, before anything is known of the row.
+// Tiles of a warp whose entries are loaded together, before the row's description is available.
 constexpr int kLooked = 3;
 
 struct Gather {
@@ -42,15 +42,15 @@ struct Gather {
   int held, kv_head, lane, chain;
   int own, tree_start;  // of the row
   int ancestors[Config::kWords];
-  int looked[kLooked];  // entries of the warp's first tiles, then pool rows
+  int looked[kLooked];  // entries of the warp's first tiles, later their pool rows
 
-  // The list's entry of this lane in the warp's tile of a chunk.
+  // Return the list's entry of this lane in the warp's tile of a chunk.
   __device__ __forceinline__ int entry(int chunk) const {
     const int at = chunk * kChunk + chain * kTile + lane;
     return at < held ? list[at] : -1;
   }
 
-  // Whether the row sees an entry, which is −1 behind the list.
+  // Whether an entry is visible to the row; it is −1 after the end of the list.
   __device__ __forceinline__ bool sees(int slot) const {
     bool seen = slot >= 0 && slot <= own;
     if (slot >= tree_start) {
@@ -65,7 +65,7 @@ struct Gather {
     return seen;
   }
 
-  // The pool rows of entries, −1 of those that the row does not see. All pages are loaded at once.
+  // Convert entries to pool rows, −1 for invisible ones. All pages are loaded at once.
   template <int count>
   __device__ __forceinline__ void look_up(int (&entries)[count]) const {
     bool seen[count];
@@ -83,8 +83,8 @@ struct Gather {
     }
   }
 
-  // Starts the copies of a tile's keys, and of its values right behind: those that the row sees in
-  // front, zeros behind them. How many it sees.
+  // Start to copy a tile's keys, with its values after them: visible ones first, then zeros. Return
+  // the number of visible keys.
   __device__ __forceinline__ int fetch(int chunk, uint4* keys) const {
     const int number = chunk / Config::kContextCtas;
     int mine = -1;
@@ -113,7 +113,7 @@ struct Gather {
   }
 };
 
-// How many keys the tiles under way have, the oldest first.
+// The numbers of keys of the tiles in flight, the oldest first.
 struct Counts {
   int of[Config::kStages] = {};
 
@@ -124,7 +124,7 @@ struct Counts {
   }
 };
 
-// Every slot of this CTA, into the joiner. `rows` has places in the list for positions.
+// Process every split of this CTA. The positions of `rows` are indices of the list.
 __device__ __forceinline__ void attend_lists(const Gather& gather, const Rows& rows,
                                              const Queries& queries, const Memory& memory,
                                              int row) {
@@ -168,7 +168,7 @@ __device__ __forceinline__ void attend_lists(const Gather& gather, const Rows& r
   }
 }
 
-// Joins the slots of a row in the CTA that arrives last of those that share it.
+// Merge the splits of a row in the CTA that arrives last of those that share it.
 __device__ __forceinline__ void join_last(const Rows& rows, const Memory& memory, int* arrivals,
                                           int row) {
   if (Config::kSlots == 1 || rows.chunks() == 1) return;
@@ -177,8 +177,7 @@ __device__ __forceinline__ void join_last(const Rows& rows, const Memory& memory
     memory.joiner.join_slots(rows, row);
 }
 
-// A row that attends to everything: what the plain kernel does of a row that shares its keys with
-// none.
+// Process a whole row as the plain kernel processes a row that does not share its keys.
 __device__ __forceinline__ void attend_whole_row(const Inputs& in, const Memory& memory,
                                                  const int* table, int tree_start, int row,
                                                  int* arrivals) {
@@ -237,7 +236,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, Config::kCtasOfAnSm)
     }
     return;
   }
-  // Chunks that have entries; 1 for an empty list, whose result is zeros.
+  // The number of chunks with entries; 1 for an empty list, whose result is zero.
   int chunks = __popc(__ballot_sync(kAllLanes, head_entry >= 0));
 #pragma unroll 1
   for (int first = 32; first * kChunk < held; first += 32) {

@@ -1,4 +1,4 @@
-"""PagedTreeAttention over lists of slots on a GPU: rows that see everything, then the others."""
+"""PagedTreeAttention with lists of slots: a launch for whole rows, then one for the others."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WORKSPACES = ("workspace_arrivals", "workspace_sums", "workspace_values")
 
 
 def refusal(request: LoweringRequest) -> Unsupported | None:
-    """Why no kernel takes the lists of a request; None where it has none."""
+    """Return why no kernel supports the lists of a request, or None without lists."""
     if "selected" not in request.tensors:
         return None
     if request.phase == "prefill":
@@ -39,10 +39,10 @@ def refusal(request: LoweringRequest) -> Unsupported | None:
 def with_lists(
     request: LoweringRequest, shape: Geometry, plain: Lowering, *, alone: OpLaunch, splits: int
 ) -> Lowering:
-    """The launches of rows with lists, made of those without.
+    """Return the launches for rows with lists, derived from those without.
 
-    ``alone`` is the plain launch of a row that shares its keys with none: its cut is a list's.
-    Where every row is alone, cut over as many CTAs, the launch for lists does both.
+    ``alone`` is the plain launch for rows that do not share keys; the cut of a list is the same. If
+    every row is alone, with as many CTAs, the launch for lists also processes whole rows.
     """
     _, lists, held = request.tensors["selected"].shape
     [launch] = plain.launches
@@ -55,28 +55,28 @@ def with_lists(
         reads_early=False,
     )
     groups = shape.rows * shape.kv_heads
-    given = dict(alone.kernel.constants)
-    of_an_sm = int(given["CTAS_OF_AN_SM"])
-    wanted = max(1, of_an_sm * request.target.multiprocessors // groups)
-    ctas = 1 << (min(wanted, splits).bit_length() - 1)
+    constants = dict(alone.kernel.constants)
+    of_an_sm = int(constants["CTAS_OF_AN_SM"])
+    target_ctas = max(1, of_an_sm * request.target.multiprocessors // groups)
+    ctas = 1 << (min(target_ctas, splits).bit_length() - 1)
     takes_whole = (
         shape.rows == shape.batch and dict(launch.kernel.constants)["CONTEXT_CTAS"] == ctas
     )
-    # Launches of any number of rows share the code.
-    settled = {"CONTEXT_CTAS": ctas, "LISTS": lists, "LAUNCH_ROWS": 1, "SEQUENCE_ROWS": 1,
+    # Launches with any number of rows share the code.
+    overrides = {"CONTEXT_CTAS": ctas, "LISTS": lists, "LAUNCH_ROWS": 1, "SEQUENCE_ROWS": 1,
                "TAKES_WHOLE": int(takes_whole)}  # fmt: skip
-    given |= settled
-    needed = int(given["SHARED_BYTES"])
+    constants |= overrides
+    required = int(constants["SHARED_BYTES"])
     chosen = OpLaunch(
         Kernel(
             "paged_tree_attention",
             "attend_selected",
-            tuple(given.items()),
+            tuple(constants.items()),
             "selected.cu",
         ),
         grid=(ctas, shape.kv_heads, shape.rows),
         block=alone.block,
-        shared_bytes=request.target.requested_shared_bytes(ctas * groups, needed),
+        shared_bytes=request.target.requested_shared_bytes(ctas * groups, required),
         arguments=(*ARGUMENTS, *workspaces, shape.batch, held),
     )
     return Lowering((chosen,) if takes_whole else (whole, chosen), plain.workspaces)

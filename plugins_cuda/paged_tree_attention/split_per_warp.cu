@@ -1,20 +1,21 @@
-// PagedTreeAttention for decoding where sequences are many: a team of warps has slots of its own.
+// PagedTreeAttention for decoding with many sequences: each team of warps has separate splits.
 //
-//   q … attended, workspace_…   as attend_split's (kernel.cu), whose bits these are
+//   q … attended, workspace_…   see attend_split (kernel.cu); the results have the same bits
 //
-// Grid (shares · ROW_CTAS, KV_HEADS): about as many CTAs as the GPU holds, each with a share of the
-// chunks that all sequences have (attention_shares.cuh), so that neither many short contexts nor
-// few long ones leave multiprocessors idle. A CTA takes kRows rows of a sequence and one KV head;
-// its teams take its slots in turn.
+// Grid (shares · ROW_CTAS, KV_HEADS): about as many CTAs as fit on the GPU. Each has a share of the
+// chunks of all sequences (attention_shares.cuh), so that multiprocessors are busy both with many
+// short contexts and with few long ones. A CTA has kRows rows of a sequence and one KV head; its
+// teams process its splits in turn.
 //
-// In kernel.cu four warps share a slot, which is quickest where one sequence is spread over the
-// whole GPU: their states meet in shared memory after every slot, and up to 2k keys a slot is one
-// tile of each warp. Here a team walks all four chains of a slot, one after the other, and joins
-// them as it goes; only where the slots that are left of a round are done sooner so do teams share
-// them here, too (attention_deal.cuh). Slots join in order in shared memory, once a round of all
-// teams, where the CTA has all of them; else in the workspaces, by the CTA that arrives last.
+// In kernel.cu four warps share a split, which is fastest if one sequence is spread over the GPU.
+// Their states are merged in shared memory after every split, and up to 2k keys a split is one tile
+// per warp. Here a team processes all four tile runs of a split in sequence, and merges them. Teams
+// share the remaining splits of the last round if that is faster (attention_deal.cuh). If a CTA has
+// all splits of the rows, they are merged in order in shared memory, once per round of all teams.
+// Otherwise the CTA that arrives last merges them from the workspaces.
 //
-// Bytes: 4·WIDTH a key and KV head; 512·WIDTH·STAGES·SPLIT_TEAMS under way in a CTA.
+// The kernel reads 4·WIDTH bytes per key and KV head; a CTA has 512·WIDTH·STAGES·SPLIT_TEAMS in
+// flight.
 #include "../_device/arrival.cuh"
 #include "device/attention_chain.cuh"
 #include "device/attention_deal.cuh"
@@ -24,19 +25,18 @@
 
 namespace {
 
-static_assert(Config::kSlots > 1, "slots have workspaces");
+static_assert(Config::kSlots > 1, "splits have workspaces");
 
 constexpr int kSharedBytes = 16 * (kTileMemoryUnits + Running::kAll) + 4 * kParts * kPartFloats +
                              8 * kParts * kPartHeads + 16 + sizeof(Share);
-static_assert(kSharedBytes <= Config::kSharedBytes,
-              "the launch gives as much as is laid out below");
+static_assert(kSharedBytes <= Config::kSharedBytes, "the launch requests the layout below");
 
 struct Memory : TileMemory {
   float4* running;  // [Running::kAll]
   float* parts;     // [kTeams][ROW_WARPS][kPartFloats]
   float2* sums;     // [kTeams][ROW_WARPS][kPartHeads]
   int* last;        // whether this CTA arrives last
-  Share* share;     // what this CTA is at
+  Share* share;     // the current share of this CTA
   int team, row_warp;
 
   __device__ __forceinline__ explicit Memory(unsigned char* shared)
@@ -51,8 +51,8 @@ struct Memory : TileMemory {
   }
 };
 
-// One CTA: its slots, those that are `cta` modulo `ctas`, of the rows from `first` on. Tiles that
-// end below slot `limit` are there before the launch in front is done.
+// Process this CTA's splits, those that equal `cta` modulo `ctas`, for the rows from `first` on.
+// Tiles that end below slot `limit` are loaded before the previous launch has finished.
 __device__ __forceinline__ void attend_share(const Inputs& in, Walk& walk, const Memory& memory,
                                              const SlotStates& slots, int cta, int ctas, int first,
                                              int limit, int* arrivals) {
@@ -143,11 +143,11 @@ extern "C" __global__ void __launch_bounds__(kThreads, Config::kCtasOfAnSm)
     const int table =
         share.sequence * Config::kViews + (Config::kViews > 1 ? kv_head / Config::kShare : 0);
     walk.table = page_table + table * Config::kTable;
-    walk.entries_from = -32 * kPeriod;  // of no tile
+    walk.entries_from = -32 * kPeriod;  // matches no tile
     for (int first = share.row_begin + row_cta; first < share.row_end;
          first += Config::kRowCtas * kRows) {
       const int count = min(kRows, share.row_end - first);
-      // Of the sequence's rows the first stands lowest.
+      // The first row of a sequence has the lowest slot.
       const int limit = min(row_slot[share.row_begin], share.tree_start);
       walk.rows.index = -1;
       walk.open(first, count, row_slot, share.tree_start, ancestor_bits);
@@ -155,12 +155,12 @@ extern "C" __global__ void __launch_bounds__(kThreads, Config::kCtasOfAnSm)
       attend_share(in, walk, memory, slots, share.cta, share.ctas, first, limit,
                    workspace_arrivals);
       __syncthreads();
-      // No registers hold it meanwhile: they are short.
+      // Read again from shared memory, because registers are scarce.
       share = *memory.share;
     }
-    // More shares than CTAs: no sequence has less than one.
+    // There are more shares than CTAs if there are more sequences: each has a share at least.
     if (share.next >= share.total) break;
-    __syncthreads();  // behind everybody's look at this one
+    __syncthreads();  // after all threads have read this share
     share = share_of(Lengths(row_start, tree_start), share.next, most);
   }
   wait_for_launches_in_front();

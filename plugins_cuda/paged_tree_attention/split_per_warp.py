@@ -1,4 +1,4 @@
-"""PagedTreeAttention over many sequences: teams of warps with splits of their own."""
+"""PagedTreeAttention for many sequences: each team of warps has separate splits."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from specbuild.plugins_cuda.paged_tree_attention.geometry import (
 
 MAX_TEAMS = 8
 WIDTHS = (16, 32, 64, 128)
-MAX_WARPS = 8  # so that a thread may have 255 registers
+MAX_WARPS = 8  # so that a thread can have 255 registers
 MAX_MMAS_OF_A_WARP, MAX_ROW_WARPS = 2, 2
 SHARE_BYTES = 32  # of a Share (device/attention_shares.cuh)
 
 
 @dataclass(frozen=True)
 class SplitPerWarp:
-    """How a launch is cut: ``teams`` of ``row_warps`` warps with ``rows`` rows each."""
+    """The grid of a launch: ``teams`` of ``row_warps`` warps with ``rows`` rows each."""
 
     teams: int
     rows: int
@@ -32,7 +32,7 @@ class SplitPerWarp:
     stages: int
 
     def shared_bytes(self, shape: Geometry) -> int:
-        """Tiles, trees and queries; what teams publish, and its total."""
+        """Return the bytes of tiles, trees, queries, the teams' states, and their total."""
         tiles = tile_bytes(
             shape, teams=self.teams, stages=self.stages, rows=self.rows, row_warps=self.row_warps
         )
@@ -41,20 +41,20 @@ class SplitPerWarp:
         return tiles + self.teams * self.row_warps * part + running + FLAG_BYTES + SHARE_BYTES
 
     def ctas_of_an_sm(self, shape: Geometry, target: Target) -> int:
-        """One or two, as shared memory and registers allow."""
+        """Return one or two CTAs, as shared memory and registers allow."""
         fits = target.fits_twice(self.shared_bytes(shape))
         return 2 if fits and 2 * self.teams * self.row_warps <= MAX_WARPS else 1
 
 
 def most_teams(shape: Geometry) -> int:
-    """Teams of a CTA: rings of more do not fit shared memory."""
+    """Return the maximum of teams of a CTA whose rings fit in shared memory."""
     return MAX_TEAMS if shape.width <= WIDE else MAX_TEAMS // 2
 
 
 def split_per_warp(
     request: LoweringRequest, shape: Geometry, teams: int, stages: int
 ) -> SplitPerWarp | None:
-    """The cut into up to ``teams`` with ``stages`` tiles each; None where that does not fit."""
+    """Return the grid with up to ``teams`` and ``stages`` tiles each; None if it does not fit."""
     if shape.width not in WIDTHS:
         return None
     most_rows = shape.mma_rows * (MAX_MMAS_OF_A_WARP if shape.width <= WIDE else 1)
@@ -70,7 +70,7 @@ def split_per_warp(
 def split_per_warp_launch(
     request: LoweringRequest, shape: Geometry, cut: SplitPerWarp, split: int, splits: int
 ) -> OpLaunch:
-    """The launch; its workspaces are those of any cut of the context."""
+    """Return the launch; its workspaces are those of any cut of the context."""
     together = cut.ctas_of_an_sm(shape, request.target)
     shares = together * request.target.multiprocessors // (shape.kv_heads * cut.row_ctas)
     constants = (

@@ -1,11 +1,11 @@
-// PagedTreeAttention where rows have lists of slots: those whose list stands for everything.
+// PagedTreeAttention with lists of slots, for whole rows.
 //
-//   selected       i32  [T, LISTS, held]; a list that begins with −2 stands for all that a row sees
-//   workspace_…    as attend_split's, null where SLOTS is 1
-//   the rest       as kernel.cu's
+//   selected       i32  [T, LISTS, held]; a list that starts with −2 is that of a whole row
+//   workspace_…    see attend_split; null if SLOTS is 1
+//   the rest       see kernel.cu
 //
-// A CTA none of whose rows has such a list leaves at once; any other is the plain kernel's CTA, so
-// that these rows get its bits. What it writes of rows with other lists, attend_selected replaces.
+// A CTA without a whole row returns; any other is that of the plain kernel, so that these rows have
+// its bits. attend_selected overwrites the results of the other rows.
 #include "device/config.cuh"
 #include "kernel.cu"
 
@@ -13,8 +13,8 @@ namespace {
 
 constexpr int kWhole = -2;
 
-// Whether a row of this CTA attends to everything. The first rows' lists are read at once, where a
-// launch of equal sequences has them.
+// Whether this CTA has a whole row. The lists of the first rows are loaded at once, as if all
+// sequences had equally many rows.
 __device__ __forceinline__ bool any_whole(const int* row_start, const int* selected, int held) {
   const int row_cta = static_cast<int>(blockIdx.x) % Config::kRowCtas * kRows;
   const int list = Config::kLists > 1 ? blockIdx.y / Config::kShare : 0, lane = threadIdx.x % 32;

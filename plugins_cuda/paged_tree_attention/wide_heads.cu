@@ -1,17 +1,18 @@
 // PagedTreeAttention of heads wider than 128: steps and drafts, and prompts of heads of 512.
 //
-//   q … sinks, attended  as kernel.cu's; selected is null
-//   workspace_arrivals   i32  [T, KV_HEADS], zeros before and after; all three with CONTEXT_CTAS >
-//   1 workspace_sums       f32  [T, KV_HEADS, SLOTS, GROUP, 2] workspace_values     f32  [T,
-//   KV_HEADS, SLOTS, GROUP, WIDTH]
+//   q … sinks, attended  see kernel.cu; selected is null
+//   workspace_arrivals   i32  [T, KV_HEADS], zeros before and after; all three if CONTEXT_CTAS > 1
+//   workspace_sums       f32  [T, KV_HEADS, SLOTS, GROUP, 2]
+//   workspace_values     f32  [T, KV_HEADS, SLOTS, GROUP, WIDTH]
 //
-// Grid (CONTEXT_CTAS · ROW_CTAS, KV_HEADS, B). A CTA takes two rows of a sequence at once where
-// both see a chain of positions, else one, and every CONTEXT_CTASth split of SPLIT_KEYS positions.
-// Eight warps multiply: each 8 keys of a tile by the queries, of heads of 512 over half of their
-// width, then all keys' weights by its columns of the values. Splits lie at absolute positions,
-// have states of their own and join in order, in registers or from the workspace by the same
-// operations: so a row's bits depend neither on the grid nor on what shares the launch. Bytes:
-// 4·WIDTH a key and KV head, read once for two rows.
+// Grid (CONTEXT_CTAS · ROW_CTAS, KV_HEADS, B). A CTA processes two rows of a sequence at once if
+// both are causal, otherwise one, and every CONTEXT_CTAS-th split of SPLIT_KEYS positions. Eight
+// warps multiply: first the queries by 8 keys of a tile each (with heads of 512, over half of the
+// width), then the weights of all keys by their columns of the values.
+//
+// Splits start at absolute positions, have separate states and are merged in order, in registers or
+// from the workspace, by the same operations. The bits of a row therefore depend neither on the
+// grid nor on other rows. The kernel reads 4·WIDTH bytes per key and KV head, once for two rows.
 #include "../_device/arrival.cuh"
 #include "../_device/attention_rows.cuh"
 #include "../_device/attention_tile.cuh"
@@ -25,22 +26,22 @@ namespace {
 constexpr int kWidth = Config::kWidth, kUnits = kWidth / 8;
 constexpr int kWarps = 8, kThreads = 32 * kWarps;
 constexpr int kKeys = Config::kTileKeys;      // of a tile
-constexpr int kShares = 8 * kWarps / kKeys;   // of the width, which scores are summed over apart
+constexpr int kShares = 8 * kWarps / kKeys;   // of the width, with separate sums of scores
 constexpr int kRows = 2, kHeads = 8;          // of the 16 rows of an mma
 constexpr int kParts = kWidth / 16 / kWarps;  // of 16 columns, of a warp
 constexpr int kTileUnits = kKeys * kUnits;
 constexpr int kScoreStride = kKeys + 4, kWeightStride = kKeys + 8;
 constexpr float kLog2E = 1.44269504f;
-static_assert(Config::kSplitKeys % kKeys == 0 && Config::kGroup <= kHeads, "whole tiles");
+static_assert(Config::kSplitKeys % kKeys == 0 && Config::kGroup <= kHeads, "tiles are complete");
 
 struct Shared {
   uint4* keys;     // [2][kTileUnits]
   uint4* values;   // [2][kTileUnits]
   uint4* queries;  // [16 rows][kUnits]
   float* scores;   // [kShares][16][kScoreStride]
-  float* most;     // [16]: of a split so far, as the next three
+  float* most;     // [16]: the maximum of a split so far; the next two likewise
   float* sum;      // [16]
-  float* scale;    // [16]: of what was added up before this tile
+  float* scale;    // [16]: the factor of the sums before this tile
   int* last;
   uint16_t* weights;  // [16][kWeightStride]
 
@@ -61,13 +62,13 @@ static_assert(16 * (4 * kTileUnits + 16 * kUnits) + 4 * (kShares * 16 * kScoreSt
                   Config::kSharedBytes,
               "as the launch says");
 
-// The rows of a group and the positions that they see.
+// The rows of a group and their visible positions.
 struct Group {
   RowView views[kRows];
-  const int* bits;  // of the first row, whose tree it may be
+  const int* bits;  // of the first row, which may be in a tree
   int first, count, low, high;
 
-  // Where a position's key is among the slots of the sequence.
+  // Return the slot of a position's key in the sequence.
   __device__ __forceinline__ int slot_of(int position) const {
     const RowView& view = views[0];
     if (view.last < 0 || position <= view.chain) return position;
@@ -75,7 +76,7 @@ struct Group {
   }
 };
 
-// What splits join to: of the lane's two rows g and g + 8 of the mma.
+// The merged state of splits, for the lane's two rows g and g + 8 of the mma.
 struct Joined {
   float most[2] = {minus_infinity(), minus_infinity()}, sum[2] = {0.0f, 0.0f};
   float of[kParts][2][4] = {};
@@ -127,7 +128,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   const auto attend = [&](const Group& rows) {
     const int splits_from = rows.low / Config::kSplitKeys;
     const int splits = rows.high / Config::kSplitKeys - splits_from + 1;
-    // The first split of this CTA: they are dealt by their number.
+    // The first split of this CTA; splits are distributed by number.
     const int own =
         splits_from +
         (cta - splits_from % Config::kContextCtas + Config::kContextCtas) % Config::kContextCtas;
@@ -175,7 +176,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     cp_async_commit();
     Joined joined;
     float sums[kParts][2][4];
-    bool opens = true;  // a split
+    bool opens = true;  // whether the tile starts a split
 #pragma unroll 1
     while (tile <= rows.high) {
       const int next = tile_after(tile);
@@ -213,7 +214,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
             score[i];
       __syncthreads();
 
-      // Weights: 16 lanes a row.
+      // Weights: 16 lanes per row.
       {
         constexpr int kLaneKeys = kKeys / 16;
         const int row = thread / 16, from = thread % 16 * kLaneKeys, of = row / kHeads;

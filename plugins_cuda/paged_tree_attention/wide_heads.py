@@ -14,9 +14,9 @@ from specbuild.plugins_cuda.paged_tree_attention.splits import power_of_two
 from specbuild.runtime.errors import SpecbuildError
 
 THREADS, ROWS = 256, 2
-# Keys of a tile, of which two are under way: half as many of heads wider than this.
+# Keys of a tile, two of which are in flight: half as many for heads wider than _HALVED_FROM.
 _TILE_KEYS, _HALVED_FROM = 64, 256
-# Positions of a split, of which the longest contexts have so many at most.
+# Positions of a split, and the maximum of splits; splits are longer if the context needs it.
 SPLIT_KEYS, MAX_SLOTS = 256, 128
 # CTAs that share the rows of a sequence.
 MAX_ROW_CTAS = 1024
@@ -24,11 +24,11 @@ _ARRIVALS, _SUMS, _VALUES = "workspace_arrivals", "workspace_sums", "workspace_v
 
 
 def lower_wide(request: LoweringRequest, shape: Geometry) -> Lowering:
-    """One launch for any number of rows. SpecbuildError for lists of slots (DSA)."""
+    """Return one launch for any number of rows; SpecbuildError for lists of slots (DSA)."""
     if "selected" in request.tensors:
         raise SpecbuildError(
-            f"PagedTreeAttention: lists of slots with heads of {shape.width}, the CUDA kernels "
-            "take them with heads of up to 128: build for the cpu target."
+            f"PagedTreeAttention: got lists of slots with heads of {shape.width}, expected heads "
+            "up to 128; build for the cpu backend"
         )
     split = SPLIT_KEYS
     while split * MAX_SLOTS < shape.capacity:

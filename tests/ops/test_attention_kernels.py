@@ -356,7 +356,7 @@ def test_what_no_kernel_does_is_refused() -> None:
     refuses("equal widths", v_pool=TensorInfo((2, 1, 16, 8), "bfloat16"))
     refuses("query heads", q=TensorInfo((1, 17, 16), "bfloat16"))
     pools = {name: TensorInfo((2, 2, 16, 16), "bfloat16") for name in ("k_pool", "v_pool")}
-    refuses("3 query heads on 2", q=TensorInfo((1, 3, 16), "bfloat16"), **pools)
+    refuses("3 query heads and 2", q=TensorInfo((1, 3, 16), "bfloat16"), **pools)
 
 
 def test_many_rows_of_more_sequences_than_a_warp_has_lanes() -> None:

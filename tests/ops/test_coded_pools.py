@@ -163,7 +163,7 @@ def test_a_prompt_s_row_has_its_bits_wherever_the_prompt_is_cut(name: str) -> No
 
 @pytest.mark.parametrize("width", [16, 80])
 def test_heads_that_codes_fill_no_pair_of_steps_of_are_refused(width: int) -> None:
-    with pytest.raises(SpecbuildError, match=r"equal widths of .* from a cache in fp8"):
+    with pytest.raises(SpecbuildError, match=r"equal widths of .* for a cache in fp8"):
         ATTENTION.lower(in_codes(plain(width=width)))  # type: ignore[misc]
 
 

@@ -1,13 +1,14 @@
-// A team's tiles on their way, and a chain of them.
+// The ring of a team's tiles, and the attention of a tile run. In the names of these kernels, a
+// slot is a split of the context, and a chain is a tile run.
 //
-// Config: those of attention_inputs.cuh, and STAGES.
+// Config: the members of attention_inputs.cuh, and STAGES.
 #pragma once
 
 #include "attention_inputs.cuh"
 #include "config.cuh"
 
-// Copies of tiles run STAGES ahead of what is attended to. `ahead` stands at the next one to fetch:
-// its settle() goes from the end of a chain to the next, and its slot is past SPLIT at the end.
+// Copies of tiles are issued STAGES tiles ahead. `ahead` is the next tile to copy: its settle()
+// moves from the end of a tile run to the next one, and its slot is SPLIT or more after the last.
 template <class Cursor>
 struct TeamRing {
   uint4* stages;  // [STAGES][keys, values] of the team
@@ -23,13 +24,13 @@ struct TeamRing {
     cp_async_commit();
   }
 
-  // The first tiles, from number ``from`` on.
+  // Start to copy the first tiles, from index ``from`` on.
   __device__ __forceinline__ void start(Walk& walk, int from = 0) {
 #pragma unroll 1
     for (int i = from; i < Config::kStages; ++i) fetch_next(walk, i);
   }
 
-  // Those of them that end below ``limit``: how many.
+  // Start to copy those of them that end below ``limit``, and return their number.
   __device__ __forceinline__ int start_below(Walk& walk, int limit) {
     int started = 0;
 #pragma unroll 1
@@ -41,7 +42,7 @@ struct TeamRing {
     return started;
   }
 
-  // The keys of the next tile, values behind them; the tile before makes room for a later one.
+  // Wait for the next tile, keys before values; the stage of the previous tile is refilled.
   __device__ __forceinline__ const uint4* next(Walk& walk, int team) {
     if (spent < 0) {
       cp_async_wait<Config::kStages - 1>();
@@ -56,7 +57,7 @@ struct TeamRing {
   }
 };
 
-// Waits for all copies but those of the last ``left`` tiles.
+// Wait for all copies except those of the last ``left`` tiles.
 template <int tiles = 0>
 __device__ __forceinline__ void wait_but_for(int left) {
   if constexpr (tiles < Config::kStages) {
@@ -65,18 +66,18 @@ __device__ __forceinline__ void wait_but_for(int left) {
   cp_async_wait<tiles>();
 }
 
-// A CTA that has nothing to do leaves its multiprocessor to the next launch at once. That no launch
-// is done before those in front of it are, one CTA sees to.
+// A CTA without work leaves its multiprocessor to the next launch immediately. Only one such CTA
+// waits, so that no launch finishes before the previous ones.
 __device__ __forceinline__ void wait_for_launches_in_front() {
   if (blockIdx.x + blockIdx.y + blockIdx.z == 0) pdl_wait();
 }
 
-// What a CTA lays out first in its shared memory.
+// The first part of a CTA's shared memory.
 constexpr int kTileMemoryUnits = kTeams * Config::kStages * 2 * kTileUnits +
                                  (kHasTail ? 2 * kTailSlots * kRowUnits : 0) +
                                  (kRows > 1 ? kQueryRows * kQueryUnits : 0);
 struct TileMemory {
-  uint4* ring;  // [kTeams][STAGES][keys, values], from the team's on
+  uint4* ring;  // [kTeams][STAGES][keys, values], from this team's on
   uint4* tail;  // [keys, values] of kTailSlots
   uint4* queries;
 
@@ -87,20 +88,20 @@ struct TileMemory {
     ring += team * Config::kStages * 2 * kTileUnits;
   }
 
-  // What stands behind it.
+  // The end of this part.
   __device__ __forceinline__ static unsigned char* end(unsigned char* shared) {
     return shared + 16 * kTileMemoryUnits;
   }
 };
 
-// What a warp is told of its rows.
+// The rows of a warp.
 struct TeamRows {
   int team, first;  // of the CTA's rows
   bool has_tail;
   const uint4* tail;
 };
 
-// The states of a chain of a slot: its shared tiles, then the rows' own.
+// Attend to a tile run of a split: its shared tiles, then those of each row.
 template <class Ring>
 __device__ __forceinline__ void attend_chain(States& states, Walk& walk, Ring& ring,
                                              const Queries& queries, const TeamRows& mine, int slot,

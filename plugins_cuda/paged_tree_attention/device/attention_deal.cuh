@@ -1,22 +1,22 @@
-// How a CTA whose teams have slots of their own deals these to them.
+// The distribution of a CTA's splits over its teams, if teams have separate splits.
 //
-// Config: those of attention_walk.cuh.
+// Config: the members of attention_walk.cuh.
 #pragma once
 
 #include "attention_walk.cuh"
 #include "config.cuh"
 
-// The slots of a CTA that its rows see keys of, numbered in their order, are dealt in rounds: a
-// whole slot to each team; in the end, where fewer are left and their tiles take less time so, a
-// chain to each team. A round is known by the number of its first slot.
+// The splits of a CTA with visible keys are numbered in order and distributed in rounds. A team
+// gets a complete split. In the last round, if fewer splits are left and it takes less time, a team
+// gets a tile run instead. A round is identified by the number of its first split.
 struct Deal {
-  static constexpr int kByChains = kTeams / kChains;  // slots of a round that is dealt by chains
-  static_assert(kTeams % kChains == 0 || kTeams < kChains, "a slot's chains have teams of a round");
-  int cta, ctas;        // the slots are those that are `cta` modulo `ctas`
-  int count, whole;     // so many, of which so many in front are dealt as whole ones
-  int wrapped, unseen;  // a window may see so many slots in front, and not so many behind them
+  static constexpr int kByChains = kTeams / kChains;  // splits of a round of tile runs
+  static_assert(kTeams % kChains == 0 || kTeams < kChains, "a split's tile runs are in one round");
+  int cta, ctas;        // the splits are those that equal `cta` modulo `ctas`
+  int count, whole;     // the number of splits, and how many of them are distributed completely
+  int wrapped, unseen;  // a window sees the first `wrapped` splits, and skips `unseen` after them
 
-  // The rows see keys of some slot; `ctas` is a power of two.
+  // The rows have visible keys; `ctas` is a power of two.
   __device__ __forceinline__ Deal(const Rows& rows, int cta, int ctas) : cta(cta), ctas(ctas) {
     const int number = rows.number_of(cta, ctas), shift = 31 - __clz(ctas),
               all = Config::kSplit >> shift;
@@ -41,7 +41,7 @@ struct Deal {
     return cta + ctas * (number < wrapped ? number : number + unseen);
   }
 
-  // What a team has of a round: its slot, SPLIT where there is none for it, and its chains.
+  // A team's part of a round: its split (SPLIT if there is none), and its range of tile runs.
   __device__ __forceinline__ int slot_of(int round, int team) const {
     const int number = round + (by_chains(round) ? team / kChains : team);
     return number < count ? slot(number) : Config::kSplit;
@@ -56,7 +56,7 @@ struct Deal {
   }
 };
 
-// A place in the list of shared tiles that a team is dealt.
+// A position in a team's list of shared tiles.
 struct DealtTiles {
   const Deal& deal;
   int team, round, slot, chain, tile;
@@ -66,7 +66,7 @@ struct DealtTiles {
     begin(walk, 0);
   }
 
-  // From a chain's end to the next chain that has tiles, or past the last slot.
+  // Move from the end of a tile run to the next one with tiles, or past the last split.
   __device__ __forceinline__ void settle(const Walk& walk) {
     while (slot < Config::kSplit && !walk.shares(tile)) {
       if (++chain < deal.chain_to(round, team)) {

@@ -1,6 +1,6 @@
-// What a warp's chains come to, slot by slot, and what the slots of a CTA come to.
+// The merged states of a warp's tile runs, split by split, and of a CTA's splits.
 //
-// Config: those of attention_slots.cuh and of attention_states.cuh.
+// Config: the members of attention_slots.cuh and of attention_states.cuh.
 #pragma once
 
 #include "attention_slots.cuh"
@@ -12,21 +12,21 @@ constexpr int kPartHeads = kWarpHalves * kPlaces,
               kPartFloats = kPartHeads * Config::kWidth;  // of a warp
 constexpr int kParts = Config::kRowWarps * kTeams;
 
-// Where column `column` of a place stands among WIDTH floats: places differ in their banks.
+// The index of column `column` of a place among WIDTH floats; places are in different banks.
 __device__ __forceinline__ int part_column(int place, int column) {
   return (column / 8 ^ place % (Config::kWidth / 8)) * 8 + column % 8;
 }
 
-// What the chains of a slot come to so far, where other warps find it at the slot's end: maximum
-// (in units of log 2), sum, values.
+// The merged state of a split's tile runs so far: maximum (in units of log 2), sum, values. Other
+// warps read it at the end of the split.
 struct Held {
-  float* values;  // [kPartHeads][WIDTH] of this warp, columns as part_column() has them
+  float* values;  // [kPartHeads][WIDTH] of this warp, with columns as in part_column()
   float2* sums;   // [kPartHeads] of this warp
 
   __device__ __forceinline__ Held(float* all_values, float2* all_sums, int warp)
       : values(all_values + warp * kPartFloats), sums(all_sums + warp * kPartHeads) {}
 
-  // The next chain; the first one replaces what stands there.
+  // Merge the next tile run; the first one overwrites the state.
   __device__ __forceinline__ void join(const States& chain, bool first) const {
     const int lane = opaque(threadIdx.x % 32);
 #pragma unroll
@@ -54,7 +54,7 @@ struct Held {
     __syncwarp();
   }
 
-  // To the workspaces, as the states of `count` rows of the launch from `row` on.
+  // Write the states of `count` rows of the launch from `row` on to the workspaces.
   __device__ __forceinline__ void leave(const SlotStates& slots, int row, int count,
                                         int slot) const {
     const int lane = opaque(threadIdx.x % 32), g = lane / 4, t = lane % 4;
@@ -84,12 +84,12 @@ struct Held {
   }
 };
 
-// What all teams hold at the end of a round.
+// The states of all teams at the end of a round.
 struct HeldParts {
   const float* values;  // [kTeams][ROW_WARPS][kPartFloats]
   const float2* sums;   // [kTeams][ROW_WARPS][kPartHeads]
 
-  // Four columns of a head of a row of the CTA.
+  // Return four columns of a head of a row of the CTA.
   __device__ __forceinline__ Part of_team(int team, int row, int head, int column) const {
     const int warp = team * Config::kRowWarps + row / Config::kRows,
               at = row % Config::kRows * Mma::kHeads + head;
@@ -100,7 +100,7 @@ struct HeldParts {
     return {pair.x, pair.y, *reinterpret_cast<const float4*>(from)};
   }
 
-  // The same of a slot whose chains teams from `team` on have, one each.
+  // The same for a split whose tile runs belong to teams from `team` on, one each.
   __device__ __forceinline__ Part of_chains(int team, int row, int head, int column) const {
     Part slot = empty_part();
 #pragma unroll
@@ -111,8 +111,8 @@ struct HeldParts {
   }
 };
 
-// What the slots of a CTA come to. A thread has four columns of some heads: their maximum and sum
-// in registers.
+// The merged state of a CTA's splits. A thread has four columns of some heads; their maximum and
+// sum are in registers.
 struct Running {
   static constexpr int kAll = kRows * kQuads, kHeld = ceil_div(kAll, kThreads);
   float4* values;  // [kAll]
@@ -126,8 +126,8 @@ struct Running {
     }
   }
 
-  // The next `slots` slots, in order, into what `rows` rows have: each of a team or, `by_chains`,
-  // of a team for each chain.
+  // Merge the next `slots` splits, in order, for `rows` rows. Each belongs to a team or, with
+  // `by_chains`, to one team per tile run.
   __device__ __forceinline__ void join_round(const HeldParts& held, int slots, bool by_chains,
                                              int rows) {
     each(rows, [&](int k, int i, int row, int head, int column) {
@@ -143,7 +143,7 @@ struct Running {
     });
   }
 
-  // The results of rows first … first + rows − 1 of the launch.
+  // Store the results of rows first … first + rows − 1 of the launch.
   __device__ __forceinline__ void store(const SlotStates& slots, int first, int rows) {
     each(rows, [&](int k, int i, int row, int head, int column) {
       Part all = so_far(k, i);
@@ -151,8 +151,8 @@ struct Running {
     });
   }
 
-  // To the workspaces: a slot whose chains teams from `team` on have, as the states of rows
-  // first … first + rows − 1 of the launch.
+  // Write the states of a split to the workspaces, for rows first … first + rows − 1 of the launch.
+  // Its tile runs belong to teams from `team` on.
   __device__ __forceinline__ static void leave_chains(const HeldParts& held, int team,
                                                       const SlotStates& slots, int first, int rows,
                                                       int slot) {
@@ -169,7 +169,7 @@ struct Running {
     return maximum[k] == no_maximum() ? empty_part() : Part{maximum[k], sum[k], values[i]};
   }
 
-  // What this thread has: `visit(number, place, row of the CTA, head, column)`.
+  // Call `visit(index, place, row of the CTA, head, column)` for the elements of this thread.
   template <class Visit>
   __device__ __forceinline__ static void each(int rows, const Visit& visit) {
 #pragma unroll

@@ -1,6 +1,6 @@
-// What the decode kernels of attention are given, and how a CTA's queries come into place.
+// The arguments of the decode kernels of attention, and the loads of a CTA's queries.
 //
-// Config: those of attention_states.cuh.
+// Config: the members of attention_states.cuh.
 #pragma once
 
 #include "attention_states.cuh"
@@ -20,7 +20,7 @@ struct Inputs {
   const float* sinks;
 };
 
-// The warps of a team wait for each other.
+// Synchronize the warps of a team.
 __device__ __forceinline__ void sync_team(int team) {
   if (Config::kRowWarps == 1) {
     __syncwarp();
@@ -29,8 +29,8 @@ __device__ __forceinline__ void sync_team(int team) {
   }
 }
 
-// Writes unit `unit` of a query's head, word by word: each to where ldmatrix gives the lane that
-// holds it (query_lane) its half.
+// Store unit `unit` of a query's head, word by word, where ldmatrix delivers it to its lane
+// (query_lane).
 __device__ __forceinline__ void store_query_words(uint4* to, int place, int unit, uint4 words) {
   const uint32_t (&word)[4] = reinterpret_cast<const uint32_t (&)[4]>(words);
 #pragma unroll
@@ -41,8 +41,8 @@ __device__ __forceinline__ void store_query_words(uint4* to, int place, int unit
   }
 }
 
-// Starts the copies of all rows' queries, or loads the only row's; beside codes it makes f16 of
-// them.
+// Start to copy all rows' queries, or load those of the only row; with quantized caches they are
+// converted to f16.
 __device__ __forceinline__ void load_queries(Queries& queries, uint4* to, const uint32_t* from,
                                              const Walk& walk, int first) {
   if (kRows == 1) {

@@ -1,7 +1,7 @@
-// How the decode kernel's softmax states become one: over a slot's chains, then over the slots.
+// The merge of the decode kernel's softmax states: over a split's tile runs, then over the splits.
 //
-// Config: those of attention_slots.cuh and of attention_states.cuh, CONTEXT_CTAS,
-// HALVES_AT_ONCE (of a warp's m16 tiles, whose states are in shared memory together).
+// Config: the members of attention_slots.cuh and of attention_states.cuh, CONTEXT_CTAS,
+// HALVES_AT_ONCE (halves of a warp's m16 tiles whose states are in shared memory at the same time).
 #pragma once
 
 #include "attention_slots.cuh"
@@ -9,22 +9,22 @@
 #include "../../_device/cta_barrier.cuh"
 #include "config.cuh"
 
-constexpr int kHeadFloats = Config::kWidth + 8;  // heads of a part begin in different banks
+constexpr int kHeadFloats = Config::kWidth + 8;  // heads of a part start in different banks
 constexpr int kPartFloats = kPlaces * kHeadFloats;
 constexpr int kAllHalves = kPairs * kSides;  // of a warp
 constexpr int kPartRows = Config::kHalvesAtOnce * Mma::kOfHalf;
 constexpr int kParts = Config::kRowWarps * Config::kHalvesAtOnce * kChains;
 constexpr int kItems = ceil_div(kPartRows * kQuads, kChunk);
-static_assert(kAllHalves % Config::kHalvesAtOnce == 0, "halves take turns");
+static_assert(kAllHalves % Config::kHalvesAtOnce == 0, "halves are processed in equal groups");
 
-// Joins states across teams in shared memory, across slots in the workspaces.
+// Merges states across teams in shared memory, and across splits in the workspaces.
 struct Joiner {
   float* parts;       // [ROW_WARPS][HALVES_AT_ONCE][kChains][kPlaces][kHeadFloats]
   float2* part_sums;  // [ROW_WARPS][HALVES_AT_ONCE][kChains][kPlaces]
   SlotStates slots;
   int chain, row_warp;
 
-  // This warp's states of a half, for the others to read. The maximum is in units of log 2 there.
+  // Publish this warp's states of a half; the maximum is in units of log 2.
   __device__ __forceinline__ void publish(const States& states, int half) const {
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     const int m = half / kSides, j = half % kSides;
@@ -42,7 +42,7 @@ struct Joiner {
     }
   }
 
-  // Number `k` of what a thread joins at once: four columns of a head of one of the rows.
+  // Item `k` of a thread's merge: four columns of a head of one of the rows.
   struct Item {
     int row, head, column;
 
@@ -56,7 +56,7 @@ struct Joiner {
     }
   };
 
-  // The states of a slot's chains become one.
+  // Merge the states of a split's tile runs.
   __device__ __forceinline__ Part slot_part(int row, int head, int column) const {
     const int half = row / Mma::kOfHalf, place = row % Mma::kOfHalf * Mma::kHeads + head;
     Part slot = empty_part();
@@ -70,8 +70,8 @@ struct Joiner {
     return slot;
   }
 
-  // Ends a slot, with all threads. `first`: the CTA's first row of the launch. The only slot that
-  // its rows see is the result.
+  // End a split; all threads call it. `first` is the CTA's first row of the launch. If the rows
+  // attend to one split only, its state is the result.
   __device__ __forceinline__ void end_slot(const States& states, const Rows& rows, int slot,
                                            int first) const {
     const bool only = Config::kSlots == 1 || rows.chunks() == 1;
@@ -107,19 +107,19 @@ struct Joiner {
     }
   }
 
-  // All slots of all rows, in order.
+  // Merge all splits of all rows, in order.
   __device__ __forceinline__ void join_slots(const Rows& rows, int first) const {
     join_part(rows, first, 0, 1);
   }
 
-  // The same by all CTAs that have such slots, each its part of the results once all slots are
-  // there. `cta`: this one of CONTEXT_CTAS; `count`: 0 before and after; `last`: in shared memory,
-  // which the emulated form alone needs.
+  // The same by all CTAs with splits of these rows, a part of the results each, after all splits
+  // are complete. `cta` is this one of CONTEXT_CTAS; `count` is 0 before and after; `last` is in
+  // shared memory, and is used by the emulator only.
   __device__ __forceinline__ void join_together(const Rows& rows, int first, int cta, int* count,
                                                 volatile int* last) const {
     const int ctas = rows.ctas(Config::kContextCtas);
 #ifdef SPECBUILD_EMULATE
-    // CTAs run one after the other, so the last one joins for all.
+    // The emulator runs CTAs in sequence, so the last one merges for all.
     if (!is_last_of(count, ctas, last)) return;
     for (int of = 0; of < Config::kContextCtas; ++of) {
       if (!rows.occupy_cta(of, Config::kContextCtas)) continue;

@@ -1,5 +1,5 @@
-// How the sequences of a launch are shared out to its CTAs: by their chunks of 128 positions, a
-// power of two of CTAs to each (rounded down, one at least).
+// The distribution of the sequences of a launch over its CTAs, by their chunks of 128 positions. A
+// sequence gets a power of two of CTAs (rounded down, at least one).
 //
 // Config: BATCH, SPLIT.
 #pragma once
@@ -8,7 +8,7 @@
 #include "../../_device/ptx_routing.cuh"
 #include "config.cuh"
 
-// What is known of the sequences: lane i holds those of number i, i + 32, ….
+// The descriptions of the sequences: lane i has those of sequences i, i + 32, ….
 struct Lengths {
   static constexpr int kSets = ceil_div(Config::kBatch, 32);
   int lane;
@@ -25,7 +25,7 @@ struct Lengths {
     }
   }
 
-  // Chunks of this lane's sequence, none where it has no rows. A row may see fewer.
+  // Return the chunks of this lane's sequence, 0 without rows. A row may attend to fewer.
   __device__ __forceinline__ int chunks(int set) const {
     const bool real = 32 * set + lane < Config::kBatch;
     const int rows = row_end[set] - row_begin[set];
@@ -33,16 +33,16 @@ struct Lengths {
   }
 };
 
-// What a CTA takes: of the slots of a sequence's rows, those that are `cta` modulo `ctas`.
+// The share of a CTA: the splits of a sequence's rows that equal `cta` modulo `ctas`.
 struct __align__(16) Share {
-  int sequence;  // BATCH where there is nothing to take
+  int sequence;  // BATCH if there is no share
   int row_begin, row_end, tree_start;
   int cta, ctas;
-  int next, total;  // the number of the CTA's next share, and how many the launch has
+  int next, total;  // the number of the CTA's next share, and the number of shares
 };
 
-// One warp: share `number` of a launch that takes `most` at once. A sequence is of a power of two
-// of them.
+// Return share `number` of a launch with `most` CTAs; one warp calls it. The number of shares of a
+// sequence is a power of two.
 __device__ __forceinline__ Share share_of(const Lengths& all, int number, int most) {
   constexpr int kSets = Lengths::kSets;
   int through[kSets], ctas[kSets], total = 0;

@@ -1,4 +1,4 @@
-// The states of the context's slots in the workspaces, and what they come to.
+// The states of the context's splits in the workspaces, and their merge.
 //
 // Config: KV_HEADS, GROUP, WIDTH, SLOTS, HAS_SINKS.
 #pragma once
@@ -7,7 +7,7 @@
 #include "config.cuh"
 
 constexpr int kQuads =
-    Config::kGroup * Config::kWidth / 4;  // what the threads of a row join, four columns each
+    Config::kGroup * Config::kWidth / 4;  // items of a row's threads, four columns each
 
 struct SlotStates {
   float2* sums;    // [T, KV_HEADS, SLOTS, GROUP]: maximum in units of log 2, and sum
@@ -15,20 +15,20 @@ struct SlotStates {
   const float* sinks;
   uint2* attended;
 
-  // Where head `head` of a slot stands: 32 bits hold it, and four columns' place, for 256 rows.
+  // The index of head `head` of a split: 32 bits suffice, also for its columns, with 256 rows.
   __device__ __forceinline__ static unsigned place(unsigned row, unsigned slot, unsigned head) {
     return ((row * Config::kKvHeads + blockIdx.y) * Config::kSlots + slot) * Config::kGroup + head;
   }
 
-  // Four columns of a row's result.
+  // Store four columns of a row's result.
   __device__ __forceinline__ void store(Part& all, int row, int head, int column) const {
     const unsigned q_head = (row * Config::kKvHeads + blockIdx.y) * Config::kGroup + head;
     if (Config::kHasSinks) join_sink(all, sinks[blockIdx.y * Config::kGroup + head]);
     attended[q_head * (Config::kWidth / 4) + column / 4] = mean_of(all);
   }
 
-  // The results of `count` rows from `first` on, over the slots that `occupies` holds for, in
-  // order: by `threads` threads, each of which loads `ahead` slots at once.
+  // Merge the states of `count` rows from `first` on, over the splits for which `occupies` is true,
+  // in order. `threads` threads call it; each loads `ahead` splits at once.
   template <int ahead = 16, class Occupies>
   __device__ __forceinline__ void join_rows(int first, int count, int thread, int threads,
                                             const Occupies& occupies) const {

@@ -1,6 +1,6 @@
 // The softmax states of a decode warp's rows, in registers.
 //
-// Config: GROUP, WIDTH, CODES, SCALE, ROWS, and those of attention_walk.cuh.
+// Config: GROUP, WIDTH, CODES, SCALE, ROWS, and the members of attention_walk.cuh.
 #pragma once
 
 #include "../../_device/attention_softmax.cuh"
@@ -10,7 +10,7 @@
 constexpr int kSides = Config::kRows <= Mma::kOfHalf ? 1 : kHalves;  // of each m16 tile
 constexpr int kSteps = Config::kWidth / 16;
 constexpr float kScale = static_cast<float>(Config::kScale) * kLog2E;
-static_assert(Config::kScale > 0, "the greatest score stays so");
+static_assert(Config::kScale > 0, "scaling preserves the maximum");
 
 // Rows of a tile that a lane addresses: 16 keys each, as operands of scores and of sums.
 struct Places {
@@ -20,7 +20,7 @@ struct Places {
     return {{key_row(), 16 + key_row()}, {value_row(), 16 + value_row()}};
   }
 
-  // Lane i holds the row of key i.
+  // Lane i has the row of key i.
   __device__ __forceinline__ static Places picked(int row) {
     return {
         {__shfl_sync(kAllLanes, row, key_row()), __shfl_sync(kAllLanes, row, 16 + key_row())},
@@ -28,8 +28,8 @@ struct Places {
   }
 };
 
-// The queries as A operands of 16 rows × 16 columns: in registers those of the
-// only row of a CTA, else in shared memory as [ROW_WARPS][kPairs][16][WIDTH].
+// The queries as A operands of 16 rows × 16 columns. Those of a CTA's only row are in registers,
+// others in shared memory as [ROW_WARPS][kPairs][16][WIDTH].
 struct Queries {
   uint32_t held[kRows == 1 ? kSteps : 1][4];
   const uint4* tile;  // of this warp's rows
@@ -54,8 +54,8 @@ struct Queries {
   }
 };
 
-// Softmax states of a warp's rows. Lane 4·g + t has place g of half j of tile m, and columns as
-// cache_tile.cuh has them.
+// The softmax states of a warp's rows. Lane 4·g + t has place g of half j of tile m, and the
+// columns of cache_tile.cuh.
 struct States {
   float values[kPairs][2 * kSteps][4];
   float maximum[kPairs][kSides];  // of the scores, before the scale
@@ -71,7 +71,7 @@ struct States {
     }
   }
 
-  // Scores of 32 keys become weights.
+  // Convert the scores of 32 keys to weights.
   __device__ __forceinline__ void weigh(int m, int j, float (&score)[4][4]) {
     const float rescale = weigh_tile(score, j, kScale, maximum[m][j], sum[m][j]);
 #pragma unroll
@@ -103,7 +103,7 @@ struct States {
     }
   }
 
-  // The same of keys that are codes.
+  // The same for quantized keys.
   __device__ __forceinline__ static void take_scores_of_codes(float (&score)[kPairs][4][4],
                                                               const uint4* keys,
                                                               const Places& places,
@@ -153,7 +153,7 @@ struct States {
     }
   }
 
-  // The same of values that are codes.
+  // The same for quantized values.
   __device__ __forceinline__ void add_codes(const uint32_t (&weight)[kPairs][2][4],
                                             const uint4* tile, const Places& places) {
 #pragma unroll
@@ -176,7 +176,7 @@ struct States {
     }
   }
 
-  // S = Q·Kᵀ, and the weights as A operands.
+  // S = Q·Kᵀ, then the weights as A operands.
   template <class SpanOf>
   __device__ __forceinline__ void take_weights(uint32_t (&weight)[kPairs][2][4], const uint4* keys,
                                                const Places& places, const Queries& queries,
@@ -213,8 +213,8 @@ struct States {
     }
   }
 
-  // The keys of positions from … from + 31, for all rows. `span` gives what a row sees of them;
-  // it is not asked where all rows see all (`full`).
+  // Attend to the keys of positions from … from + 31, for all rows. `span` returns the visible
+  // positions of a row. It is not called if all of them are visible to all rows (`full`).
   template <class SpanOf>
   __device__ __forceinline__ void attend(const uint4* keys, const uint4* values_tile,
                                          const Places& places, const Queries& queries, int from,

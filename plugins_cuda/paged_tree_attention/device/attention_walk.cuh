@@ -1,16 +1,19 @@
-// How a team of warps of the decode kernels walks over tiles of keys, and how it fetches them.
+// The walk of a team of warps over tiles of keys in the decode kernels, and the copies of the
+// tiles.
 //
-// Config: KV_HEADS, SHARE, GROUP, WIDTH, CODES, PAGE_SIZE, TABLE, WORDS, WINDOW, SPLIT,
-// ROWS (per warp), ROW_WARPS (of a team), ROW_CTAS, SPLIT_TEAMS; of the kernels that include it
-// SHARED_BYTES (what their launch gives them), too.
+// Config: KV_HEADS, SHARE, GROUP, WIDTH, CODES, PAGE_SIZE, TABLE, WORDS, WINDOW, SPLIT, ROWS (per
+// warp), ROW_WARPS (of a team), ROW_CTAS, SPLIT_TEAMS; for the kernels that include it also
+// SHARED_BYTES (the launch's shared memory).
 //
-// Tile c is the positions 32c … 32c + 31. Chunks of four tiles go to slot `chunk mod SPLIT`, the
-// tiles of a chunk to the slot's four chains. Where SPLIT_TEAMS is 0 the CTA has four teams, each
-// of which takes a chain of every slot; else it has SPLIT_TEAMS, each of which takes all chains of
-// slots of its own. Tiles of committed keys are fetched once for all rows of the CTA. A row with
-// ancestors in the tree has tiles of its own from tree_start's on, whose keys stand where they will
-// once they are committed. The only row of a CTA fetches them like that; several rows share a copy
-// of the tree's slots (`tail`) and pick their keys from it.
+// Tile c has positions 32c … 32c + 31. A chunk of four tiles belongs to split `chunk mod SPLIT` (a
+// slot in names); its tiles belong to the four tile runs (chains) of the split. With SPLIT_TEAMS 0
+// the CTA has four teams, and each processes one tile run of every split. Otherwise it has
+// SPLIT_TEAMS teams, and each processes all tile runs of separate splits.
+//
+// Tiles of committed keys are copied once for all rows of the CTA. From tree_start's tile on, a row
+// with ancestors in the tree has separate tiles, whose keys are at the positions that they will
+// have after the commit. A CTA with one row copies these tiles directly. Several rows share a copy
+// of the tree's slots (`tail`) and select their keys from it.
 #pragma once
 
 #include "../../_device/attention_rows.cuh"
@@ -21,15 +24,15 @@
 #include "pool_row.cuh"
 
 constexpr int kTile = 32;
-constexpr int kChains = 4;  // of a slot
+constexpr int kChains = 4;  // of a split
 constexpr int kChunk = kTile * kChains;
-constexpr int kPeriod = Config::kSplit * kChains;  // tiles from one of a chain's tiles to its next
+constexpr int kPeriod = Config::kSplit * kChains;  // distance between the tiles of a tile run
 constexpr int kTeams = Config::kSplitTeams > 0 ? Config::kSplitTeams : kChains;
-constexpr int kTeamChains = Config::kSplitTeams > 0 ? kChains : 1;  // of a slot, of one team
+constexpr int kTeamChains = Config::kSplitTeams > 0 ? kChains : 1;  // of a split, of one team
 constexpr int kRows = Config::kRows * Config::kRowWarps;
 using Mma = MmaRows<Config::kGroup, Config::kRows>;
 constexpr int kPairs = ceil_div(Config::kRows, Mma::kAll);  // m16 tiles of a warp
-// Loops stay rolled where registers would spill.
+// Loops are not unrolled if registers would spill.
 constexpr bool kIsCrowded = kPairs > (Config::kSplitTeams > 0 ? 1 : 2);
 constexpr int kCopiesAtOnce = kIsCrowded                                       ? 1
                               : Config::kSplitTeams > 0 && Config::kWidth > 64 ? 4
@@ -39,14 +42,14 @@ constexpr int kThreads = 32 * kTeams * Config::kRowWarps;
 constexpr int kTileUnits = kTile * kRowUnits;
 constexpr bool kHasTail = kRows > 1;
 constexpr int kTailSlots = kTile * (1 + Config::kWords);
-// Pages that the tail may touch: it begins at a tile's first slot.
+// The maximum of pages of the tail, which starts at the first slot of a tile.
 constexpr int kTailPages =
     ceil_div(kTailSlots, Config::kPageSize) + (kTile % Config::kPageSize == 0 ? 0 : 1);
-static_assert((Config::kSplit & (Config::kSplit - 1)) == 0, "slots are found by masks");
+static_assert((Config::kSplit & (Config::kSplit - 1)) == 0, "splits are computed with masks");
 static_assert(kRows <= kRowLanes, "every 16 lanes hold the views of all rows");
 static_assert(kTile == 32 && kChunk == 128, "shifts by 5 and 7");
 
-// The least and the greatest of all rows' values, in every lane.
+// The minimum and the maximum of all rows' values, in every lane.
 __device__ __forceinline__ int least(int value) {
   return kRows > 1 ? warp_min(value) : value;
 }
@@ -60,18 +63,18 @@ struct Span {
   int first, last;
 };
 
-// The rows of a CTA. Lane i holds what belongs to row i mod 16; rows past the last repeat it.
+// The rows of a CTA. Lane i has the data of row i mod 16; rows past the last repeat it.
 struct Rows {
   int index = -1;  // this lane's row of the launch
   int slot;
   int words[Config::kWords];
   RowView view;
-  int shared_last;  // the last position that it sees in tiles that all rows share
+  int shared_last;  // the last visible position in shared tiles
   int count;
-  bool any_tree;              // some row has tiles of its own in the tail
-  int first, end;             // positions that some row sees
+  bool any_tree;              // some row has separate tiles in the tail
+  int first, end;             // positions that are visible to any row
   int shared_end;             // the last shared one of them
-  int full_first, full_last;  // shared positions that all rows see
+  int full_first, full_last;  // shared positions that are visible to all rows
   int tail_end;               // the last position in the tail
 
   __device__ __forceinline__ void load(int row, const int* row_slot, const int* ancestor_bits) {
@@ -99,12 +102,12 @@ struct Rows {
     full_last = least(shared_last);
   }
 
-  // What a row sees in shared tiles.
+  // Return the visible positions of a row in shared tiles.
   __device__ __forceinline__ Span shared_span(int row) const {
     return {__shfl_sync(kAllLanes, view.first, row), __shfl_sync(kAllLanes, shared_last, row)};
   }
 
-  // What row `row` sees in a tile of row `own`'s alone: only that row does.
+  // Return the visible positions of row `row` in a separate tile of row `own`: none if they differ.
   __device__ __forceinline__ Span own_span(int own, int row) const {
     const int from = __shfl_sync(kAllLanes, view.first, own);
     const int to = __shfl_sync(kAllLanes, view.last, own);
@@ -115,9 +118,9 @@ struct Rows {
     return (end >> 7) - (first >> 7) + 1;
   }
 
-  // Whether some row may see a key of a slot; with the slots shared out to `of` CTAs in turn (a
-  // power of two), how many CTAs have such a slot, the number of CTA `cta` if it is one of them,
-  // and whether it is.
+  // Whether any row has visible keys in a split. If the splits are distributed over `of` CTAs (a
+  // power of two): the number of CTAs with such a split, the index of CTA `cta` among them, and
+  // whether it has one.
   __device__ __forceinline__ bool occupy(int slot) const {
     return ((slot - (first >> 7)) & (Config::kSplit - 1)) < chunks();
   }
@@ -134,7 +137,7 @@ struct Rows {
     return number_of(cta, of) < chunks();
   }
 
-  // Whether a tile of the tail may stand in a slot of CTA `cta`.
+  // Whether a tile of the tail may be in a split of CTA `cta`.
   __device__ __forceinline__ bool tail_in_cta(int cta, int of) const {
     const int chunk = view.tree_start >> 7;
     return any_tree && ((cta - chunk) & (of - 1)) <= (tail_end >> 7) - chunk;
@@ -148,20 +151,20 @@ struct Walk {
   int kv_head;
   int lane, pair_lane;  // in the warp, and in the team
   Rows rows;
-  int entries;       // pool rows of 32 shared tiles of a team, one a lane
+  int entries;       // pool rows of 32 shared tiles of a team, one per lane
   int entries_from;  // the first of them
-  int tail_page;     // page number `lane` of the tail's
+  int tail_page;     // page number `lane` of the tail
 
   __device__ __forceinline__ static int own_tile_from(int tile, int own) {
     return tile + ((own - tile) & (kPeriod - 1));
   }
 
-  // The first tile of a slot's chain.
+  // Return the first tile of a split's tile run.
   __device__ __forceinline__ int first_tile(int slot, int chain) const {
     return own_tile_from(rows.first >> 5, slot * kChains + chain);
   }
 
-  // The same, should a row at ``slot`` be the CTA's first.
+  // The same if a row at ``slot`` is the CTA's first.
   __device__ __forceinline__ static int first_tile_of(int slot, int from_slot, int chain) {
     const int first = Config::kWindow > 0 ? max(slot - Config::kWindow + 1, 0) : 0;
     return own_tile_from(first >> 5, from_slot * kChains + chain);
@@ -176,19 +179,19 @@ struct Walk {
         table[slot / Config::kPageSize], kv_head, slot);
   }
 
-  // From a team's tile in a chunk to its tile number `i` behind that one, chunk by chunk.
+  // The offset of tile number `i` of a team after one of its tiles, chunk by chunk.
   __device__ __forceinline__ static int tiles_ahead(int i) {
     return i / kTeamChains * kPeriod + i % kTeamChains;
   }
 
-  // The pool rows of the tiles from that of the same chunk as `tile` on.
+  // Look up the pool rows of the tiles from that of the same chunk as `tile` on.
   __device__ __forceinline__ void look_up(int tile) {
     entries_from = tile & -kTeamChains;
     const int slot = (entries_from + tiles_ahead(lane)) * kTile;
     entries = slot < Config::kTable * Config::kPageSize ? pool_row(slot) : 0;
   }
 
-  // The pool row of this lane's key of a shared tile, -1 where nobody sees it.
+  // Return the pool row of this lane's key of a shared tile, or -1 if it is invisible.
   __device__ __forceinline__ int entry_of(int position) const {
     if (position < rows.first || position > rows.shared_end) return -1;
     if (kHasTail || rows.view.last < 0 || position < rows.view.tree_start) {
@@ -198,8 +201,8 @@ struct Walk {
     return pool_row(start + set_bit<Config::kWords>(rows.words, position - start));
   }
 
-  // Starts the copies of a tile into `keys` and of its values right behind. What no row sees
-  // becomes zeros, since a weight of 0 does not silence a NaN.
+  // Start to copy a tile to `keys`, with its values after them. Invisible keys become zeros,
+  // because a weight of 0 does not cancel NaN.
   __device__ __forceinline__ void fetch(int tile, uint4* keys) {
     constexpr int kSpan = 32 * Config::kRowWarps, kAll = kTile * kUnits;
     constexpr int kCopies = ceil_div(kAll, kSpan);
@@ -241,7 +244,7 @@ struct Walk {
     }
   }
 
-  // The CTA's rows. The tail's pages are on their way meanwhile, should there be a tail.
+  // Open the CTA's rows; the pages of the tail are loaded at the same time.
   __device__ __forceinline__ void open(int first_row, int row_count, const int* row_slot,
                                        int tree_start, const int* ancestor_bits) {
     const int first_page = (tree_start & -kTile) / Config::kPageSize;
@@ -249,7 +252,7 @@ struct Walk {
     rows.open(first_row, row_count, row_slot, tree_start, ancestor_bits);
   }
 
-  // The pool row of a slot of the tail, which begins at slot `base`; by all lanes.
+  // Return the pool row of a slot of the tail, which starts at slot `base`; all lanes call it.
   __device__ __forceinline__ int tail_entry(int slot, int base) const {
     if (kTailPages > 32) return pool_row(min(slot, Config::kTable * Config::kPageSize - 1));
     const int page =
@@ -257,7 +260,7 @@ struct Walk {
     return pool_row_of<Config::kKvHeads, Config::kShare, Config::kPageSize>(page, kv_head, slot);
   }
 
-  // Starts the copies of the tree's slots, from the tile that it begins in; values behind keys.
+  // Start to copy the tree's slots, from the tile in which it starts; values after keys.
   __device__ __forceinline__ void fetch_tail(uint4* tail) const {
     const int base = rows.view.tree_start & -kTile;
     const int units = min(greatest(rows.slot) + 1 - base, kTailSlots) * kUnits;
@@ -271,7 +274,7 @@ struct Walk {
     }
   }
 
-  // The next tile that rows row … end − 1 have of their own in a slot's chain; begins at tile −1.
+  // Find the next separate tile of rows row … end − 1 in a split's tile run; starts with tile −1.
   __device__ __forceinline__ bool next_own_tile(int slot, int chain, int end, int& row,
                                                 int& tile) const {
     if (tile >= 0) tile += kPeriod;
@@ -284,8 +287,8 @@ struct Walk {
     return false;
   }
 
-  // The tail's row for this lane's key of a tile of a row's own; the row's own key for what it does
-  // not see, so that all are finite.
+  // Return the tail's row for this lane's key of a separate tile. For invisible keys it is the
+  // row's own key, so that all are finite.
   __device__ __forceinline__ int tail_row(int row, int tile) const {
     const int start = rows.view.tree_start, base = start & -kTile;
     const int first = __shfl_sync(kAllLanes, rows.view.first, row);

@@ -1,10 +1,10 @@
-// Copies of the tiles of chains (chain_steps.cuh) into a ring, for wgmma.
+// Copies of the tiles of tile runs (chain_steps.cuh) to a ring, for wgmma.
 //
-// Config: KV_HEADS, SHARE, WIDTH, PAGE_SIZE, STAGES, WORDS, WARPGROUPS,
-// ROW_GROUPS.
+// Config: KV_HEADS, SHARE, WIDTH, PAGE_SIZE, STAGES, WORDS, WARPGROUPS, ROW_GROUPS.
 //
-// Each of WARPGROUPS / ROW_GROUPS chains at once has stages and copying warps of its own: stage i
-// and warp i are those of the chain i modulo so many. Warps of a chain take turns.
+// WARPGROUPS / ROW_GROUPS tile runs are processed at a time. Each has separate stages and copying
+// warps: stage i and warp i belong to tile run i modulo their number. The warps of a tile run
+// alternate.
 #pragma once
 
 #include "chain_steps.cuh"
@@ -28,11 +28,11 @@ constexpr int kRunKeys =
 constexpr bool kFewRuns = kTile % kRunKeys == 0 && kTile / kRunKeys <= 2;
 constexpr int kRuns = kFewRuns ? kTile / kRunKeys : 1;
 constexpr int kCopies = kTileUnits / 32, kKeysAtOnce = 32 / kUnits;  // of a lane, of a warp
-constexpr int kOrders = 8 / kKeysAtOnce;  // every eighth key has its units in the same order
-static_assert(kCopyWarps % kChainsAtOnce == 0, "chains have as many copying warps each");
-static_assert(kRunKeys >= kKeysAtOnce, "a page holds what a warp copies at once");
-static_assert(Config::kStages % kCopyWarps == 0, "a stage is always the same copying warp's");
-static_assert(kChains % kChainsAtOnce == 0, "chains end together");
+constexpr int kOrders = 8 / kKeysAtOnce;  // every eighth key has the same order of units
+static_assert(kCopyWarps % kChainsAtOnce == 0, "tile runs have equally many copying warps");
+static_assert(kRunKeys >= kKeysAtOnce, "a page holds the keys that a warp copies at once");
+static_assert(Config::kStages % kCopyWarps == 0, "a stage always has the same copying warp");
+static_assert(kChains % kChainsAtOnce == 0, "tile runs end together");
 
 struct Pool {
   const uint4* keys;
@@ -40,8 +40,8 @@ struct Pool {
   const int* page_table;
   const int* ancestor_bits;
 
-  // Where this lane's unit of a slot's key, and of its value, stands by the page table from entry
-  // `table` on.
+  // The offset of this lane's unit of a slot's key and value; `table` is the first entry of the
+  // page table.
   __device__ __forceinline__ int64_t unit_of(int table, unsigned slot, int unit) const {
     const int page = page_table[table + slot / Config::kPageSize];
     const int row = pool_row_of<Config::kKvHeads, Config::kShare, Config::kPageSize>(
@@ -49,7 +49,7 @@ struct Pool {
     return static_cast<int64_t>(row) * kUnits + unit;
   }
 
-  // The slot of a position of a tile, −1 where no row sees it.
+  // Return the slot of a position of a tile, or −1 if it is invisible to all rows.
   __device__ __forceinline__ int slot_of(int position, const ManyRows& rows,
                                          const Tiles& at) const {
     if (position > at.end() || (at.own >= 0 && position < (rows.tree_start & -kTile))) return -1;
@@ -58,15 +58,15 @@ struct Pool {
     return rows.tree_start + set_bit<Config::kWords>(ancestors, position - rows.tree_start);
   }
 
-  // Starts this lane's part of the copies of a tile, values behind keys; zeros for what no row
-  // sees, since a weight of 0 does not silence a NaN. `wait` returns once the stage is free.
+  // Start this lane's part of the copies of a tile, values after keys. Invisible keys become zeros,
+  // because a weight of 0 does not cancel NaN. `wait` returns when the stage is free.
   template <class Wait>
   __device__ __forceinline__ void copy(uint4* stage, const ManyRows& rows, const Tiles& at,
                                        const Wait& wait) const {
     const unsigned thread = thread_anew();
     const int unit = thread % kUnits, key = thread % 32 / kUnits;
     if (kFewRuns && at.own < 0 && at.from + kTile - 1 <= rows.shared_end) {
-      // Keys of a page stand one after the other.
+      // Keys of a page are adjacent.
       constexpr int kOfRun = kRunKeys / kKeysAtOnce;
       int64_t run[kRuns];
 #pragma unroll
@@ -96,13 +96,13 @@ struct Pool {
   }
 };
 
-// A copying warp: of its chains' tiles every kChainWarps-th. Each announces itself when it has
-// landed; who reads it by wgmma executes fence_async_shared() first.
+// A copying warp: it copies every kChainWarps-th tile of its tile runs. Each copy arrives at a
+// barrier when it is complete. Before wgmma reads the data, execute fence_async_shared().
 struct CopyingWarp {
   StageRing& ring;
   uint4* stages;
   RingCount place;  // of this warp's next tile
-  int ahead;        // tiles to it
+  int ahead;        // tiles before it
 
   __device__ __forceinline__ CopyingWarp(StageRing& of, uint4* memory)
       : ring(of), stages(memory), place{number()}, ahead(number() / kChainsAtOnce) {}
@@ -111,7 +111,7 @@ struct CopyingWarp {
     return thread_anew() / 32 % kCopyWarps;
   }
 
-  // Its tiles of a slot's chains.
+  // Copy this warp's tiles of a split's tile runs.
   __device__ __forceinline__ void copy(const Pool& pool, const ManyRows& rows, int slot) {
     Tiles tiles(rows, slot, number() % kChainsAtOnce);
 #pragma unroll 1

@@ -1,6 +1,7 @@
-// A chain's softmax state of a warp's rows, by wgmma; and what a slot's chains come to.
+// The softmax state of a tile run for a warp's rows, with wgmma, and the merge of a split's tile
+// runs.
 //
-// Config: those of chain_copy.cuh, attention_slots.cuh and prompt_rows.cuh.
+// Config: the members of chain_copy.cuh, attention_slots.cuh and prompt_rows.cuh.
 #pragma once
 
 #include "attention_slots.cuh"
@@ -9,7 +10,7 @@
 #include "prompt_rows.cuh"
 #include "row_pair.cuh"
 
-// A matrix whose lower half counts units of 16 bytes: nothing is carried from it.
+// A descriptor whose lower half is incremented in units of 16 bytes, without a carry.
 struct LowMatrix {
   uint64_t bits;
 
@@ -21,11 +22,11 @@ struct LowMatrix {
   }
 };
 
-// One chain.
+// The state of one tile run.
 using Chain = RowPair<kTile>;
 
-// What the chains of a slot come to, in shared memory: four values of every eight columns, and
-// maximum (in units of log 2) and sum of either half; a thread has its own.
+// The merged state of the tile runs of a split, in shared memory: four values of every eight
+// columns, and maximum (in units of log 2) and sum of each half. Each thread has separate entries.
 template <int threads>
 struct Held {
   float4* units;  // [WIDTH / 8 + 1][threads], from this thread's on
@@ -70,7 +71,7 @@ struct Held {
     }
   }
 
-  // To the workspaces, as the states of `count` rows from `row` on.
+  // Write the states of `count` rows from `row` on to the workspaces.
   __device__ __forceinline__ void leave(const SlotStates& slots, int row, int count,
                                         int slot) const {
     const int g = Mma::head(), t = threadIdx.x % 4;

@@ -1,20 +1,20 @@
-// What the rows of a row tile see, and the order in which their sums take it: that of
+// The visible keys of the rows of a row tile, in the order of their sums, which is that of
 // attention_walk.cuh.
 //
 // Config: SPLIT, WORDS, WINDOW.
 //
-// Tiles of 32 positions, four to a chunk; chunks go to slot `chunk mod SPLIT`, the tiles of a chunk
-// to the slot's four chains. Tiles of committed keys are shared by all of these rows. A row with
-// ancestors in the tree has tiles of its own from tree_start's on, whose keys stand where they will
-// once they are committed.
+// Tiles have 32 positions, chunks four tiles. A chunk belongs to split `chunk mod SPLIT` (a slot in
+// names); its tiles belong to the split's four tile runs (chains). The rows share tiles of
+// committed keys. From tree_start's tile on, a row with ancestors in the tree has separate tiles,
+// whose keys are at the positions that they will have after the commit.
 #pragma once
 
 #include "../../_device/attention_rows.cuh"
 #include "config.cuh"
 
 constexpr int kTile = 32, kChains = 4, kChunk = kChains * kTile;
-static_assert((Config::kSplit & (Config::kSplit - 1)) == 0, "slots are found by masks");
-static_assert(Config::kWindow == 0, "rows see everything before them");
+static_assert((Config::kSplit & (Config::kSplit - 1)) == 0, "splits are computed with masks");
+static_assert(Config::kWindow == 0, "rows have no window");
 
 // Positions first … last.
 struct Span {
@@ -23,8 +23,8 @@ struct Span {
 
 struct ManyRow {
   int index;   // in the launch
-  int shared;  // the last position that it sees in tiles that all rows share
-  int last;    // the last one in the tree, −1 where it has no tiles of its own
+  int shared;  // the last visible position in shared tiles
+  int last;    // the last one in the tree, or −1 without separate tiles
 };
 
 __device__ __forceinline__ ManyRow open_many_row(int index, const int* row_slot, int tree_start,
@@ -40,8 +40,8 @@ struct ManyRows {
   const ManyRow* rows;
   int count, tree_start;
   int table;       // the first entry of the page table of this sequence and KV head
-  int shared_end;  // the last position of the tiles that all share
-  int end;         // the last position that some row sees
+  int shared_end;  // the last position of the shared tiles
+  int end;         // the last position that is visible to any row
 
   ManyRows() = default;
 
@@ -58,31 +58,31 @@ struct ManyRows {
     return end / kChunk + 1;
   }
 
-  // What a row sees of a tile: of one of `own`'s that row alone does.
+  // Return the visible positions of a row in a tile of `own`: in a separate one, only for that row.
   __device__ __forceinline__ Span seen(int row, int own) const {
     if (own < 0) return {0, rows[row].shared};
     return row == own ? Span{tree_start & -kTile, rows[row].last} : Span{0, -1};
   }
 };
 
-// The tiles of a chain: shared ones, then those of each row alone.
+// The tiles of a tile run: shared ones, then those of each row.
 struct Tiles {
   const ManyRows& rows;
-  int chain;     // by its first position
+  int chain;     // the first position of the tile run
   int from = 0;  // the first position
-  int own = -2;  // whose tile it is, −1: everyone's
-  int left = 0;  // tiles behind this one with the same owner
+  int own = -2;  // the row that owns the tile, −1: shared
+  int left = 0;  // further tiles with the same owner
 
   __device__ __forceinline__ Tiles(const ManyRows& all, int slot, int number)
       : rows(all), chain(slot * kChunk + number * kTile) {}
 
-  // To the next tile; false behind the last.
+  // Advance to the next tile; return false after the last.
   __device__ __forceinline__ bool advance() {
     from += kStride;
     return --left >= 0 || next_owner();
   }
 
-  // To the slot's chain that is `by` further; false where it has none.
+  // Advance to the split's tile run `by` further; return false if there is none.
   __device__ __forceinline__ bool next_chain(int by) {
     own = -2;
     left = 0;
@@ -90,12 +90,12 @@ struct Tiles {
     return of_slot() >= by;
   }
 
-  // Which of its slot's chains this is.
+  // Return the index of this tile run in its split.
   __device__ __forceinline__ int of_slot() const {
     return chain / kTile % kChains;
   }
 
-  // The last position that someone sees of these tiles.
+  // Return the last position of these tiles that is visible to any row.
   __device__ __forceinline__ int end() const {
     return own < 0 ? rows.shared_end : rows.rows[own].last;
   }

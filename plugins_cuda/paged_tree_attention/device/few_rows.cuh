@@ -1,4 +1,4 @@
-// Which sequences of a launch go to the kernel for few rows, and which to the one for many.
+// The sequences of a launch that the kernel for few rows processes; another kernel has the others.
 //
 // Config: FEW_ROWS.
 #pragma once

@@ -1,8 +1,8 @@
-// Rows that a CTA takes together: their queries; of a prompt's chunk also what they see, their
-// softmax (its sums in another order than weigh_tile's) and their results.
+// The rows of a CTA: their queries, and for prompt chunks also their visible keys, softmax and
+// results. The softmax adds in another order than weigh_tile().
 //
-// Config: BATCH, KV_HEADS, GROUP, WIDTH, CODES, WORDS, WINDOW, SCALE, HAS_SINKS. The
-// halves j = 0, 1 of an mma hold rows as mma_rows.cuh says.
+// Config: BATCH, KV_HEADS, GROUP, WIDTH, CODES, WORDS, WINDOW, SCALE, HAS_SINKS. The halves j = 0,
+// 1 of an mma hold rows as in mma_rows.cuh.
 #pragma once
 
 #include "../../_device/attention_rows.cuh"
@@ -17,10 +17,10 @@ static_assert(Config::kScale > 0, "the greatest score stays so");
 
 using Mma = MmaRows<Config::kGroup, 2>;  // several rows
 
-// What a row sees, by view slot.
+// The visible keys of a row, by view slot.
 struct Row {
   int index;  // in the launch
-  int first;  // of the window, a position
+  int first;  // the first position of the window
   int chain;  // the last committed slot
   int end;    // the last slot
 };
@@ -44,7 +44,7 @@ __device__ __forceinline__ bool tree_sees(const Row& row, int tree_start, int sl
   return tree_start + bits_below<Config::kWords>(ancestors, bit) >= row.first;
 }
 
-// Positions that some of a tile's rows see, and those that all of them see for sure.
+// The positions that are visible to any row of a tile, and those that are visible to all rows.
 struct Sight {
   int first, end, full_first, full_last;
 
@@ -59,8 +59,7 @@ struct Sight {
   }
 };
 
-// Scores of 8·columns keys from view slot `from` on become no_maximum where a row does not see
-// them.
+// Set the scores of invisible keys to no_maximum, for 8·columns keys from view slot `from` on.
 template <int columns>
 __device__ __forceinline__ void hide_unseen(float (&score)[columns][4], const Row* rows, int from,
                                             int tree_start, const int* ancestor_bits) {
@@ -88,8 +87,8 @@ __device__ __forceinline__ void hide_unseen(float (&score)[columns][4], const Ro
   }
 }
 
-// Scores of half j become weights; `maximum` is that of the scores before the scale, `sum` this
-// lane's. What the values so far are to be multiplied by is returned.
+// Convert the scores of half j to weights. `maximum` is that of the scores before the scale, `sum`
+// that of this lane. Return the factor for the values so far.
 template <int columns>
 __device__ __forceinline__ float weigh(float (&score)[columns][4], int j, float& maximum,
                                        float& sum) {
@@ -117,7 +116,8 @@ __device__ __forceinline__ float weigh(float (&score)[columns][4], int j, float&
   return rescale;
 }
 
-// The mean of half j's values: of `row`, which is this lane's and one of the launch if `real`.
+// Store the mean of half j's values for `row`, the row of this lane, if it is one of the launch
+// (`real`).
 template <int columns>
 __device__ __forceinline__ void store_row(const float (&values)[columns][4], int j, float maximum,
                                           float sum, const Row& row, bool real, const float* sinks,
@@ -138,7 +138,7 @@ __device__ __forceinline__ void store_row(const float (&values)[columns][4], int
   }
 }
 
-// The queries of an mma's rows as A operands of 16 columns each.
+// Load the queries of an mma's rows as A operands of 16 columns each.
 template <class AnyRow>
 __device__ __forceinline__ void load_query_rows(uint32_t (&q)[Config::kWidth / 16][4],
                                                 const uint32_t* queries, const AnyRow* rows) {

@@ -1,18 +1,18 @@
-// What is kept in registers and what is not, where they are short; the emulator has plain forms.
+// Control of register allocation; the emulator replaces it by plain code.
 #pragma once
 
 #include "../../_device/types.cuh"
 
 #ifndef SPECBUILD_EMULATE
 
-// This thread's index, looked up anew: no register holds it meanwhile.
+// This thread's index, read again, so that it occupies no register in between.
 __device__ __forceinline__ unsigned thread_anew() {
   unsigned x;
   asm volatile("mov.u32 %0, %tid.x;" : "=r"(x));
   return x;
 }
 
-// The same pointer, which a register holds from here on: nvcc would work it out again and again.
+// The same pointer in a register: otherwise nvcc computes it repeatedly.
 template <class T>
 __device__ __forceinline__ T* in_register(T* pointer) {
   asm volatile("" : "+l"(pointer));

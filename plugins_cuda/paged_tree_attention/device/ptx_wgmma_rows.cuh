@@ -1,27 +1,28 @@
-// wgmma as attention uses it: scores that begin anew, and values that lie key by key.
+// wgmma for attention: scores that start from zero, and values that are stored key by key.
 //
-// Rows of 64 or 128 columns stand in shared memory as panels of 64, each with all rows: row k's
-// 16-byte chunk c stands at chunk c ^ (k % 8) of its 128 bytes, the 128-byte swizzle. The same tile
-// is B by columns (a score for each row) and, by `wgmma_bf16_rows`, B by rows (a sum over rows).
-// The rest is as in ptx_wgmma.cuh.
+// Rows of 64 or 128 columns are stored in shared memory as panels of 64 columns with all rows.
+// 16-byte chunk c of row k is stored at chunk c ^ (k % 8) of its 128 bytes, the 128-byte swizzle.
+// The same tile is B by columns (a score for each row) and, with `wgmma_bf16_rows`, B by rows (a
+// sum over rows). For the rest see ptx_wgmma.cuh.
 #pragma once
 
 #include "../../_device/ptx_wgmma_shared.cuh"
 
-// Where 16-byte unit `unit` of row `row` stands in a tile of so many rows, in units.
+// The index of 16-byte unit `unit` of row `row` in a tile of ``rows`` rows.
 template <int width, int rows>
 __device__ __forceinline__ constexpr int panel_unit(int row, int unit) {
   if (width == 64) return row * 8 + (unit ^ row % 8);
   return unit / 8 * (rows * 8) + row * 8 + (unit % 8 ^ row % 8);
 }
 
-// From the matrix of a tile to that of the 16 columns from 16·step on, in units.
+// The offset of the descriptor of the 16 columns from 16·step on, in units.
 template <int rows>
 __device__ __forceinline__ constexpr int panel_step(int step) {
   return step / 4 * (rows * 8) + step % 4 * 2;
 }
 
-// The matrix of a tile that starts here (a multiple of 1024); 16 rows further is 128 units further.
+// The descriptor of a tile at this address (a multiple of 1024); 16 rows further is 128 units
+// further.
 template <int width, int rows>
 __device__ __forceinline__ uint64_t panel_matrix(const void* shared) {
   static_assert(width == 64 || width == 128, "one or two panels");
@@ -51,7 +52,7 @@ SPECBUILD_WGMMA_NEW(32, 16, 17, 18, 19, 20)
 SPECBUILD_WGMMA_NEW(64, 32, 33, 34, 35, 36)
 SPECBUILD_WGMMA_NEW(128, 64, 65, 66, 67, 68)
 
-// D [64, columns] += A·B, B by rows.
+// D [64, columns] += A·B, with B by rows.
 template <int columns>
 __device__ __forceinline__ void wgmma_bf16_rows(float (&d)[columns / 2], const uint32_t (&a)[4],
                                                 uint64_t b);

@@ -1,4 +1,4 @@
-// Where a producer or a consumer stands in a ring (ring_place.cuh), in one register.
+// The position of a producer or consumer in a ring (ring_place.cuh), in one register.
 //
 // STAGES is a power of two.
 #pragma once
@@ -6,15 +6,15 @@
 #include "../../_device/types.cuh"
 #include "config.cuh"
 
-static_assert((Config::kStages & (Config::kStages - 1)) == 0, "counts run over");
+static_assert((Config::kStages & (Config::kStages - 1)) == 0, "counts wrap around");
 
 struct RingCount {
-  unsigned passed;  // stages that it has passed by
+  unsigned passed;  // number of stages passed
 
   __device__ __forceinline__ int slot() const {
     return passed % Config::kStages;
   }
-  // Of the barriers that stand there.
+  // The parity of the stage's barriers.
   __device__ __forceinline__ uint32_t parity() const {
     return passed / Config::kStages % 2;
   }

@@ -1,5 +1,5 @@
-// The rows of a warp, of the four whose warpgroup multiplies by wgmma: scores of `keys` keys at a
-// time, weights, and the values' sums. mma_rows.cuh says how rows and heads share an mma.
+// The state of a warp's rows in a warpgroup that uses wgmma: scores of `keys` keys at a time,
+// weights, and the sums of values. mma_rows.cuh describes how rows and heads share an mma.
 //
 // Config: WIDTH (64 or 128), GROUP.
 #pragma once
@@ -12,7 +12,7 @@
 constexpr int kWarpRows = Mma::kAll;
 constexpr int kSteps = Config::kWidth / 16;
 
-// `Matrix`: a matrix of keys or values in shared memory, which moves on by units of 16 bytes.
+// `Matrix`: a descriptor of keys or values in shared memory, which advances by units of 16 bytes.
 template <int keys>
 struct RowPair {
   uint32_t queries[kSteps][4];
@@ -34,7 +34,7 @@ struct RowPair {
       float (&sums())
           [Config::kWidth / 2] { return reinterpret_cast<float (&)[Config::kWidth / 2]>(values); }
 
-  // Begins S = Q·Kᵀ.
+  // Start S = Q·Kᵀ.
   template <class Matrix>
   __device__ __forceinline__ void begin_scores(Matrix matrix) {
     wgmma_pin(scores());
@@ -48,7 +48,7 @@ struct RowPair {
     wgmma_commit();
   }
 
-  // Begins values += weights · V.
+  // Start values += weights · V.
   template <class Matrix>
   __device__ __forceinline__ void begin_values(Matrix matrix) {
     wgmma_pin(sums());
@@ -67,7 +67,7 @@ struct RowPair {
     wgmma_pin(weight);
   }
 
-  // Weights as A operands.
+  // Convert weights to A operands.
   __device__ __forceinline__ void pack() {
 #pragma unroll
     for (int i = 0; i < keys / 4; ++i) {
