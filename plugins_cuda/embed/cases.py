@@ -14,9 +14,9 @@ from specbuild.plugins_cuda.linear.storage import INT4, Q4_K, Q6_K, Q8, Storage
 def chosen_table(
     rng: np.random.Generator, tokens: int, vocab: int, width: int, *, packed: bool = False
 ) -> tuple[np.ndarray, np.ndarray]:
-    """``token_ids`` [tokens], and a table that is NaN in the rows that none of them names.
+    """Return ``token_ids`` [tokens], and a table that is NaN in the rows of other tokens.
 
-    A ``packed`` one is in the form of weights; ``vocab`` is then a multiple of 16.
+    A ``packed`` table has the form of weights; ``vocab`` is then a multiple of 16.
     """
     ids = rng.integers(0, vocab, tokens).astype(np.int32)
     table = draw(rng, vocab, width)
@@ -37,7 +37,7 @@ def embed(
     scale: float = 1.0,
     prefix: str = "",
 ) -> Case:
-    """``tokens`` rows of a table ``width`` wide."""
+    """``tokens`` rows of a table of width ``width``."""
 
     def make(rng: np.random.Generator) -> Arrays:
         return chosen_table(rng, tokens, vocab, width, packed=packed)
@@ -50,7 +50,7 @@ def embed(
 def embed_codes(
     tokens: int, width: int, storage: Storage, *, scale: float = 1.0, prefix: str = ""
 ) -> Case:
-    """``tokens`` rows of a table of 64 rows in codes."""
+    """``tokens`` rows of a quantized table of 64 rows."""
 
     def make(rng: np.random.Generator) -> Arrays:
         return rng.integers(0, 64, tokens).astype(np.int32), draw_codes(rng, 64, width, storage)

@@ -1,11 +1,11 @@
-// Embed of a table in a checkpoint's codes: x = table[token_ids] · SCALE, each product rounded.
+// Embed with a quantized table: x = table[token_ids] · SCALE, each product rounded.
 //
 //   token_ids  [rows] int32, in
-//   table      [V/16, UNITS, …] u8, stored as WEIGHTS says (linear/group_codes.py), in, constant
+//   table      [V/16, UNITS, …] u8, in the format WEIGHTS (linear/group_codes.py), in, constant
 //   x          [rows, 64·UNITS] bf16, out
 //
-// Grid (rows, groups of WARPS · UNITS_OF_WARP units). A warp decodes a unit as those do that
-// multiply by it; only the four lanes that have the token's row load and store.
+// Grid (rows, groups of WARPS · UNITS_OF_WARP units). A warp decodes a unit as the dense kernels
+// do; only the four lanes with the token's row load and store.
 #include "../_device/bf16.cuh"
 #include "../_device/ptx_load.cuh"
 #include "../_device/stored_weights.cuh"
@@ -21,7 +21,7 @@ __device__ __forceinline__ uint32_t scaled(uint32_t pair) {
                              : pack_bf16x2(value.x * Config::kScale, value.y * Config::kScale);
 }
 
-// The eight values of one row of the tile: those of an upper one, or a lower.
+// Return the eight values of a row of the tile: of the upper or of the lower half.
 __device__ __forceinline__ uint4 values_of(const uint32_t (&first)[4], const uint32_t (&second)[4],
                                            bool lower) {
   return make_uint4(scaled(first[lower]), scaled(first[2 + lower]), scaled(second[lower]),

@@ -1,4 +1,4 @@
-"""Embed on a GPU: 16 bytes a thread; of a table in codes, a row's part of some units a warp."""
+"""Embed on a GPU: 16 bytes per thread, or a row's part of some units per warp if quantized."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ _WARPS, _UNITS_OF_WARP = 4, 4
 
 
 def vectors_of(op: str, width: int) -> int:
-    """16-byte vectors of a row of bf16; SpecbuildError where it is not made of whole ones."""
+    """Return the 16-byte vectors of a row of bf16; SpecbuildError for incomplete ones."""
     if width % _VECTOR:
         raise SpecbuildError(
-            f"{op}: rows of {width} values, its kernel takes multiples of {_VECTOR}; build for "
-            "the cpu backend"
+            f"{op}: got rows of {width} values, expected a multiple of {_VECTOR}; build for the "
+            "cpu backend"
         )
     return width // _VECTOR
 
 
 def lower(request: LoweringRequest) -> Lowering:
-    """One launch, for any number of rows."""
+    """Return one launch, for any number of rows."""
     if request.tensors["table"].dtype == "uint8":
         return _lower_coded(request)
     rows, width = request.tensors["x"].shape
@@ -52,8 +52,8 @@ def _lower_coded(request: LoweringRequest) -> Lowering:
     units = table.shape[1]
     if width != units * UNIT_COLUMNS:
         raise SpecbuildError(
-            f"Embed: rows of {width} values in a table of {units} units of {UNIT_COLUMNS} columns; "
-            "build with --weights-dtype bf16"
+            f"Embed: got rows of {width} values and a table of {units} units of {UNIT_COLUMNS} "
+            "columns; build with --weights-dtype bf16"
         )
     constants = (
         ("WEIGHTS", storage_of(table).code),

@@ -1,4 +1,4 @@
-"""Embed: the rows of the embedding table that the tokens name, times a constant."""
+"""Embed: the rows of the embedding table for the tokens, times a constant."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def table_rows(table: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-    """Rows ``ids`` [T] → [T, H] of a ``table`` [V, H], or of a packed one, in bf16 or in codes."""
+    """Return rows ``ids`` [T] of a ``table`` [V, H] in row order, packed or quantized: [T, H]."""
     import torch
 
     ids = ids.long()
@@ -31,7 +31,8 @@ def table_rows(table: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
 
 
 def reference(token_ids: torch.Tensor, table: torch.Tensor, *, scale: float = 1.0) -> torch.Tensor:
-    """``table`` [V, H], in order, packed or in codes, at ``token_ids`` [T] → [T, H].
+    """Return rows ``token_ids`` [T] of ``table`` [V, H] (in row order, packed or quantized): [T,
+    H].
 
     Values are multiplied by ``scale`` in fp32 and rounded.
     """

@@ -1,22 +1,22 @@
-"""Dense weights as codes with a power-of-two scale for 32 columns: MXFP4, fp8 as MXFP8, and int8.
+"""Dense weights with a power-of-two scale per 32 columns: MXFP4, fp8 as MXFP8, and int8.
 
-The first two are formats of the OCP Microscaling Formats specification, version 1.0: elements e2m1,
-or e4m3, and an e8m0 scale for a block of 32 values of a row. The scale's exponent is that of the
-block's largest magnitude less that of the largest element (section 6.3), or one more where that
-magnitude would else be rounded beyond this element; elements are rounded to nearest even. Scales
-are bounded so that kernels decode every element exactly in bf16.
+The first two are formats of the OCP Microscaling Formats specification, version 1.0: elements are
+e2m1 or e4m3, with an e8m0 scale for a block of 32 values of a row. The exponent of a scale is that
+of the block's largest magnitude minus that of the largest element (section 6.3). It is one more if
+that magnitude would otherwise be rounded beyond this element. Elements are rounded to nearest even.
+Scales are bounded so that kernels decode every element exactly in bf16.
 
-An int8 element is a sign and a magnitude up to 127, and a scale's code counts from −260 in place of
-−127: a magnitude stands where the bits of the smallest numbers of a bf16 do, which are multiples of
-2^-133. Its scales end at 2^-6. What is larger is stored as the largest element: int8 screens
-products, whose error is measured (``head_screen``).
+An int8 element is a sign and a magnitude up to 127. Its scale counts from −260 instead of −127,
+because a magnitude is placed in the bits of the smallest bf16 numbers, which are multiples of
+2^-133. The largest scale is 2^-6. Larger values are stored as the largest element, because the
+products of int8 serve as a prefilter only, whose error is measured (``head_screen``).
 
-Of a bf16 weight packed by ``pack_rows``, [N/16, K/32, 512], two blocks make a *unit*; an odd last
-block stands beside a block of zeros. A unit has, for lane 4·g + t and halves h (rows g + 8·h),
+Two blocks of a bf16 weight packed by ``pack_rows``, [N/16, K/32, 512], form a *unit*; an odd last
+block is paired with a block of zeros. For lane 4·g + t and halves h (rows g + 8·h), a unit has
 
-    mxfp4   [lane][block][h] u32       8 codes: columns 8t … 8t+7, placed as ``E2M1_WORDS``
-    fp8     [block][lane][h][2] u32    4 codes: columns 8t … 8t+3 or 8t+4 … 8t+7, as ``E4M3_WORDS``
-    int8    [block][lane][h][2] u32    4 codes of the same columns, as ``_INT8_WORDS``
+    mxfp4   [lane][block][h] u32       8 values: columns 8t … 8t+7, placed as ``E2M1_WORDS``
+    fp8     [block][lane][h][2] u32    4 values: columns 8t … 8t+3 or 8t+4 … 8t+7, as ``E4M3_WORDS``
+    int8    [block][lane][h][2] u32    4 values of the same columns, as ``_INT8_WORDS``
     all     [g][block][h] u8           the scales
 """
 
@@ -48,10 +48,11 @@ from specbuild.runtime.errors import SpecbuildError
 if TYPE_CHECKING:
     import torch
 
-# Values that are quantised at once: bounds the memory, about 100 bytes each.
+# Values that are quantized at once, to limit the memory: about 100 bytes each.
 _CHUNK_VALUES = 1 << 22
 _SCALE_BIAS = 127
-# Magnitudes at the lower bits of a half, signs at its highest: by a mask, or by two turns of eight.
+# Magnitudes in the lower bits of a half, signs in its highest: by a mask, or two rotations by
+# eight.
 _INT8_WORDS = PlacedWords(
     (
         (0, 1, 2, 3, 4, 5, 6, 15),
@@ -65,9 +66,12 @@ _MAX_INT8 = 127
 
 @dataclass(frozen=True)
 class _Element:
-    """A format of elements: exponent of its largest, and when a block needs one more; bounds of a
-    scale's code, and what that counts from; the codes of values that a scale was taken from; and
-    whether what no scale reaches is stored as the largest element.
+    """A format of elements.
+
+    ``largest_exponent`` is that of the largest element. A block whose mantissa exceeds
+    ``most_mantissa`` needs a scale with one more. Scale bytes are between ``least_scale`` and
+    ``largest_scale`` and count from ``bias``. ``codes`` quantizes values that were divided by their
+    scale. With ``saturates``, larger values are stored as the largest element.
     """
 
     largest_exponent: int
@@ -80,9 +84,10 @@ class _Element:
 
 
 def quantised(packed: torch.Tensor, storage: Storage) -> torch.Tensor:
-    """A packed bf16 weight [tiles, blocks, 512] in another form: u8 [tiles, units, elements].
+    """Convert a packed bf16 weight [tiles, blocks, 512] to ``storage``: u8 [tiles, units,
+    elements].
 
-    SpecbuildError for values that are larger than kernels decode.
+    Raises SpecbuildError for values that are larger than kernels decode.
     """
     import torch
 
@@ -90,19 +95,19 @@ def quantised(packed: torch.Tensor, storage: Storage) -> torch.Tensor:
         return packed
     tiles, blocks, _ = packed.shape
     shape = (tiles, storage.units(blocks), storage.elements)
-    made = torch.empty(shape, dtype=torch.uint8, device=packed.device)
+    result = torch.empty(shape, dtype=torch.uint8, device=packed.device)
     if packed.is_meta:
-        return made
+        return result
     step = max(1, _CHUNK_VALUES // (blocks * TILE_VALUES))
     for first in range(0, tiles, step):
-        made[first : first + step] = _quantised_tiles(packed[first : first + step], storage)
-    return made
+        result[first : first + step] = _quantised_tiles(packed[first : first + step], storage)
+    return result
 
 
 def rounded(weight: torch.Tensor, storage: Storage) -> torch.Tensor:
-    """A weight [..., K] with the values that it has in ``storage``, in its own type.
+    """Return a weight [..., K] rounded to ``storage``, in the type of the weight.
 
-    It is rounded to bf16 first, and a last block of fewer columns stands before zeros.
+    It is rounded to bf16 first, and an incomplete last block is padded with zeros. Raises
     SpecbuildError for values that are larger than kernels decode.
     """
     import torch
@@ -111,7 +116,7 @@ def rounded(weight: torch.Tensor, storage: Storage) -> torch.Tensor:
     if storage is BF16 or weight.is_meta:
         return weight.clone()
     element, rows = _ELEMENTS[storage], weight.flatten(0, -2)
-    made, columns = torch.empty_like(rows), rows.shape[1]
+    result, columns = torch.empty_like(rows), rows.shape[1]
     step = max(1, _CHUNK_VALUES // columns)
     for first in range(0, len(rows), step):
         part = rows[first : first + step].bfloat16().float()
@@ -119,27 +124,31 @@ def rounded(weight: torch.Tensor, storage: Storage) -> torch.Tensor:
         codes, scales = _encoded(blocks, element)
         values = _VALUES[storage](codes)
         values = torch.ldexp(values, scales.int().unsqueeze(-1) - element.bias)
-        made[first : first + step] = values.flatten(1)[:, :columns].to(weight.dtype)
-    return made.view(weight.shape)
+        result[first : first + step] = values.flatten(1)[:, :columns].to(weight.dtype)
+    return result.view(weight.shape)
 
 
 def mxfp4_blocks(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """A weight [..., K] as MXFP4: blocks u8 [..., K/32, 16], even elements low, and scales u8.
+    """Convert a weight [..., K] to MXFP4: blocks u8 [..., K/32, 16], even elements low, and scales
+    u8.
 
-    SpecbuildError for values that are larger than kernels decode.
+    Raises SpecbuildError for values that are larger than kernels decode.
     """
     import torch
 
     shape = (*weight.shape[:-1], weight.shape[-1] // BLOCK)
     if weight.is_meta:
-        made = torch.empty(*shape, BLOCK // 2, dtype=torch.uint8, device=weight.device)
-        return made, made[..., 0]
+        result = torch.empty(*shape, BLOCK // 2, dtype=torch.uint8, device=weight.device)
+        return result, result[..., 0]
     codes, scales = _encoded(weight.float().unflatten(-1, (-1, BLOCK)), _ELEMENTS[MXFP4])
     return codes[..., 0::2] | codes[..., 1::2] << 4, scales
 
 
 def decoded(packed: torch.Tensor, columns: int, storage: Storage | None = None) -> torch.Tensor:
-    """A packed weight of any form as bf16 values [tiles, columns/32, 512]; int8 has to be named."""
+    """Convert a packed weight of any storage to bf16 values [tiles, columns/32, 512].
+
+    ``storage`` is required for int8.
+    """
     import torch
 
     if packed.dtype != torch.uint8:
@@ -156,7 +165,7 @@ def decoded(packed: torch.Tensor, columns: int, storage: Storage | None = None) 
 
 
 def _quantised_tiles(packed: torch.Tensor, storage: Storage) -> torch.Tensor:
-    """u8 [tiles, units, elements] of bf16 [tiles, blocks, 512]."""
+    """Convert bf16 [tiles, blocks, 512] to u8 [tiles, units, elements]."""
     import torch
     from torch.nn import functional as F
 
@@ -176,7 +185,9 @@ def _quantised_tiles(packed: torch.Tensor, storage: Storage) -> torch.Tensor:
 
 
 def _encoded(values: torch.Tensor, element: _Element) -> tuple[torch.Tensor, torch.Tensor]:
-    """Codes u8 like ``values`` [..., 32], and scales u8 [...]; SpecbuildError for huge values."""
+    """Return quantized u8 like ``values`` [..., 32], and scales u8 [...]; SpecbuildError if too
+    large.
+    """
     import torch
 
     largest = torch.frexp(values.abs().amax(-1, keepdim=True))
@@ -204,7 +215,7 @@ def _e2m1_codes(values: torch.Tensor) -> torch.Tensor:
 
 @cache
 def _e2m1_bounds() -> torch.Tensor:
-    """The largest number that each magnitude but the last is nearest to; ties go to even codes."""
+    """Return the largest number that rounds to each magnitude but the last; ties go to even."""
     import torch
 
     middles = torch.tensor([(a + b) / 2 for a, b in pairwise(E2M1)])
@@ -225,9 +236,9 @@ def _int8_codes(values: torch.Tensor) -> torch.Tensor:
     return magnitudes | (values < 0).to(torch.uint8) << 7
 
 
-# bf16 holds 2^-133 … 2^127·1.99: 2^(scale − 1) and 2^(scale − 7) are among it, and so is the least
-# element, 2^-1 and 2^-9, times 2^(scale − 127). Half way from the largest element to what would
-# follow it are 7 and 464.
+# bf16 holds 2^-133 … 2^127·1.99. This includes 2^(scale − 1) and 2^(scale − 7), and the smallest
+# element, 2^-1 or 2^-9, times 2^(scale − 127). 7 and 464 are half way from the largest element to
+# the next number.
 _ELEMENTS = {
     MXFP4: _Element(2, 7 / 4, 1, 128, _e2m1_codes),
     FP8: _Element(8, 464 / 256, 7, 134, _e4m3_codes),
@@ -237,13 +248,13 @@ _ELEMENTS = {
 
 
 def _mxfp4_words(codes: torch.Tensor) -> torch.Tensor:
-    """Codes [tile, unit, block, h, g, 32] → int32 [tile, unit, g, t, block, h]."""
+    """Convert values [tile, unit, block, h, g, 32] to int32 [tile, unit, g, t, block, h]."""
     pairs = codes[..., 0::2] | codes[..., 1::2] << 4
     return E2M1_WORDS.placed(pairs).permute(0, 1, 4, 5, 2, 3)
 
 
 def _read_mxfp4(words: torch.Tensor) -> torch.Tensor:
-    """The inverse, as values: int32 [tile, unit, words] → fp32 [tile, unit, block, h, g, 32]."""
+    """Invert it: int32 [tile, unit, words] → fp32 [tile, unit, block, h, g, 32]."""
     import torch
 
     tiles, units, _ = words.shape
@@ -267,7 +278,7 @@ def _int8_words(codes: torch.Tensor) -> torch.Tensor:
 
 
 def _byte_words(codes: torch.Tensor, placed: PlacedWords) -> torch.Tensor:
-    """Codes [tile, unit, block, h, g, 32] → int32 [tile, unit, block, g, t, h, 2]."""
+    """Convert bytes [tile, unit, block, h, g, 32] to int32 [tile, unit, block, g, t, h, 2]."""
     words = placed.placed(codes).unflatten(-1, (4, 2))
     return words.permute(0, 1, 2, 4, 5, 3, 6)
 
@@ -291,7 +302,7 @@ def _int8_values(codes: torch.Tensor) -> torch.Tensor:
 
 
 def _read_bytes(words: torch.Tensor, placed: PlacedWords) -> torch.Tensor:
-    """The inverse of :func:`_byte_words`: u8 [tile, unit, block, h, g, 4, 8]."""
+    """Invert :func:`_byte_words`: u8 [tile, unit, block, h, g, 4, 8]."""
     tiles, units, _ = words.shape
     ordered = words.view(tiles, units, 2, HALF_ROWS, 4, 2, 2).permute(0, 1, 2, 5, 3, 4, 6)
     return placed.natural(ordered.flatten(-2))

@@ -1,8 +1,9 @@
-"""Storages with a byte for each code.
+"""Storages with a byte per quantized value.
 
-A unit has, for lane 4·g + t, blocks of 32 columns and halves h (rows g + 8·h),
+For lane 4·g + t, blocks of 32 columns and halves h (rows g + 8·h), a unit has
 
-    q8          [block][lane][h][2] u32   codes + 128 of columns 8t … 8t+3 and 8t+4 … 8t+7, in order
+    q8          [block][lane][h][2] u32   values + 128 of columns 8t … 8t+3 and 8t+4 … 8t+7, in
+    order
                 [g][block][h] fp16        scales, or bf16
     fp8         [block][lane][h][2] u32   e4m3 of the same columns, as ``E4M3_WORDS``
     fp8-block   [h] fp32                  the scale of eight rows' 64 columns
@@ -43,8 +44,8 @@ if TYPE_CHECKING:
 
 BYTE_BITS = 8
 _BIAS = 128
-# Four e4m3 codes of a word: the first two come to stand in bf16 pairs by a mask, the others by a
-# turn, a shift and two masks.
+# Four e4m3 values of a word: a mask moves the first two to bf16 pairs; the others take a rotation,
+# a shift and two masks.
 E4M3_WORDS = PlacedWords(
     (
         (4, 5, 6, 7, 8, 9, 10, 15),
@@ -58,12 +59,12 @@ _SCALE_LIMIT = 128.0
 
 
 def _lane_bytes(codes: torch.Tensor) -> torch.Tensor:
-    """Bytes [N, whole units] → [tile, unit, block, g, t, h, 8]."""
+    """Convert bytes [N, complete units] to [tile, unit, block, g, t, h, 8]."""
     return by_lane(codes).permute(0, 1, 4, 2, 3, 5, 6)
 
 
 def _from_lane_bytes(raw: torch.Tensor) -> torch.Tensor:
-    """The inverse, of bytes [tile, unit, 1024]."""
+    """Invert :func:`_lane_bytes`, for bytes [tile, unit, 1024]."""
     lanes = raw.unflatten(-1, (2, HALF_ROWS, 4, 2, 8))
     return from_lanes(lanes.permute(0, 1, 3, 4, 2, 5, 6))
 
@@ -106,7 +107,7 @@ def _pack_fp8(weight: GroupedCodes, scales: torch.Tensor, storage: Storage) -> t
 
     if not (scales.abs() < _SCALE_LIMIT).all():
         raise SpecbuildError(
-            f"a scale of an FP8 weight is {float(scales.abs().max()):g}, expected less than "
+            f"an FP8 weight has a scale of {float(scales.abs().max()):g}, expected less than "
             f"{_SCALE_LIMIT:g}, which kernels decode; build with --weights-dtype bf16"
         )
     codes = whole_units(weight.codes.view(torch.uint8))

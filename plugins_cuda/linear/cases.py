@@ -1,4 +1,4 @@
-"""Named cases of Linear, and how other dense ops draw their weights and rows."""
+"""Named cases of Linear, and random weights and rows for the cases of other dense ops."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ from specbuild.plugins_cuda.linear.storage import (
     Storage,
 )
 
-# Values of one large weight that are drawn; the rest of it repeats them, rescaled tile by tile.
+# Random values of a large weight; the other tiles repeat them with different scales.
 _DRAWN_VALUES = 1 << 24
 
 
 def draw(rng: np.random.Generator, *shape: int, scale: float = 1.0) -> np.ndarray:
-    """Normal fp32 values."""
+    """Return normal fp32 values."""
     return rng.standard_normal(shape, np.float32) * np.float32(scale)
 
 
 def draw_packed(
     rng: np.random.Generator, rows: int, columns: int, storage: Storage = BF16
 ) -> np.ndarray:
-    """A packed weight whose products with normed rows are about 1; any values are a valid one."""
+    """Return a packed weight whose products with normalized rows are about 1."""
     tiles, blocks, values = packed_shape(rows, columns)
     distinct = min(tiles, max(1, _DRAWN_VALUES // (blocks * values)))
     if storage in GROUP_STORAGES:
@@ -59,39 +59,39 @@ def draw_packed(
 
 
 def draw_codes(rng: np.random.Generator, rows: int, columns: int, storage: Storage) -> np.ndarray:
-    """A packed weight of random codes, with scales of such products."""
+    """Return a packed weight of random quantized values, with scales for such products."""
     return pack_codes(draw_groups(rng, rows, columns, storage), storage).numpy()
 
 
 def draw_groups(
     rng: np.random.Generator, rows: int, columns: int, storage: Storage
 ) -> GroupedCodes:
-    """Random codes of a weight, and numbers of its groups that ``storage`` has."""
+    """Return random quantized values of a weight, and the numbers of its groups in ``storage``."""
     import torch
 
     codec = codec_of(storage)
-    most = 1 << codec.bits
+    count = 1 << codec.bits
     if storage in (FP8_BLOCK, FP8_ROWS):
         drawn = torch.from_numpy(rng.integers(0, 127, (rows, columns), np.uint8))
         drawn |= torch.from_numpy(rng.integers(0, 2, (rows, columns), np.uint8)) << 7
         codes, middle, size = drawn.view(torch.float8_e4m3fn), 0, 100.0
     else:
         signed = storage is K_MIXED or (MINIMUM not in codec.parts and ZERO not in codec.parts)
-        middle = most // 2 if signed else 0
-        codes = torch.from_numpy(rng.integers(0, most, (rows, columns))) - middle
-        size = most / 4.0
+        middle = count // 2 if signed else 0
+        codes = torch.from_numpy(rng.integers(0, count, (rows, columns))) - middle
+        size = count / 4.0
     few = {SCALE: 64, MINIMUM: 64}
     products = BLOCK_SCALE in codec.parts
     parts: dict[str, GroupPart] = {}
     for name, part in codec.parts.items():
         shape = (rows, -(-columns // part))
         if name == ZERO:
-            made = rng.integers(0, most, shape)
+            made = rng.integers(0, count, shape)
         elif products and name in few:
             low = 0 if MINIMUM in codec.parts else -few[name]
             made = rng.integers(low, few[name], shape)
         else:
-            sign = -most / 2.0 if name in (MINIMUM, BLOCK_MINIMUM) else 1.0
+            sign = -count / 2.0 if name in (MINIMUM, BLOCK_MINIMUM) else 1.0
             rate = columns**-0.5 / size / (32 if products else 1)
             made = (sign * rng.uniform(0.5, 1.0, shape) * rate).astype(np.float16)
             if storage in (INT4_BF16, INT4_G32_BF16, Q8_BF16):
@@ -103,7 +103,7 @@ def draw_groups(
 
 
 def _coded(rng: np.random.Generator, drawn: np.ndarray, tiles: int, storage: Storage) -> np.ndarray:
-    """``drawn`` quantised and repeated to so many tiles, each by a half or not."""
+    """Quantize ``drawn`` and repeat it to ``tiles`` tiles, each multiplied by a half or not."""
     import torch
 
     coded = quantised(torch.from_numpy(drawn).bfloat16(), storage).numpy()
@@ -124,7 +124,7 @@ def linear(
     storage: Storage = BF16,
     prefix: str = "",
 ) -> Case:
-    """``tokens`` rows of ``columns`` values by a weight of ``rows`` rows."""
+    """``tokens`` rows of ``columns`` values times a weight of ``rows`` rows."""
 
     def make(rng: np.random.Generator) -> Arrays:
         return (
@@ -153,7 +153,7 @@ CASES: tuple[Case, ...] = (
 _CODED = (MXFP4, FP8)
 
 KERNEL_CASES: tuple[Case, ...] = (
-    # Wide tokens: rows in shared memory, and straight from L2, two blocks a step.
+    # Wide tokens: rows in shared memory, and directly from L2, two blocks per step.
     linear(2, 16, 9216, residual=True, storage=MXFP4),
     linear(8, 16, 9216, residual=True, storage=MXFP4),
     linear(3, 64, 9248, bias=True, storage=FP8),
@@ -164,16 +164,16 @@ KERNEL_CASES: tuple[Case, ...] = (
     linear(40, 80, 1056, bias=True),
     linear(75, 64, 64, residual=True),
     linear(21, 80, 1056, residual=True, scale=0.22),
-    # Panels: slices of two blocks and of four, of which a group's last panel may be half empty;
-    # rows that fill no last group of 8; more tiles than warps, and tiles for a part of them.
+    # Panels: slices of two blocks and of four, with a last panel that may be half empty; an
+    # incomplete last group of 8 rows; more tiles than warps, and tiles for some of them.
     linear(64, 48, 1024, bias=True),
     linear(33, 208, 1280, bias=True, residual=True),
     linear(40, 48, 1280, residual=True, scale=0.22),
     linear(70, 144, 1888, residual=True),
-    # Panels of codes: a last panel that is half empty, and slices of two panels.
+    # Panels with quantized weights: a last panel that is half empty, and slices of two panels.
     linear(40, 80, 1888, bias=True, residual=True, storage=MXFP4),
     linear(33, 48, 1280, storage=FP8),
-    # More panels than fit shared memory, twice: those of the first tiles come again.
+    # More panels than fit in shared memory, twice: those of the first tiles are read again.
     linear(120, 144, 2880, residual=True),
     linear(2, 192, 192, bias=True, residual=True),
     linear(1, 80, 1216, bias=True, residual=True),

@@ -1,4 +1,4 @@
-"""Units of codes as kernels load them: words by lane, and numbers of rows behind them."""
+"""Units of quantized checkpoints in the layout of kernels: words by lane, then numbers of rows."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ UNIT_COLUMNS = 2 * BLOCK
 
 
 def exact(scales: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The same numbers in another type. SpecbuildError where one is none of it."""
+    """Convert numbers to another type exactly; SpecbuildError if one is not representable."""
     stored = scales.to(dtype)
     wrong = scales[stored.float() != scales]
     if len(wrong):
         name = str(dtype).removeprefix("torch.")
         raise SpecbuildError(
-            f"a scale of a quantized weight is {float(wrong[0]):g}, expected a number of {name}, "
-            "as the checkpoint says; build with --weights-dtype bf16"
+            f"a quantized weight has a scale of {float(wrong[0]):g}, expected a {name} number as "
+            "in the checkpoint; build with --weights-dtype bf16"
         )
     return stored
 
 
 def scale_type(name: str) -> torch.dtype:
-    """A type of scales that safetensors calls so."""
+    """Return the type of scales with this safetensors name."""
     import torch
 
     return {"F16": torch.float16, "BF16": torch.bfloat16}[name]
 
 
 def whole_units(codes: torch.Tensor, fill: torch.Tensor | None = None) -> torch.Tensor:
-    """Codes [N, K] with columns of ``fill`` [N, 1], or zeros, to whole units."""
+    """Pad values [N, K] with columns of ``fill`` [N, 1], or zeros, to complete units."""
     import torch
 
     missing = -codes.shape[1] % UNIT_COLUMNS
@@ -45,35 +45,35 @@ def whole_units(codes: torch.Tensor, fill: torch.Tensor | None = None) -> torch.
 
 
 def by_lane(codes: torch.Tensor) -> torch.Tensor:
-    """Codes [N, columns of whole units] → [tile, unit, g, t, block, h, 8]."""
+    """Convert values [N, columns of complete units] to [tile, unit, g, t, block, h, 8]."""
     parts = codes.reshape(-1, 2, HALF_ROWS, codes.shape[1] // UNIT_COLUMNS, 2, 4, 8)
     return parts.permute(0, 3, 2, 5, 4, 1, 6)
 
 
 def from_lanes(lanes: torch.Tensor) -> torch.Tensor:
-    """The inverse of :func:`by_lane`."""
+    """Invert :func:`by_lane`."""
     tiles, units = lanes.shape[:2]
     return lanes.permute(0, 5, 2, 1, 4, 3, 6).reshape(tiles * TILE_ROWS, units * UNIT_COLUMNS)
 
 
 def by_row(numbers: torch.Tensor, of_unit: int) -> torch.Tensor:
-    """Numbers [N, units · of_unit] → [tile, unit, g, h, of_unit]."""
+    """Convert numbers [N, units · of_unit] to [tile, unit, g, h, of_unit]."""
     units = numbers.shape[1] // of_unit
     return numbers.reshape(-1, 2, HALF_ROWS, units, of_unit).permute(0, 3, 2, 1, 4)
 
 
 def from_rows(parts: torch.Tensor) -> torch.Tensor:
-    """The inverse of :func:`by_row`."""
+    """Invert :func:`by_row`."""
     return parts.permute(0, 3, 2, 1, 4).reshape(parts.shape[0] * TILE_ROWS, -1)
 
 
 def spread(parts: torch.Tensor, columns: int) -> torch.Tensor:
-    """Numbers [tile, unit, g, h, n], each of ``columns`` columns, as those of columns, [N, K]."""
+    """Repeat numbers [tile, unit, g, h, n] over ``columns`` columns each: [N, K]."""
     return from_rows(parts).float().repeat_interleave(columns, dim=1)
 
 
 def joined_bytes(*parts: torch.Tensor, size: int) -> torch.Tensor:
-    """Parts [tile, unit, …] as bytes one after the other, u8 [tile, unit, size]."""
+    """Concatenate parts [tile, unit, …] as bytes, u8 [tile, unit, size]."""
     import torch
     from torch.nn import functional as F
 
@@ -82,7 +82,7 @@ def joined_bytes(*parts: torch.Tensor, size: int) -> torch.Tensor:
 
 
 def split_bytes(packed: torch.Tensor, *sizes: int) -> list[torch.Tensor]:
-    """The inverse: the bytes [tile, unit, size] of each part; the last may be followed by more."""
+    """Invert it: return the bytes [tile, unit, size] of each part; further bytes are ignored."""
     rest = packed.shape[2] - sum(sizes)
     parts = packed.split([*sizes, rest] if rest else list(sizes), dim=2)
     return [part.contiguous() for part in parts[: len(sizes)]]

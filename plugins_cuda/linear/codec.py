@@ -1,4 +1,4 @@
-"""What a storage of a quantized checkpoint's codes is made from, and how."""
+"""The packing of quantized checkpoints: their forms, parts and codecs."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from specbuild.plugins_cuda.linear.code_units import UNIT_COLUMNS
 if TYPE_CHECKING:
     import torch
 
-# Parts of a weight beside its codes. Where blocks of groups have a scale or a minimum too, those of
-# the groups are whole numbers, and count in multiples of the block's.
+# Parts of a weight besides its quantized values. If blocks of groups have a scale or a minimum too,
+# those of groups are integers, in multiples of the block's.
 SCALE, ZERO, MINIMUM = "scale", "zero", "minimum"
 BLOCK_SCALE, BLOCK_MINIMUM = "block scale", "block minimum"
 
 
 @dataclass(frozen=True)
 class CodeForm:
-    """What decides a weight's storage.
+    """The properties that determine a weight's storage.
 
-    The numbers that its codes are (``int``, ``e4m3`` …) and their ``bits``; the (rows, columns) of
-    a scale; the type of scales as safetensors spells it; whether groups have minima or zero points;
+    They are the type of its quantized values (``int``, ``e4m3`` …) and their ``bits``; the (rows,
+    columns) of a scale; the safetensors type of scales; whether groups have minima or zero points;
     and whether scales and minima are products of a block's and a group's.
     """
 
@@ -37,13 +37,13 @@ class CodeForm:
 
 @dataclass(frozen=True)
 class GroupPart:
-    """Numbers [N, G], one for every ``columns`` columns."""
+    """Numbers [N, G], one per ``columns`` columns."""
 
     numbers: torch.Tensor
     columns: int
 
     def for_columns(self, columns: int, width: int) -> GroupPart:
-        """One for every ``columns`` columns, of all units that ``width`` columns take.
+        """Return one number per ``columns`` columns, for all units of a row of ``width`` columns.
 
         Those of columns past the width are zero.
         """
@@ -56,13 +56,13 @@ class GroupPart:
 
 @dataclass(frozen=True)
 class GroupedCodes:
-    """A weight [N, K]: ``codes`` [N, K] and the numbers of groups, by the names above."""
+    """A weight [N, K]: quantized ``codes`` [N, K] and the numbers of its groups, by part name."""
 
     codes: torch.Tensor
     parts: Mapping[str, GroupPart]
 
     def with_parts(self, columns: Mapping[str, int]) -> GroupedCodes:
-        """The weight with these parts, each for so many columns; minima that it lacks are zero."""
+        """Return the weight with these parts, one per so many columns; missing minima are zero."""
         width = self.codes.shape[1]
         none = GroupPart(self.codes.new_zeros(len(self.codes), 1).float(), width)
         minima = {MINIMUM: none, BLOCK_MINIMUM: none}
@@ -73,16 +73,16 @@ class GroupedCodes:
         )
 
     def numbers(self, name: str) -> torch.Tensor:
-        """The numbers of a part."""
+        """Return the numbers of a part."""
         return self.parts[name].numbers
 
 
 @dataclass(frozen=True)
 class Codec:
-    """How a storage is packed, and the fp32 values [N, columns of whole units] of what it packed.
+    """The packing of a storage, and its inverse to fp32 values [N, columns of complete units].
 
-    ``parts``: the columns of each part that a weight has. A code has ``bits`` bits. ``takes`` says
-    of a form whether the storage has its numbers.
+    ``parts`` are the columns of each part of a weight. A quantized value has ``bits`` bits.
+    ``takes`` returns whether the storage can hold the numbers of a form.
     """
 
     parts: Mapping[str, int]

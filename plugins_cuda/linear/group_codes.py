@@ -1,8 +1,8 @@
-"""Weights of quantized checkpoints in their own codes, in units as kernels decode them.
+"""Weights of quantized checkpoints in the values of the checkpoint, in units for kernels.
 
-The value of a code is ``(code - zero point) * scale + minimum`` in fp32, rounded once to bf16: the
-weight of an engine that dequantizes the checkpoint. ``nibble_codes.py`` and ``byte_codes.py``
-describe the storages.
+A value is dequantized as ``(code - zero point) * scale + minimum`` in fp32 and rounded once to
+bf16. This is the weight of an engine that stores the dequantized checkpoint. ``nibble_codes.py``
+and ``byte_codes.py`` describe the storages.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ GROUP_STORAGES = tuple(_CODECS)
 
 
 def code_storage(forms: Collection[CodeForm], columns: int) -> Storage | None:
-    """The storage of a weight of ``columns`` columns whose rows have such codes; None: none has."""
+    """Return the storage of a weight of ``columns`` columns with rows of these forms, or None."""
     for storage, codec in _CODECS.items():
         whole = all(f.block[1] >= columns or f.block[1] % codec.columns == 0 for f in forms)
         if whole and all(codec.takes(form) for form in forms):
@@ -33,28 +33,28 @@ def code_storage(forms: Collection[CodeForm], columns: int) -> Storage | None:
 
 
 def codec_of(storage: Storage) -> Codec:
-    """How a storage is packed."""
+    """Return the codec of a storage."""
     return _CODECS[storage]
 
 
 def aligned_parts(weight: GroupedCodes, storage: Storage) -> GroupedCodes:
-    """The weight with the parts that ``storage`` has, each for just the columns that share one.
+    """Return the weight with the parts of ``storage``, each for the columns that share one.
 
-    Rows of such weights can be joined.
+    Rows of such weights can be concatenated.
     """
     return weight.with_parts(_CODECS[storage].parts)
 
 
 def pack_codes(weight: GroupedCodes, storage: Storage) -> torch.Tensor:
-    """The packed form u8 [tiles, units, elements] of a weight in ``storage``.
+    """Pack a weight in ``storage``: u8 [tiles, units, elements].
 
-    SpecbuildError where a scale is no number of the type that kernels decode.
+    Raises SpecbuildError if a scale is not representable in the type that kernels decode.
     """
     return _CODECS[storage].pack(aligned_parts(weight, storage))
 
 
 def decoded_codes(packed: torch.Tensor, columns: int, storage: Storage) -> torch.Tensor:
-    """A packed weight as bf16 values [tiles, columns/32, 512], as ``packing.py`` places them."""
+    """Convert a packed weight to bf16 values [tiles, columns/32, 512] in ``packing.py``'s order."""
     import torch
 
     tiles = packed.shape[0]

@@ -1,14 +1,14 @@
 // Linear: y = SCALE · (x · Wᵀ (+ bias)) (+ residual) for up to 256 rows.
 //
 //   x         [rows, 32·K_BLOCKS] bf16, in
-//   weight    [TILE_COUNT, K_BLOCKS, 512] bf16, in, constant (linear/packing.py); or stored as
-//             WEIGHTS says (linear/block_scaled.py)
+//   weight    [TILE_COUNT, K_BLOCKS, 512] bf16, in, constant (linear/packing.py); or the format
+//             WEIGHTS (linear/block_scaled.py)
 //   bias      [16·TILE_COUNT] bf16, in, constant; null without HAS_BIAS
 //   residual  [rows, 16·TILE_COUNT] bf16, in; null without HAS_RESIDUAL
 //   y         [rows, 16·TILE_COUNT] bf16, out
 //
 // Grid (CTAs over rows of the weight, groups of 8·TOKEN_TILES tokens). Each byte of the weight is
-// read once for a group of tokens: O of GPT-OSS is 23.6 MB, 5.2 µs at 4.53 TB/s. Of more tokens
+// read once per group of tokens: O of GPT-OSS has 23.6 MB, 5.2 µs at 4.53 TB/s. With more tokens,
 // CTAs also split K (many_tokens.cu).
 #include "../_device/dense_few.cuh"
 #include "device/addends.cuh"
@@ -40,7 +40,7 @@ extern "C" __global__ void __launch_bounds__(Config::kWarps * 32, 1)
     return chunks.holds((chunks.first_tile(chunk) + e.tile) * kPairsPerTile + e.g);
   };
 
-  // What a thread adds to its first output is under way while the weights stream.
+  // The addends of a thread's first output are loaded while the weights stream.
   const Elements elements(tokens);
   const Element own = elements.at(threadIdx.x);
   const bool ahead = own.tile < Config::kTiles && elements.holds(own) && is_owned(own, 0);

@@ -1,4 +1,4 @@
-"""Linear on a GPU: a launch that streams the weight, and one in front where tokens are panels."""
+"""Linear on a GPU: a launch that streams the weight, after one that writes panels if required."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from specbuild.plugins_cuda.linear.projection import lower_product, projection_o
 
 
 def lower(request: LoweringRequest) -> Lowering:
-    """The launches; SpecbuildError for a decode launch of more than 256 rows."""
+    """Return the launches; SpecbuildError for a decode launch of more than 256 rows."""
     if request.phase == "prefill":
         return lower_prefill(request)
     return lower_product(
@@ -26,7 +26,7 @@ def lower(request: LoweringRequest) -> Lowering:
 
 
 def tactics(request: LoweringRequest) -> tuple[Tactic, ...]:
-    """Loads in flight and where they wait, rows a unit, and whether CTAs also split K."""
+    """Return loads in flight and their place, rows per unit, and whether CTAs also split K."""
     if request.phase == "prefill":
         return prefill_tactics(request)
     return dense_tactics(request, projection_of("Linear", request))

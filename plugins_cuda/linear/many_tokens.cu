@@ -1,12 +1,12 @@
-// Linear of more than a few tokens: y = SCALE · (x · Wᵀ (+ bias)) (+ residual), CTAs split K, too.
+// Linear for many tokens: y = SCALE · (x · Wᵀ (+ bias)) (+ residual); CTAs split K too.
 //
-//   x … y              as kernel.cu's
-//   workspace_tokens   with TOKENS_READY: x as token_panels.cu describes it
+//   x … y              see kernel.cu
+//   workspace_tokens   with TOKENS_READY: x in panels (token_panels.cu)
 //   workspace_sums     [groups of tokens][SLICES / GROUP_SLICES][TILE_COUNT][TOKEN_TILES][128] fp32
 //   workspace_arrived  [groups of tokens, CTAS] uint32, zeros before and after
 //
-// Grid (CTAs over rows of the weight and groups of slices of K, groups of 8·TOKEN_TILES tokens):
-// _device/many_tokens.cuh, with PANELS _device/many_panels.cuh.
+// Grid (CTAs over rows of the weight and groups of K slices, groups of 8·TOKEN_TILES tokens):
+// _device/many_tokens.cuh, or with PANELS _device/many_panels.cuh.
 #include "../_device/dense_many.cuh"
 #include "device/addends.cuh"
 #include "device/config.cuh"
@@ -17,7 +17,7 @@ constexpr int kOutputs = Config::kTileCount * 16;
 
 namespace {
 
-// The outputs as GroupSums::emit_all() takes them.
+// The outputs for GroupSums::emit_all().
 struct Outputs {
   struct Held {
     int64_t output;

@@ -1,7 +1,7 @@
-"""How a dense kernel of more than a few tokens is cut: CTAs split the rows of the weight and K.
+"""The launches of dense kernels for many tokens: CTAs split the rows of the weight and K.
 
-``_device/many_tokens.cuh`` and, for more rows, ``_device/many_panels.cuh`` describe the kernels;
-the order of sums is that of ``streaming.py``.
+``_device/many_tokens.cuh`` and, for more rows, ``_device/many_panels.cuh`` describe the kernels.
+The order of sums is that of ``streaming.py``.
 """
 
 from __future__ import annotations
@@ -24,57 +24,59 @@ from specbuild.plugins_cuda.linear.streaming import (
 from specbuild.plugins_cuda.rms_norms import rounding_code
 
 SUMS, ARRIVED, TOKENS = "workspace_sums", "workspace_arrived", "workspace_tokens"
-# From here on the tokens that every CTA would read and norm cost more than sharing them out.
+# From here on, reading and normalizing all tokens in every CTA costs more than splitting K.
 _FEWEST_ROWS = 17
-# The same beside a weight of 4 or 8 bits that is not twice what all CTAs read of the tokens.
+# The same with a weight of 4 or 8 bits, unless it has twice the bytes that all CTAs read of tokens.
 _FEWEST_ROWS_BY_CODES = 9
-# From here on tokens as panels, which warpgroups share, cost less than as fragments of each warp.
+# From here on, panels, which warpgroups share, cost less than fragments in each warp.
 FEWEST_PANEL_ROWS = 33
-# Below this the whole of K is little for a warp, and there is nothing to share out.
+# With fewer blocks, all of K is little work for a warp, and a split gains nothing.
 _FEWEST_BLOCKS = 32
 _MAX_WARPS = 16
-# Decoding for 64 tokens takes more registers than 16 warps leave each.
+# Decoding for 64 tokens needs more registers than each of 16 warps has.
 _MAX_WARPS_OF_CODES = {1: 16, 2: 16, 4: 16, 8: 12}
 _HALF_TILE_BYTES = _FRAGMENT_BYTES = 512
-# What a kernel's static variables take, aligned.
+# The static shared memory of a kernel, aligned.
 _STATIC_BYTES = 1024
-# 16-byte loads of weights that a lane keeps in flight, by groups of 8 tokens.
+# 16-byte loads of weights of a lane in flight, by groups of 8 tokens.
 _LOADS = {1: 20, 2: 20, 4: 12, 8: 16}
-# The same of weights that are decoded.
+# The same for weights that are decoded.
 _LOADS_OF_CODES = {1: 12, 2: 12, 4: 12, 8: 9}
-# Steps in flight of a candidate that takes few registers.
+# Steps in flight of a candidate with few registers.
 _FEW_STEPS = 2
-# Two warpgroups multiply by panels: with 224 to 255 registers a lane they keep as much in flight as
-# four would. Three decode codes, where their sums leave space and none beside them brings rows.
+# Two warpgroups multiply by panels. With 224 to 255 registers per lane they have as many loads in
+# flight as four would have. For quantized weights there are three, if their sums leave registers
+# and no warpgroup copies rows.
 PANEL_WARPS, _PANEL_WARPS_OF_CODES, _MAX_COLUMNS_OF_CODES = 8, 12, 96
-# Of the warpgroup that brings tokens beside them where no launch in front does (row_panels.cuh).
+# The warpgroup that copies tokens, if no previous launch writes panels (row_panels.cuh).
 _ROW_WARPS = 4
-# 16-byte loads of weights that a lane keeps in flight beside the sums of up to 64 tokens: of one
-# slice of K, of several long ones that meet, of several short ones; and beside more tokens' sums.
+# 16-byte loads of weights of a lane in flight, with sums of up to 64 tokens: for one slice of K,
+# for several long ones that are added, for several short ones.
 _PANEL_LOADS_OF_SLICE, _PANEL_LOADS_OF_LONG, _PANEL_LOADS_OF_SHORT = 36, 32, 24
-# The latter by whether a launch in front brings the tokens: who does so beside takes registers.
+# The same with more tokens, by whether a previous launch writes panels: copying needs registers.
 _PANEL_LOADS_OF_MOST = {True: 20, False: 16}
 _FEW_PANEL_LOADS = 12
-# Those of codes: of one slice of K; of several, which take registers for sums twice. All of a tile,
-# as long as the compiler finds registers: it does so beside 64 tokens, but not beside 48 or 80.
+# The same for quantized weights: for one slice of K, and for several, which need registers for two
+# sets of sums. They are all loads of a tile, if the compiler has enough registers: it has with 64
+# tokens, but not with 48 or 80.
 _PANEL_LOADS_OF_CODES, _PANEL_LOADS_OF_SOME_CODES, _PANEL_LOADS_OF_MOST_CODES = 18, 15, 5
 _FEW_PANEL_ROWS_OF_CODES = 48
 _LONG_SLICE_BLOCKS = 8
 FEW_PANEL_ROWS, MAX_PANEL_ROWS = 64, 128
-# wgmma takes multiples of 16 tokens; what a token of a panel takes, and a panel's two barriers.
+# wgmma processes multiples of 16 tokens; bytes of a token in a panel; a panel's two barriers.
 _COLUMNS_STEP, PANEL_ROW_BYTES, _BARRIER_BYTES = 16, 128, 16
-# Of the launch that brings tokens into panels as they are, and tokens that a CTA norms.
+# Warps of the launch that writes panels without a norm, and tokens of a CTA that normalizes.
 _TOKEN_WARPS, _NORMED_TOKENS = 8, 2
-# A panel's 64 columns.
+# The 64 columns of a panel.
 _PANEL_BLOCKS = 2
 
 
 @dataclass(frozen=True)
 class ManyTokens:
-    """The launch, but for its kernel, and the workspaces that it shares with the tokens'.
+    """The launch without its kernel, and the workspaces that it shares with the launch of tokens.
 
-    ``ready``: whether a launch in front brings the tokens into their order. ``panels``: whether
-    this is that of panels, of ``token_tiles`` groups of 8.
+    ``ready``: whether a previous launch writes the tokens in their final form. ``panels``: whether
+    tokens are panels of ``token_tiles`` groups of 8.
     """
 
     cut: Streaming
@@ -85,19 +87,19 @@ class ManyTokens:
 
 
 def many_tokens(request: LoweringRequest, dense: Dense) -> ManyTokens | None:
-    """The cut for many tokens; None where few are, or where a group's tokens do not fit.
+    """Return the launch for many tokens; None if there are few, or a group's tokens do not fit.
 
-    SpecbuildError for more rows than a decode launch may have, or an unknown tactic.
+    Raises SpecbuildError for more rows than a decode launch may have, or an unknown tactic.
     """
     require_decode_rows(dense.op, dense.rows)
     require_tactic(dense.op, request.tactic, STREAMING_KEYS)
     tokens_weigh = dense.weight_bytes < 2 * request.target.multiprocessors * dense.token_bytes
-    # Where decoding takes longer, sharing out the tokens gains less than adding up sums costs.
+    # If decoding takes longer, splitting K gains less than the addition of sums costs.
     is_slow = dense.storage.heavy and dense.storage.loads == 1
     weighs_tokens = dense.storage.scaled and not is_slow and tokens_weigh
     fewest = _FEWEST_ROWS_BY_CODES if weighs_tokens else _FEWEST_ROWS
-    wanted = dense.rows >= fewest and dense.blocks >= _FEWEST_BLOCKS
-    if not request.tactic.get("many", int(wanted)):
+    is_useful = dense.rows >= fewest and dense.blocks >= _FEWEST_BLOCKS
+    if not request.tactic.get("many", int(is_useful)):
         return None
     if request.tactic.get("panels", int(dense.rows >= FEWEST_PANEL_ROWS)):
         panels = _by_panels(request, dense)
@@ -140,14 +142,14 @@ def many_tokens(request: LoweringRequest, dense: Dense) -> ManyTokens | None:
 def dense_kernel(
     folder: str, constants: tuple[tuple[str, int | float | str], ...], many: ManyTokens | None
 ) -> Kernel:
-    """The kernel of an op's folder that is named like it; of many tokens ``<folder>_of_many``."""
+    """Return the kernel named like its folder, or ``<folder>_of_many`` for many tokens."""
     if many is None:
         return Kernel(folder, folder, constants)
     return Kernel(folder, f"{folder}_of_many", constants, "many_tokens.cu")
 
 
 def _by_panels(request: LoweringRequest, dense: Dense) -> ManyTokens | None:
-    """The cut where tokens are panels; None where a panel would lie in two slices of K."""
+    """Return the launch with panels; None if a panel would be in two slices of K."""
     slice_blocks, group_slices = dense.slice_blocks, dense.group_slices
     storage = dense.storage
     if slice_blocks % _PANEL_BLOCKS:
@@ -202,23 +204,23 @@ def _panel_loads(dense: Dense, columns: int, *, ready: bool) -> int:
 
 
 def panel_columns(rows: int, passes: int) -> int:
-    """Tokens of a panel where so many passes take ``rows`` rows."""
+    """Return the tokens of a panel if ``passes`` passes process ``rows`` rows."""
     return -(-rows // passes // _COLUMNS_STEP) * _COLUMNS_STEP
 
 
 def panel_bytes(blocks: int, columns: int) -> int:
-    """Bytes of ``columns`` tokens of ``blocks`` blocks as panels."""
+    """Return the bytes of ``columns`` tokens of ``blocks`` blocks as panels."""
     return -(-blocks // _PANEL_BLOCKS) * columns * PANEL_ROW_BYTES
 
 
 def panel_depth(panels: int, loads: int, storage: Storage = BF16) -> int:
-    """Blocks of a tile that a lane keeps in flight, whole panels, by about ``loads`` loads."""
+    """Return a tile's blocks in flight in a lane: complete panels, about ``loads`` loads."""
     loads_of_panel = storage.units(_PANEL_BLOCKS) * storage.loads
     return _PANEL_BLOCKS * deep_enough(panels, loads // loads_of_panel)
 
 
 def _groups_and_shares(request: LoweringRequest, dense: Dense) -> tuple[int, int]:
-    """Groups of slices of K, and shares of the weight's tiles: a CTA has one of each."""
+    """Return the groups of K slices, and the shares of tiles: a CTA has one of each."""
     groups = dense.slices // dense.group_slices
     ctas = request.tactic.get("ctas", request.target.multiprocessors)
     return groups, min(dense.tiles, max(1, ctas // groups))
@@ -237,7 +239,7 @@ def _workspaces(
 
 
 def dense_tactics(request: LoweringRequest, dense: Dense) -> tuple[Tactic, ...]:
-    """The candidates of a dense decode launch, the default first."""
+    """Return the candidates of a dense decode launch, the default first."""
     if dense.rows <= TOKENS_PER_TILE:
         shared_out = ({"many": 1},) if dense.storage.scaled and dense.rows > 1 else ()
         return (*streaming_tactics(request, dense), *shared_out)
@@ -259,7 +261,7 @@ def dense_tactics(request: LoweringRequest, dense: Dense) -> tuple[Tactic, ...]:
 def ready_tokens(
     dense: Dense, many: ManyTokens, *, eps: float = 0.0, rounding: str = "gpt_oss"
 ) -> OpLaunch:
-    """The launch that brings the tokens of ``dense`` into ``workspace_tokens``, normed or not."""
+    """Return the launch that writes the tokens of ``dense`` to ``workspace_tokens``."""
     if dense.normed:
         return normed_tokens(
             dense, many.token_tiles, eps=eps, rounding=rounding, panels=many.panels
@@ -285,10 +287,10 @@ def normed_tokens(
     panels: bool,
     gathered: bool = False,
 ) -> OpLaunch:
-    """The launch that norms the tokens of ``dense`` into ``workspace_tokens``.
+    """Return the launch that normalizes the tokens of ``dense`` to ``workspace_tokens``.
 
-    ``panels``: they become panels of ``token_tiles`` groups of 8, else fragments. ``gathered``:
-    they are the rows ``logit_rows`` of ``x``.
+    With ``panels`` the results are panels of ``token_tiles`` groups of 8, else fragments. With
+    ``gathered`` the tokens are the rows ``logit_rows`` of ``x``.
     """
     blocks, rows, slices = dense.blocks, dense.rows, dense.slices
     shared_bytes = dense.fragment_bytes(1) + norm_bytes(blocks, 1)

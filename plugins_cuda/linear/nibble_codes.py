@@ -1,6 +1,6 @@
-"""Storages with four bits of each code in a word, and what more it has behind it.
+"""Storages with four bits of each value in a word, and further bits after them.
 
-A unit has, for lane 4·g + t, blocks of 32 columns and halves h (rows g + 8·h),
+For lane 4·g + t, blocks of 32 columns and halves h (rows g + 8·h), a unit has
 
     all         [lane][block][h] u32   four bits of columns 8t … 8t+7: column 2i at bits 4i, 2i + 1
                                        at 16 + 4i
@@ -21,8 +21,8 @@ A unit has, for lane 4·g + t, blocks of 32 columns and halves h (rows g + 8·h)
                 [g][h] fp16            the minimum of a row's 256 columns
                 [g][h][block] u8       the multiples of it in each block
 
-Rows of Q4_K and Q5_K that share a weight with Q6_K's are stored as k-mixed, with the same numbers.
-Columns that fill the last unit have the code of zero, or numbers that are never multiplied.
+Rows of Q4_K and Q5_K in one weight with Q6_K's are stored as k-mixed, with the same numbers.
+Columns that pad the last unit have values of zero, or numbers that are never multiplied.
 """
 
 from __future__ import annotations
@@ -74,12 +74,12 @@ _SIX_BIT_COLUMNS, _SIX_BIT_MIDDLE, _MULTIPLE_BIAS = 16, 32, 128
 
 
 def nibble_words(codes: torch.Tensor) -> torch.Tensor:
-    """Four bits of codes [N, whole units] → int32 [tile, unit, g, t, block, h]."""
+    """Convert four bits of values [N, complete units] to int32 [tile, unit, g, t, block, h]."""
     return _bit_words(by_lane(codes), _NIBBLE_BITS)
 
 
 def _bit_words(lanes: torch.Tensor, step: int) -> torch.Tensor:
-    """Small codes [..., 8] → int32: column 2i at bits step · i, column 2i + 1 at 16 more."""
+    """Pack small values [..., 8] to int32: column 2i at bits step · i, column 2i + 1 at 16 more."""
     import torch
 
     pairs = lanes.to(torch.int32).unflatten(-1, (4, 2))
@@ -89,7 +89,7 @@ def _bit_words(lanes: torch.Tensor, step: int) -> torch.Tensor:
 
 
 def _word_bits(words: torch.Tensor, step: int, bits: int, first: torch.Tensor) -> torch.Tensor:
-    """The inverse: codes of ``bits`` bits [..., 8], which begin at bit ``first`` of the word."""
+    """Invert it: return values of ``bits`` bits [..., 8], from bit ``first`` of the word on."""
     import torch
 
     shifts = first[..., None, None] + torch.arange(4, dtype=torch.int32)[:, None] * step
@@ -98,14 +98,14 @@ def _word_bits(words: torch.Tensor, step: int, bits: int, first: torch.Tensor) -
 
 
 def _lane_words(raw: torch.Tensor, *shape: int) -> torch.Tensor:
-    """Bytes of lanes as int32 [tile, unit, g, t, …]."""
+    """Return the bytes of lanes as int32 [tile, unit, g, t, …]."""
     import torch
 
     return raw.view(torch.int32).unflatten(-1, (HALF_ROWS, 4, *shape))
 
 
 def _nibbles(raw: torch.Tensor) -> torch.Tensor:
-    """Bytes [tile, unit, 512] → lanes [tile, unit, g, t, block, h, 8]."""
+    """Convert bytes [tile, unit, 512] to lanes [tile, unit, g, t, block, h, 8]."""
     import torch
 
     words = _lane_words(raw, 2, 2)
@@ -113,7 +113,7 @@ def _nibbles(raw: torch.Tensor) -> torch.Tensor:
 
 
 def _halves(raw: torch.Tensor, *shape: int) -> torch.Tensor:
-    """Bytes as fp16 [tile, unit, g, …]."""
+    """Return bytes as fp16 [tile, unit, g, …]."""
     import torch
 
     return raw.view(torch.float16).unflatten(-1, (HALF_ROWS, *shape))
@@ -172,7 +172,7 @@ def _read_q4_1(packed: torch.Tensor) -> torch.Tensor:
 
 
 def _k_codec(bits: int, storage: Storage) -> Codec:
-    """Q4_K, and Q5_K with a fifth bit."""
+    """Return the codec of Q4_K, or of Q5_K with a fifth bit."""
 
     def pack(weight: GroupedCodes) -> torch.Tensor:
         import torch
@@ -220,14 +220,14 @@ def _k_codec(bits: int, storage: Storage) -> Codec:
 
 
 def _fifth_places() -> torch.Tensor:
-    """Where the fifth bits of a lane's words begin, int32 [block, h]."""
+    """Return the first fifth bit of a lane's words, int32 [block, h]."""
     import torch
 
     return torch.tensor([[0, 4], [8, 12]], dtype=torch.int32)
 
 
 def _six_bit_codec(storage: Storage) -> Codec:
-    """Q6_K, and K-quants of other types beside it."""
+    """Return the codec of Q6_K, or of Q6_K together with other K-quants."""
     has_minima = storage is K_MIXED
 
     def pack(weight: GroupedCodes) -> torch.Tensor:
@@ -247,7 +247,7 @@ def _six_bit_codec(storage: Storage) -> Codec:
     def values(packed: torch.Tensor) -> torch.Tensor:
         import torch
 
-        words, more, groups, blocks, least, multiples = split_bytes(
+        words, more, groups, blocks, minima, multiples = split_bytes(
             packed, LOAD_BYTES, LOAD_BYTES // 2, 4 * TILE_ROWS, 2 * TILE_ROWS,
             *(2 * (2 * TILE_ROWS * has_minima,)),
         )  # fmt: skip
@@ -255,11 +255,11 @@ def _six_bit_codec(storage: Storage) -> Codec:
         codes = _nibbles(words) | _word_bits(high, 2, 2, torch.tensor([0, 8])) << _NIBBLE_BITS
         scale = spread(groups.unflatten(-1, (HALF_ROWS, 2, 4)), _SIX_BIT_COLUMNS) - _MULTIPLE_BIAS
         scale = scale * spread(_halves(blocks, 2, 1), UNIT_COLUMNS)
-        found = (from_lanes(codes).float() - _SIX_BIT_MIDDLE) * scale
+        values_of_codes = (from_lanes(codes).float() - _SIX_BIT_MIDDLE) * scale
         if has_minima:
             parts = spread(multiples.unflatten(-1, (HALF_ROWS, 2, 2)), BLOCK)
-            found = found + parts * spread(_halves(least, 2, 1), UNIT_COLUMNS)
-        return found
+            values_of_codes = values_of_codes + parts * spread(_halves(minima, 2, 1), UNIT_COLUMNS)
+        return values_of_codes
 
     def takes(form: CodeForm) -> bool:
         return form.has_factors and form.bits <= _SIX_BITS and form.has_minima <= has_minima
@@ -283,6 +283,6 @@ NIBBLE_CODECS = {
     Q4_K: _k_codec(4, Q4_K),
     Q5_K: _k_codec(5, Q5_K),
     Q6_K: _six_bit_codec(Q6_K),
-    # Behind those that it can stand in for.
+    # After the storages that it can replace.
     K_MIXED: _six_bit_codec(K_MIXED),
 }

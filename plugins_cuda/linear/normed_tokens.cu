@@ -1,23 +1,23 @@
-// Normed tokens as fragments or panels, for kernels that share them out by columns.
+// Normalized tokens as fragments or panels, for kernels in which CTAs split K.
 //
 //   x                 [T, 32·K_BLOCKS] bf16, in
-//   logit_rows        [rows] int32, in: the rows of x that are normed; null without HAS_ROWS: all
+//   logit_rows        [rows] int32, in: the rows of x to normalize; null without HAS_ROWS: all
 //   norm              [32·K_BLOCKS] bf16, in, constant
 //   workspace_tokens  [groups of 8·TOKEN_TILES tokens][SLICES · blocks of a slice][TOKEN_TILES]
 //                     [lane] 16 bytes, out; with PANELS [groups of 8·TOKEN_TILES tokens] panels
-//                     (_device/prefill_panel.cuh). Places past the tokens are left as they are,
-//                     and so is the half of a panel past K: nobody multiplies by it
+//                     (_device/prefill_panel.cuh). Entries past the tokens, and the half of a panel
+//                     past K, are not written, because they are not used
 //
-// Grid: one CTA for TOKENS of 8 tokens, a warp for a slice of the columns: the order of sums is the
-// same as where a kernel norms tokens for itself. A CTA has few of them, since its time is that of
-// what one SM reads and writes; lanes without a token cost none.
+// Grid: one CTA for TOKENS of 8 tokens, with a warp per slice of the columns. The order of sums is
+// that of kernels that normalize tokens themselves. A CTA has few tokens, because its time is that
+// of the reads and writes of one SM; lanes without a token cost nothing.
 #include "../_device/prefill_panel.cuh"
 #include "../_device/token_fragments.cuh"
 #include "device/config.cuh"
 
 using Fragments = TokenFragments<Config::kKBlocks, Config::kSlices, 1>;
 constexpr int kWidth = Config::kKBlocks * 32;
-static_assert(kTokensPerTile % Config::kTokens == 0, "a CTA's tokens are of one tile");
+static_assert(kTokensPerTile % Config::kTokens == 0, "a CTA's tokens are in one tile");
 static_assert(Config::kSharedBytes == Fragments::kBytes + Fragments::kNormBytes,
               "as the launch says");
 
@@ -54,7 +54,7 @@ extern "C" __global__ void __launch_bounds__(Config::kSlices * 32)
     for (int b = 0; b < kSliceBlocks; ++b) {
       const int block = warp * kSliceBlocks + b;
       if (block >= Config::kKBlocks) break;
-      // A pair of each of the four lanes of the token.
+      // A pair from each of the four lanes of the token.
       const uint32_t* of_token = reinterpret_cast<const uint32_t*>(fragments.at(block, 0) - t) + t;
       *reinterpret_cast<uint4*>(panels +
                                 panel_chunk(block / 2, block % 2 * 4 + t, token % kRows, kRows)) =

@@ -1,4 +1,4 @@
-"""Linear: a projection of packed weights, with a bias and a residual where there are some."""
+"""Linear: a projection by a packed weight, with an optional bias and residual."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from specbuild.plugins_cuda.traffic import Weights
 if TYPE_CHECKING:
     import torch
 
-# Units of a tile's columns, and what stores one: see ``storage.py``.
+# Units of a tile's columns, and the elements of one: see ``storage.py``.
 PACKED_AXES = ("tiles", "units", "elements")
 
 
@@ -25,10 +25,10 @@ def reference(
     *,
     scale: float = 1.0,
 ) -> torch.Tensor:
-    """``residual + scale · (x · Wᵀ + bias)`` [T, N]: x [T, K], packed ``weight`` of [N, K].
+    """Return ``residual + scale · (x · Wᵀ + bias)`` [T, N]: x [T, K], packed ``weight`` of [N, K].
 
-    Sums in fp32; what is added to the residual is rounded to its type first, and again where
-    ``scale`` multiplies it.
+    Sums are fp32. The addend of the residual is rounded to its type first, and again after a
+    multiplication by ``scale``.
     """
     y = x.float() @ unpack_rows(decoded(weight, x.shape[1])).float().T
     if bias is not None:

@@ -1,10 +1,10 @@
-"""The packed form of a dense weight: tiles of 16 rows × 32 columns, as tensor cores take them.
+"""The packed form of a dense weight: tiles of 16 rows × 32 columns in the layout of tensor cores.
 
-``[N/16, K/32, 512]``: a tile holds, for each half h (rows 8h … 8h+7) and each lane = 4·g + t, the
-eight values of row g + 8h at columns 8t … 8t+7. A warp that loads 16 bytes a lane thus reads half a
-tile, 512 contiguous bytes, and has the A operand of two ``mma.m16n8k16``: the first takes values
-0–3 of each lane, the second values 4–7. The B operand of lane (g, t) is then 16 contiguous bytes of
-token g: an mma sums over its k in any order, as long as A and B agree on it.
+``[N/16, K/32, 512]``: for each half h (rows 8h … 8h+7) and each lane = 4·g + t, a tile holds the
+eight values of row g + 8h at columns 8t … 8t+7. A warp that loads 16 bytes per lane reads half a
+tile, 512 contiguous bytes, and has the A operand of two ``mma.m16n8k16``: the first uses values 0–3
+of each lane, the second values 4–7. The B operand of lane (g, t) is then 16 contiguous bytes of
+token g. An mma may sum over its k in any order that A and B share.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ _LANE_VALUES = 8
 
 
 def packed_shape(rows: int, columns: int) -> tuple[int, int, int]:
-    """The shape of a packed weight [rows, columns]; SpecbuildError where tiles do not fit."""
+    """Return the shape of a packed weight [rows, columns]; SpecbuildError for incomplete tiles."""
     if rows % TILE_ROWS or columns % BLOCK:
         raise SpecbuildError(
-            f"a weight of {rows} x {columns} cannot be packed: rows must be a multiple of "
-            f"{TILE_ROWS} and columns of {BLOCK}; build for the cpu backend"
+            f"a weight of {rows} x {columns} cannot be packed: expected rows in a multiple of "
+            f"{TILE_ROWS} and columns in a multiple of {BLOCK}; build for the cpu backend"
         )
     return rows // TILE_ROWS, columns // BLOCK, TILE_VALUES
 
 
 def whole_tiles(rows: torch.Tensor) -> torch.Tensor:
-    """``rows`` [N, ...] with zeros behind them, up to a multiple of a tile's rows."""
+    """Pad ``rows`` [N, ...] with zeros to a multiple of a tile's rows."""
     missing = -len(rows) % TILE_ROWS
     if not missing:
         return rows
@@ -42,14 +42,14 @@ def whole_tiles(rows: torch.Tensor) -> torch.Tensor:
 
 
 def pack_rows(weight: torch.Tensor) -> torch.Tensor:
-    """``weight`` [N, K] → [N/16, K/32, 512], rows in order."""
+    """Pack ``weight`` [N, K] to [N/16, K/32, 512], with rows in order."""
     tiles, blocks, _ = packed_shape(*weight.shape)
     parts = weight.reshape(tiles, 2, HALF_ROWS, blocks, BLOCK // _LANE_VALUES, _LANE_VALUES)
     return parts.permute(0, 3, 1, 2, 4, 5).reshape(tiles, blocks, TILE_VALUES)
 
 
 def unpack_rows(packed: torch.Tensor) -> torch.Tensor:
-    """The inverse of :func:`pack_rows`."""
+    """Invert :func:`pack_rows`."""
     tiles, blocks, _ = packed.shape
     parts = packed.reshape(tiles, blocks, 2, HALF_ROWS, BLOCK // _LANE_VALUES, _LANE_VALUES)
     return parts.permute(0, 2, 3, 1, 4, 5).reshape(tiles * TILE_ROWS, blocks * BLOCK)

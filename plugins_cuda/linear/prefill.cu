@@ -1,15 +1,16 @@
-// Linear over a prompt chunk: y = SCALE · (x·Wᵀ (+ bias)) (+ residual).
+// Linear in prefill: y = SCALE · (x·Wᵀ (+ bias)) (+ residual).
 //
 //   x           bf16 [rows, K]            in
-//   weight      bf16 [N/16, K/32, 512]    in   packed (linear/packing.py), or as WEIGHTS says
+//   weight      bf16 [N/16, K/32, 512]    in   packed (linear/packing.py), or the format WEIGHTS
 //   bias        bf16 [N]                  in   HAS_BIAS
 //   residual    bf16 [rows, N]            in   HAS_RESIDUAL
 //   y           bf16 [rows, N]            out
 //   workspace   K rounded up to 64 · rows rounded up to COLUMNS, bf16: panels of x
 //
-// Two launches: x as panels, then the GEMM. Numbers, 2048 rows, 4096 → 2880: 48.3 GFLOP; 17 MB of x
-// (in, and out as panels, in L2), 24 MB of weights, 24 MB of y and residual. 192 tokens a tile:
-// 253 tiles are 1.92 waves of 132 CTAs; about 90 µs at 530 TFLOP/s, and 7 µs for the panels.
+// Two launches: x as panels, then the GEMM. 2048 rows, 4096 → 2880, take 48.3 GFLOP. They move 17
+// MB of x (read, and written as panels, in L2), 24 MB of weights, and 24 MB of y and residual. With
+// 192 tokens per tile, 253 tiles are 1.92 waves of 132 CTAs: about 90 µs at 530 TFLOP/s, and 7 µs
+// for the panels.
 #include "../_device/prefill_biased.cuh"
 #include "../_device/prefill_rows.cuh"
 #include "device/addends.cuh"

@@ -1,4 +1,4 @@
-"""Linear over a prompt chunk: x as panels, then the tensor-core GEMM."""
+"""Linear in prefill: x as panels, then the tensor-core GEMM."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from specbuild.plugins_cuda.prefill_gemm import (
 
 
 def lower_prefill(request: LoweringRequest) -> Lowering:
-    """``x`` [T, K], packed ``weight``, ``bias``?, ``residual``? → ``y`` [T, N].
+    """Return the launches for ``x`` [T, K], packed ``weight``, ``bias``?, ``residual``? → ``y`` [T,
+    N].
 
-    SpecbuildError where the weight is packed for another K, or the tactic is unknown.
+    Raises SpecbuildError if the weight is packed for another K, or the tactic is unknown.
     """
     gemm = dense_gemm(request, "weight", ROWS_STAGING)
     constants = (
@@ -33,5 +34,5 @@ def lower_prefill(request: LoweringRequest) -> Lowering:
 
 
 def prefill_tactics(request: LoweringRequest) -> tuple[Tactic, ...]:
-    """Tokens of a tile, and whether wgmma computes it."""
+    """Return the tokens of a tile, and whether wgmma computes it."""
     return dense_tactics(request, "weight")

@@ -1,4 +1,4 @@
-"""Projections with an epilogue of their own: the launches that they share."""
+"""The launches of projections with a specific epilogue."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from specbuild.plugins_cuda.rms_norms import rounding_code
 
 
 def projection_of(op: str, request: LoweringRequest) -> Dense:
-    """The product of an op with inputs ``x`` [T, K], ``weight`` and, where it norms, ``norm``."""
+    """Return the product of an op with inputs ``x`` [T, K], ``weight`` and an optional ``norm``."""
     tensors = request.tensors
     rows, width = tensors["x"].shape
     tiles, blocks, storage = weight_tiles(tensors["weight"], width)
@@ -33,12 +33,12 @@ def lower_projection(
     arguments: tuple[str, ...],
     triggers_late: bool = False,
 ) -> Lowering:
-    """The kernel named like its ``folder``, which norms for itself; or, where CTAs split K too,
-    ``<folder>_of_many``, behind a launch that norms or brings the rows into panels if it needs one.
+    """Return the kernel named like its ``folder``, which normalizes itself; for many tokens others.
 
-    ``constants`` and ``arguments`` are the op's own: those of the cut, the norm and the rows come
-    beside them; ``triggers_late`` is the launch's. The norm is GPT-OSS's where the op has no
-    attribute ``rounding``. SpecbuildError for over 256 rows.
+    If CTAs split K too, this is ``<folder>_of_many``, after a launch that normalizes the rows or
+    writes panels, if required. ``constants`` and ``arguments`` are those of the op; those of the
+    cut, the norm and the rows are added. ``triggers_late`` is that of the launch. The norm is
+    GPT-OSS's if the op has no attribute ``rounding``. Raises SpecbuildError for over 256 rows.
     """
     many = many_tokens(request, dense)
     cut = many.cut if many else streaming(request, dense)
@@ -75,8 +75,9 @@ def lower_product(
     constants: tuple[tuple[str, int | float], ...],
     arguments: tuple[str, ...],
 ) -> Lowering:
-    """As :func:`lower_projection`, of an op that never norms: a launch in front of it only brings
-    rows into panels. ``arguments`` begin with ``x``.
+    """Return the launches as :func:`lower_projection`, for an op without a norm.
+
+    A previous launch only writes panels. ``arguments`` start with ``x``.
     """
     many = many_tokens(request, dense)
     cut = many.cut if many else streaming(request, dense)

@@ -1,17 +1,18 @@
-"""How a packed dense weight is stored: bf16, or codes with scales.
+"""The storage formats of packed dense weights: bf16, or quantized values with scales.
 
-A tile of 16 rows is cut into *units* of one or two blocks of 32 columns, which kernels load whole:
+A tile of 16 rows is divided into *units* of one or two blocks of 32 columns, which kernels load
+completely:
 
     bf16   [N/16, K/32, 512]         bf16   the values (``packing.py``)
-    fp8    [N/16, ⌈K/64⌉, 1056]      uint8  1024 e4m3 codes and 32 scales (``block_scaled.py``)
-    mxfp4  [N/16, ⌈K/64⌉, 544]       uint8  1024 e2m1 codes, two a byte, and 32 scales
+    fp8    [N/16, ⌈K/64⌉, 1056]      uint8  1024 e4m3 values and 32 scales (``block_scaled.py``)
+    mxfp4  [N/16, ⌈K/64⌉, 544]       uint8  1024 e2m1 values, two per byte, and 32 scales
     int8   [N/16, ⌈K/64⌉, 1056]      uint8  1024 signs and magnitudes and 32 scales
     int4, int4-g32, q8 (each also -bf16), q4_1, q4_k, q5_k, q6_k, k-mixed, fp8-block, fp8-rows
-           [N/16, ⌈K/64⌉, elements]  uint8  codes of a checkpoint (``group_codes.py``)
+           [N/16, ⌈K/64⌉, elements]  uint8  values of a checkpoint (``group_codes.py``)
 
-fp8, mxfp4 and int8 have powers of two for scales and round a bf16 weight. The others keep the codes
-of a quantized checkpoint. The weight's shape and type tell which form it has, K is that of the
-tokens; int8 is for screening alone (``head_screen``).
+fp8, mxfp4 and int8 have powers of two as scales and round a bf16 weight. The others keep the
+quantized values of a checkpoint. The shape and type of a weight determine its format; K is that of
+the tokens. int8 is for prefilters only (``head_screen``).
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ _LOAD_WORDS = 4
 
 @dataclass(frozen=True)
 class Storage:
-    """One form; ``code`` is what kernels are compiled with (``_device/weight_units.cuh``).
+    """One format; ``code`` is its number in kernels (``_device/weight_units.cuh``).
 
     ``loads``: 16-byte loads of a lane for a unit. ``elements``: a unit's size on the last axis.
     ``heavy``: decoding needs so many registers that steps must be separate (``kSeparateSteps``).
-    ``scale_words``: registers of a lane for a unit beside the loads, and more that decoding takes.
+    ``scale_words``: registers of a lane for a unit besides the loads, including those of decoding.
     """
 
     name: str
@@ -47,15 +48,17 @@ class Storage:
 
     @property
     def scaled(self) -> bool:
-        """Whether a unit has scales beside its codes."""
+        """Whether a unit has scales besides its values."""
         return self.dtype == "uint8"
 
     def units(self, blocks: int) -> int:
-        """Units that hold ``blocks`` blocks."""
+        """Return the units of ``blocks`` blocks."""
         return -(-blocks // self.unit_blocks)
 
     def held_loads(self, usual: int) -> int:
-        """Loads in flight for the registers of ``usual`` loads with a word of scales each unit."""
+        """Return the loads in flight that fit in the registers of ``usual`` loads with one scale
+        word.
+        """
         words = _LOAD_WORDS * self.loads
         return max(1, usual * (words + 1) // (words + self.scale_words))
 
@@ -68,8 +71,8 @@ INT4 = Storage("int4", 4, "uint8", 2, 1, LOAD_BYTES + 3 * TILE_ROWS, heavy=True)
 INT4_G32 = Storage("int4-g32", 5, "uint8", 2, 1, LOAD_BYTES + 5 * TILE_ROWS, heavy=True)
 Q8 = Storage("q8", 6, "uint8", 2, 2, 2 * LOAD_BYTES + 4 * TILE_ROWS, heavy=True)
 FP8_BLOCK = Storage("fp8-block", 7, "uint8", 2, 2, 2 * LOAD_BYTES + TILE_ROWS, heavy=True)
-# The last bytes of q4_1, fp8-rows and of storages with bf16 scales are free: sizes tell storages
-# apart.
+# The last bytes of q4_1, fp8-rows and of storages with bf16 scales are unused: they make the sizes
+# of all storages different.
 Q4_1 = Storage("q4_1", 8, "uint8", 2, 1, LOAD_BYTES + 9 * TILE_ROWS, heavy=True)
 Q4_K = Storage("q4_k", 9, "uint8", 2, 1, LOAD_BYTES + 8 * TILE_ROWS, True, 3)
 Q5_K = Storage("q5_k", 10, "uint8", 2, 1, LOAD_BYTES + 16 * TILE_ROWS, True, 6)
@@ -99,12 +102,12 @@ STORAGES = (BF16, FP8, MXFP4, *CODE_STORAGES)
 
 
 def storage_named(name: str) -> Storage:
-    """The form of this name."""
+    """Return the format with this name."""
     return next(storage for storage in STORAGES if storage.name == name)
 
 
 def storage_of(info: TensorInfo) -> Storage:
-    """The form of a packed weight. Raises SpecbuildError where it is none."""
+    """Return the format of a packed weight; SpecbuildError if it has none."""
     for storage in STORAGES:
         if len(info.shape) == 3 and (info.dtype, info.shape[2]) == (
             storage.dtype,
@@ -113,22 +116,23 @@ def storage_of(info: TensorInfo) -> Storage:
             return storage
     raise SpecbuildError(
         f"a packed weight is {info.dtype} {info.shape}, expected the last axis to be "
-        f"{', '.join(f'{s.elements} of {s.dtype}' for s in STORAGES)}: build the engine again"
+        f"{', '.join(f'{s.elements} of {s.dtype}' for s in STORAGES)}; build the engine again"
     )
 
 
 def weight_tiles(
     weight: TensorInfo, width: int, storage: Storage | None = None
 ) -> tuple[int, int, Storage]:
-    """Tiles of 16 rows, blocks of 32 columns and the form of a weight of ``width`` columns.
+    """Return the tiles of 16 rows, blocks of 32 columns and format of a weight for ``width``
+    columns.
 
-    SpecbuildError where the weight is packed for tokens of another width.
+    Raises SpecbuildError if the weight is packed for tokens of another width.
     """
     storage = storage or storage_of(weight)
     tiles, units, _ = weight.shape
     if width % BLOCK or units != storage.units(width // BLOCK):
         raise SpecbuildError(
-            f"a weight of {units} units of {storage.unit_blocks * BLOCK} columns is multiplied by "
-            f"rows of {width} values, expected as many: pack it for this model"
+            f"a weight has {units} units of {storage.unit_blocks * BLOCK} columns, expected those "
+            f"of rows of {width} values; pack it for this model"
         )
     return tiles, width // BLOCK, storage

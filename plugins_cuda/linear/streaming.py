@@ -1,13 +1,17 @@
-"""How a small-batch dense kernel is cut: warps over K, rows over CTAs, loads in flight.
+"""The launches of dense kernels for few tokens: warps over K, rows over CTAs, loads in flight.
 
-``_device/small_linear.cuh`` describes the kernels. Of all that is decided here, only the number of
-slices of K and of groups of them changes a result's bits; both follow from K alone, so that a row's
-result is the same in every bucket. The rest is a matter of speed (tactics: ``ctas``; ``unit``,
-pairs that stay together; ``loads`` in flight in registers; ``ring``, whether as many more wait in
-shared memory as fit, or all of codes that few tokens are multiplied by; ``rows``, whether few
-tokens too wide to stand there as fragments do so as rows; ``held``, whether the sums of a CTA's
-chunks wait for each other where all fit; ``many``, whether the kernels of ``many_tokens.py`` take
-over, and ``panels``, whether with panels).
+``_device/small_linear.cuh`` describes the kernels. Of these sizes, only the number of K slices and
+of their groups affects the bits of a result. Both depend on K only, so that the result of a row is
+the same in every bucket.
+
+The other sizes affect the speed. They are tactics:
+
+- ``ctas``; ``unit``: pairs of weight rows that stay together; ``loads`` in flight in registers;
+- ``ring``: whether as many steps as fit are in flight in shared memory too, or all steps of a
+  quantized weight with few tokens;
+- ``rows``: whether few tokens that do not fit in shared memory as fragments are stored as rows;
+- ``held``: whether the sums of all chunks of a CTA are added at once, if they fit;
+- ``many``: whether the kernels of ``many_tokens.py`` are used, and ``panels``: whether with panels.
 """
 
 from __future__ import annotations
@@ -27,54 +31,55 @@ TOKENS_PER_TILE = 8
 PAIRS_PER_TILE = 8
 _MAX_WARPS = 16
 _LOAD_BYTES, _FRAGMENT_BYTES = 512, 512
-# Of a token's sums of a tile.
+# Bytes of a token's sums of a tile.
 _PARTIAL_BYTES = 64
-# So few tokens keep their own sums alone.
+# With so few tokens, only their sums are stored.
 _FEW_TOKENS = 2
 _ROW_BYTES = 64
-# What a part of shared memory begins at a multiple of.
+# The alignment of the parts of shared memory.
 _ALIGNMENT_BYTES = 128
-# Tokens that need no norm are held as fragments up to here; beyond, each warp streams its slice.
+# The maximum of fragments of tokens without a norm; beyond it, each warp reads its slice from L2.
 _MAX_FRAGMENT_BYTES = 140 << 10
 _MAX_TOKEN_TILES = 4
-# Weight tiles that a warp may work on at once, by groups of 8 tokens: 128 registers hold them.
+# Weight tiles that a warp processes at once, by groups of 8 tokens, within 128 registers.
 _MAX_TILES = {1: 4, 2: 3, 4: 2}
-# The same where a CTA walks through several chunks: fewer tiles leave more steps in flight.
+# The same if a CTA has several chunks: fewer tiles leave more steps in flight.
 _MAX_TILES_OF_CHUNKS = 2
-# A slice of codes of four bits has few steps: tiles are what is in flight.
+# A slice of a 4-bit weight has few steps, so more tiles are in flight.
 _MAX_TILES_OF_CODE_CHUNKS, _MAX_SCALE_WORDS_OF_TILES = 3, 3
-# 16-byte loads that a lane keeps in registers, by groups of 8 tokens: of weights where tokens
-# stand in shared memory, else of weights and tokens.
+# 16-byte loads of a lane in registers, by groups of 8 tokens: of weights if tokens are in shared
+# memory, else of weights and tokens.
 _LOADS_OF_WEIGHTS = {1: 18, 2: 12, 4: 8}
 _LOADS_OF_BOTH = {1: 20, 2: 16, 4: 16}
-# The same of weights that are decoded: scales and the decoder's values take registers too.
+# The same for weights that are decoded: scales and the decoder need registers too.
 _LOADS_OF_CODES = {1: 18, 2: 12, 4: 6}
 _LOADS_OF_CODES_AND_TOKENS = {1: 15, 2: 14, 4: 14}
-# The same beside a ring of which places are filled again: addresses take registers too.
+# The same with a ring whose stages are refilled: addresses need registers too.
 _MAX_LOADS_REFILLED = 12
-# A candidate of fewer, since long slices of some widths leave no registers for as many.
+# A candidate with fewer loads, because long slices of some widths have too few registers.
 _FEW_LOADS_REFILLED = 10
-# Blocks of K of which 64 tokens are 144 KB.
+# Blocks of K with which 64 tokens have 144 KB.
 _MAX_GROUP_BLOCKS = 36
-# Steps of coded weights that wait in shared memory: more are no faster, fewer do not overlap. Two
-# are faster where all of a CTA's follow normed tokens at once.
+# Steps of a quantized weight in shared memory: more are no faster, fewer do not overlap. Two are
+# faster if all steps of a CTA follow normalized tokens at once.
 _MAX_PLACES, _MIN_PLACES = 3, 2
-# The switch in small_linear.cuh tells so many steps in shared memory apart.
+# The switch in small_linear.cuh has cases for this number of steps in shared memory.
 _MAX_RING = 5
-# O and QKV of few rows leave multiprocessors to the small launches beside them, as long as no CTA
-# gets more to do, and at most one in 16: 4 of 132 for QKV, 8 for O. Their CTAs fill one each: where
-# the experts' sum still has one, QKV's would begin late, and so would O's where attention still
-# joins splits; the router's, up to eight, begin beside O. An op timed alone does not show it: no
-# tactic has all.
+# With few rows, O and QKV leave multiprocessors to small launches that run at the same time. This
+# applies if no CTA gets more work, to at most one multiprocessor in 16: 4 of 132 for QKV, 8 for O.
+# Their CTAs occupy a multiprocessor each. Without free ones, QKV would start late while the sum of
+# the experts still runs, and O while attention still merges splits. Up to eight CTAs of the router
+# start together with O. Measurements of single ops do not show this, so no tactic uses all
+# multiprocessors.
 _ONE_SPARE_OF = 16
 _BESIDE_SMALL_LAUNCHES = ("Linear", "LinearPartial", "RmsQkvRope")
-# Where a CTA has so many chunks that to add up each by itself costs time.
+# Ops whose CTAs have so many chunks that separate additions cost time.
 _HOLDING = ("RmsSwiglu",)
 
 
 @dataclass(frozen=True)
 class Streaming:
-    """One dense launch, but for its entry point."""
+    """One dense launch without its entry point."""
 
     constants: tuple[tuple[str, int | float | str], ...]
     grid: tuple[int, int, int]
@@ -84,10 +89,10 @@ class Streaming:
 
 @dataclass(frozen=True)
 class Dense:
-    """A packed weight of ``tiles`` × ``blocks`` by ``rows`` tokens.
+    """A packed weight of ``tiles`` × ``blocks`` for ``rows`` tokens.
 
-    ``normed``: the tokens are normed before they are multiplied.
-    ``unit``: pairs of weight rows that stay together. ``storage``: how the weight is stored.
+    ``normed``: the tokens are normalized before the product. ``unit``: pairs of weight rows that
+    stay together. ``storage``: the format of the weight.
     """
 
     op: str
@@ -100,22 +105,22 @@ class Dense:
 
     @property
     def slices(self) -> int:
-        """Warps among which K is split: by its blocks, so that every storage has one order."""
+        """Warps that split K, by its number of blocks, so that every storage has the same order."""
         return slices_of(self.blocks)
 
     @property
     def slice_units(self) -> int:
-        """Units of the weight in a slice, the longest."""
+        """Units of the weight in the longest slice."""
         return self.storage.units(self.slice_blocks)
 
     @property
     def slice_blocks(self) -> int:
-        """Blocks of 32 columns in a slice, the longest."""
+        """Blocks of 32 columns in the longest slice."""
         return -(-self.blocks // self.slices)
 
     @property
     def group_slices(self) -> int:
-        """Slices of K that are added up before groups of them are."""
+        """Slices of K that are added before groups of them are."""
         return group_slices_of(self.slices, self.slice_blocks)
 
     @property
@@ -132,31 +137,31 @@ class Dense:
         return self.rows * self.blocks * 64
 
     def fragment_bytes(self, token_tiles: int, rows: int = TOKENS_PER_TILE) -> int:
-        """Shared memory of the tokens as fragments, of which a group of 8 has so many rows."""
+        """Return the shared memory of tokens as fragments, with ``rows`` rows per group of 8."""
         block = rows * _ROW_BYTES if rows < TOKENS_PER_TILE else token_tiles * _FRAGMENT_BYTES
         return self.slices * self.slice_blocks * block
 
 
 def normed_bytes(columns: int) -> int:
-    """Shared memory of ``NormedRows`` of one row: the norm's weight, sums of squares, the row."""
+    """Return the shared memory of ``NormedRows`` of a row: weight, sums of squares, the row."""
     weight = _round_up(2 * columns)
     sums = _round_up(-(-columns // 256) * 4)
     return weight + sums + weight + 64
 
 
 def fragment_bytes(blocks: int, token_tiles: int) -> int:
-    """Shared memory of the fragments of ``TokenFragments``: every slice as long as the longest."""
+    """Return the shared memory of ``TokenFragments``; every slice is as long as the longest."""
     slices = slices_of(blocks)
     return slices * -(-blocks // slices) * token_tiles * _FRAGMENT_BYTES
 
 
 def norm_bytes(blocks: int, token_tiles: int) -> int:
-    """Shared memory that norming fragments takes: the norm's weight and sums of squares."""
+    """Return the shared memory for the norm of fragments: its weight and sums of squares."""
     return _round_up(64 * blocks) + token_tiles * TOKENS_PER_TILE * 20 * 4
 
 
 def slices_of(blocks: int) -> int:
-    """Warps among which ``blocks`` of K are split: as many as are evenly busy, at most 16."""
+    """Return the warps that split ``blocks`` of K: as many as are evenly busy, at most 16."""
     if blocks <= _MAX_WARPS:
         return blocks
 
@@ -167,39 +172,39 @@ def slices_of(blocks: int) -> int:
 
 
 def group_slices_of(slices: int, slice_blocks: int) -> int:
-    """Slices of K that are added up before groups of them are: what 64 tokens fit memory with."""
-    most = max(1, _MAX_GROUP_BLOCKS // slice_blocks)
-    return max(size for size in range(1, min(most, slices) + 1) if slices % size == 0)
+    """Return the slices that are added before groups are: as many as 64 tokens leave memory for."""
+    max_slices = max(1, _MAX_GROUP_BLOCKS // slice_blocks)
+    return max(size for size in range(1, min(max_slices, slices) + 1) if slices % size == 0)
 
 
 def require_decode_rows(op: str, rows: int) -> None:
-    """SpecbuildError for more rows than a decode launch may have."""
+    """Raise SpecbuildError for more rows than a decode launch may have."""
     if rows > MAX_ROWS:
         raise SpecbuildError(
-            f"{op}: {rows} rows in a decode launch, at most {MAX_ROWS} fit; use smaller buckets "
-            "or the prefill phase"
+            f"{op}: got {rows} rows in a decode launch, expected at most {MAX_ROWS}; use smaller "
+            "buckets or the prefill phase"
         )
 
 
 def require_tactic(op: str, tactic: Tactic, known: tuple[str, ...]) -> None:
-    """SpecbuildError where a tactic has keys that the op does not know."""
+    """Raise SpecbuildError if a tactic has unknown keys."""
     unknown = sorted(set(tactic) - set(known))
     if unknown:
         raise SpecbuildError(
-            f"{op}: the tactic names {', '.join(unknown)}, known are {', '.join(known)}; measure "
-            "tactics again with this version"
+            f"{op}: the tactic has unknown keys {', '.join(unknown)}, expected some of "
+            f"{', '.join(known)}; measure tactics again with this version"
         )
 
 
 def deep_enough(steps: int, wanted: int) -> int:
-    """Steps in flight: about ``wanted``, a divisor of ``steps`` where one is near."""
+    """Return the steps in flight: about ``wanted``, and a divisor of ``steps`` if one is near."""
     wanted = max(1, min(wanted, steps))
     even = max(depth for depth in range(1, wanted + 1) if steps % depth == 0)
     return even if 2 * even > wanted else wanted
 
 
 def streaming(request: LoweringRequest, dense: Dense) -> Streaming:
-    """How a launch is cut whose warps split K; SpecbuildError where it does not fit."""
+    """Return the launch of warps that split K; SpecbuildError if it does not fit."""
     require_decode_rows(dense.op, dense.rows)
     require_tactic(dense.op, request.tactic, STREAMING_KEYS)
     for token_tiles in token_tiles_for(dense.rows):
@@ -207,17 +212,18 @@ def streaming(request: LoweringRequest, dense: Dense) -> Streaming:
         if cut is not None:
             return cut
     raise SpecbuildError(
-        f"{dense.op}: {dense.blocks * 32} columns of {TOKENS_PER_TILE} normed rows do not fit "
-        f"{request.target.shared_bytes_per_block} bytes of shared memory; build for the cpu backend"
+        f"{dense.op}: {dense.blocks * 32} columns of {TOKENS_PER_TILE} normalized rows do not fit "
+        f"in {request.target.shared_bytes_per_block} bytes of shared memory; build for the cpu "
+        "backend"
     )
 
 
 def streaming_tactics(request: LoweringRequest, dense: Dense) -> tuple[Tactic, ...]:
-    """The candidates for a launch, the default first."""
+    """Return the candidates for a launch, the default first."""
     cut = dict(streaming(request, dense).constants)
     candidates: list[Tactic] = [{}]
     coded = dense.storage.scaled
-    # A ring of codes holds steps, not loads.
+    # A ring of a quantized weight holds steps, not loads.
     if dense.rows <= TOKENS_PER_TILE and not (coded and cut["RING"]):
         candidates.append({"loads": 9 if coded else 12})
     if cut["RING"] and not coded and int(cut["DEPTH"]) < dense.slice_units:
@@ -230,7 +236,7 @@ def streaming_tactics(request: LoweringRequest, dense: Dense) -> tuple[Tactic, .
         candidates.append({"rows": 0})
     elif not cut["FRAGMENTS"] and _rows_held(dense, 1) < TOKENS_PER_TILE:
         candidates.append({"rows": 1})
-    # Single pairs, where whole units leave many CTAs idle at the end.
+    # Single pairs, if complete units leave many CTAs idle at the end.
     pairs, ctas = dense.tiles * PAIRS_PER_TILE, int(cut["CTAS"])
     if -(-pairs // dense.unit // ctas) * dense.unit > 1.05 * pairs / ctas:
         candidates.append({"unit": 1})
@@ -238,7 +244,7 @@ def streaming_tactics(request: LoweringRequest, dense: Dense) -> tuple[Tactic, .
 
 
 def token_tiles_for(rows: int) -> Iterator[int]:
-    """Groups of 8 tokens that a launch may take at once, the most first."""
+    """Return the groups of 8 tokens that a launch may process at once, the most first."""
     tiles = 1
     while tiles < _MAX_TOKEN_TILES and tiles * TOKENS_PER_TILE < rows:
         tiles *= 2
@@ -269,7 +275,8 @@ def _cut(dense: Dense, token_tiles: int, target: Target, tactic: Tactic) -> Stre
         else (_LOADS_OF_WEIGHTS, _LOADS_OF_BOTH)
     )[not fragments][token_tiles]
     loads = tactic.get("loads", storage.held_loads(usual))
-    # Coded weights of few tokens wait in shared memory, where the tokens do too.
+    # With few tokens, quantized weights are in flight in shared memory, if the tokens are there
+    # too.
     places = fragments and storage.scaled and token_tiles == 1
     # The fewest chunks whose partial sums fit.
     most_tiles = _MAX_TILES[token_tiles]
@@ -277,8 +284,8 @@ def _cut(dense: Dense, token_tiles: int, target: Target, tactic: Tactic) -> Stre
         few = storage.loads == 1 and storage.scale_words <= _MAX_SCALE_WORDS_OF_TILES
         few = few and not places and (token_tiles == 1 or not storage.heavy)
         most_tiles = _MAX_TILES_OF_CODE_CHUNKS if few else _MAX_TILES_OF_CHUNKS
-    for most in range(most_tiles, 0, -1):
-        chunks = -(-span // most)
+    for max_tiles in range(most_tiles, 0, -1):
+        chunks = -(-span // max_tiles)
         tiles = -(-span // chunks)
         slice_bytes = dense.fragment_bytes(token_tiles, held_rows) // dense.slices
         in_places = places and tactic.get("ring", 1)
@@ -337,10 +344,10 @@ def _cut(dense: Dense, token_tiles: int, target: Target, tactic: Tactic) -> Stre
 def _registers_and_ring(
     steps: int, loads: int, a_step: int, most_ring: int | None
 ) -> tuple[int, int]:
-    """Steps in flight, and how many of them wait in a ring of at most ``most_ring``; None: none is.
+    """Return the steps in flight, and how many of them are in a ring of at most ``most_ring``.
 
-    All of one chunk in flight pays; the steps of several follow one another, and the loop around
-    them takes the registers that a ring's addresses would.
+    None means no ring. It pays to have all steps of one chunk in flight. The steps of several
+    chunks follow each other, and the loop around them uses the registers for a ring's addresses.
     """
     ring, in_registers = 0, max(1, loads // a_step)
     if most_ring is not None:
@@ -352,17 +359,22 @@ def _registers_and_ring(
 
 
 def _rows_held(dense: Dense, token_tiles: int) -> int:
-    """Rows that stand in shared memory where fragments do not fit; 8 where they do not either."""
+    """Return the rows per group in shared memory if fragments do not fit; 8 if rows do not fit."""
     rows = dense.rows
     few = token_tiles == 1 and rows < TOKENS_PER_TILE
     return rows if few and dense.fragment_bytes(1, rows) <= _MAX_FRAGMENT_BYTES else TOKENS_PER_TILE
 
 
 def _usual_unit(dense: Dense, target: Target) -> int:
-    """Whole tiles of codes, where no CTA gets more to do: what it decodes of others is lost."""
-    most = -(-dense.tiles * PAIRS_PER_TILE // dense.unit // target.multiprocessors) * dense.unit
+    """Return the default unit: complete tiles of a quantized weight, if no CTA gets more work.
+
+    A CTA decodes a tile completely, even if it uses only some of its rows.
+    """
+    max_pairs = (
+        -(-dense.tiles * PAIRS_PER_TILE // dense.unit // target.multiprocessors) * dense.unit
+    )
     whole = -(-dense.tiles // target.multiprocessors) * PAIRS_PER_TILE
-    return PAIRS_PER_TILE if dense.storage.scaled and whole <= most else dense.unit
+    return PAIRS_PER_TILE if dense.storage.scaled and whole <= max_pairs else dense.unit
 
 
 def _usual_ctas(dense: Dense, target: Target, units: int, unit: int) -> int:
@@ -371,13 +383,13 @@ def _usual_ctas(dense: Dense, target: Target, units: int, unit: int) -> int:
         return every
     most_units = -(-units // every)
     few = max(every - every // _ONE_SPARE_OF, -(-units // most_units))
-    # Weights that fewer CTAs would have to take in more tiles keep them all.
+    # If the weight of fewer CTAs would be in more tiles, all CTAs are used.
     more = _most_tiles_touched(units, few, unit) > _most_tiles_touched(units, every, unit)
     return every if more else few
 
 
 def _most_tiles_touched(units: int, ctas: int, unit: int) -> int:
-    """Tiles that the pairs of one CTA lie in, at most."""
+    """Return the maximum of tiles with the pairs of one CTA."""
     starts = [units * cta // ctas * unit for cta in range(ctas + 1)]
     return max(
         -(-last // PAIRS_PER_TILE) - first // PAIRS_PER_TILE for first, last in pairwise(starts)

@@ -1,10 +1,10 @@
-// Tokens as they are, in the order of panels (_device/prefill_panel.cuh).
+// Tokens without a norm, in the order of panels (_device/prefill_panel.cuh).
 //
 //   x                 [rows, 32·K_BLOCKS] bf16, in
-//   workspace_tokens  [groups of COLUMNS tokens] panels, out; zeros past K; places past the tokens
-//                     are left as they are
+//   workspace_tokens  [groups of COLUMNS tokens] panels, out; zeros past K; entries past the tokens
+//                     are not written
 //
-// Grid: warps, one for 8 tokens of a panel; all that it reads is on its way at once.
+// Grid: one warp per 8 tokens of a panel; all of its loads are in flight at once.
 #include "../_device/prefill_panel.cuh"
 #include "../_device/ptx.cuh"
 #include "device/config.cuh"

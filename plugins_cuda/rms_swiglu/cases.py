@@ -21,7 +21,7 @@ def swiglu(
     activation: str = "swiglu",
     prefix: str = "",
 ) -> Case:
-    """``tokens`` rows of ``columns`` values into an MLP ``inner`` wide."""
+    """``tokens`` rows of ``columns`` values into an MLP of width ``inner``."""
 
     def make(rng: np.random.Generator) -> Arrays:
         return (
@@ -55,7 +55,7 @@ CASES: tuple[Case, ...] = (
 
 KERNEL_CASES: tuple[Case, ...] = (
     swiglu(3, 96, 40, storage=FP8),
-    # Sums of several chunks that are added up at once, the last of them a short one.
+    # Sums of several chunks that are added at once; the last chunk is a short one.
     swiglu(2, 544, 88, bias=True, storage=MXFP4),
     swiglu(3, 544, 104),
     swiglu(9, 1056, 72, bias=True),
@@ -63,12 +63,12 @@ KERNEL_CASES: tuple[Case, ...] = (
     swiglu(11, 224, 136),
     swiglu(42, 1056, 40),
     swiglu(21, 96, 24, rounding="offset"),
-    # Without a norm: tokens as rows, in fragments, and as panels that come from rows.
+    # Without a norm: tokens as rows, as fragments, and as panels from rows.
     swiglu(2, 9216, 8, norm=False),
     swiglu(21, 1056, 40, norm=False),
     swiglu(40, 1280, 40, norm=False, activation="geglu_tanh"),
     swiglu(52, 1280, 104),
-    # Of codes: all of K of 32 tokens, twice, and of an odd number of blocks.
+    # Quantized weights: all of K for 32 tokens, twice, and an odd number of blocks.
     swiglu(52, 1280, 104, storage=MXFP4),
     swiglu(35, 544, 72, storage=FP8),
     *(swiglu(t, 2880, 17280, prefix="gpu: ") for t in (1, 4, 8, 40, 64)),

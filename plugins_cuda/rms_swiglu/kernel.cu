@@ -1,16 +1,17 @@
-// RmsSwiglu: h = silu(n · Gᵀ) · (n · Uᵀ) of n = rms(x), or of x without HAS_NORM; gate and up may
-// have biases, and GELU may stand in SiLU's place (ACTIVATION).
+// RmsSwiglu: h = silu(n · Gᵀ) · (n · Uᵀ) with n = rms(x), or n = x without HAS_NORM. Gate and up
+// may have biases, and GELU may replace SiLU (ACTIVATION).
 //
 //   x        [rows, 32·K_BLOCKS] bf16, in
 //   norm     [32·K_BLOCKS] bf16, in, constant; null without HAS_NORM
-//   gate_up  [TILE_COUNT, K_BLOCKS, 512] bf16, in, constant (rms_swiglu/packing.py); or stored as
-//            WEIGHTS says (linear/block_scaled.py)
+//   gate_up  [TILE_COUNT, K_BLOCKS, 512] bf16, in, constant (rms_swiglu/packing.py); or the format
+//            WEIGHTS (linear/block_scaled.py)
 //   bias     [16·TILE_COUNT] bf16, in, constant, in packed order; null without HAS_BIAS
 //   h        [rows, 8·TILE_COUNT] bf16, out
 //
-// Grid (CTAs over tiles, groups of 8·TOKEN_TILES tokens). Row g of a tile is a gate, row g + 8 the
-// up row that goes with it. 199 MB for a GPT-OSS draft, 44 µs at 4.53 TB/s; 2160 tiles over 132
-// CTAs are 17 at most, 16.4 on average: 96 %. More tokens come normed (many_tokens.cu).
+// Grid (CTAs over tiles, groups of 8·TOKEN_TILES tokens). Row g of a tile is a gate row, row g + 8
+// the matching up row. A GPT-OSS draft has 199 MB, 44 µs at 4.53 TB/s. Its 2160 tiles over 132 CTAs
+// are 17 at most and 16.4 on average: 96 %. With more tokens, another launch normalizes
+// (many_tokens.cu).
 #include "../_device/dense_few.cuh"
 #include "device/activated.cuh"
 #include "device/config.cuh"

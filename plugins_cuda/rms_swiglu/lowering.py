@@ -1,4 +1,4 @@
-"""RmsSwiglu on a GPU: norm as prologue or launch, activation as epilogue."""
+"""RmsSwiglu on a GPU: the norm is a prologue or a launch, the activation an epilogue."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from specbuild.plugins_cuda.rms_swiglu.prefill import epilogue, lower_prefill, p
 
 
 def lower(request: LoweringRequest) -> Lowering:
-    """The launches; SpecbuildError for a decode launch of more than 256 rows."""
+    """Return the launches; SpecbuildError for a decode launch of more than 256 rows."""
     if request.phase == "prefill":
         return lower_prefill(request)
     rounding_of("RmsSwiglu", request.attributes)
@@ -26,7 +26,7 @@ def lower(request: LoweringRequest) -> Lowering:
 
 
 def tactics(request: LoweringRequest) -> tuple[Tactic, ...]:
-    """Loads in flight and where they wait, rows a unit, and whether CTAs also split K."""
+    """Return loads in flight and their place, rows per unit, and whether CTAs also split K."""
     if request.phase == "prefill":
         return prefill_tactics(request)
     return dense_tactics(request, _dense(request))
@@ -36,7 +36,7 @@ def _dense(request: LoweringRequest) -> Dense:
     rows, width = request.tensors["x"].shape
     tiles, blocks, storage = weight_tiles(request.tensors["gate_up"], width)
     normed = "norm" in request.tensors
-    # An MLP is so high that whole tiles balance.
+    # An MLP has so many rows that complete tiles are balanced.
     return Dense(
         "RmsSwiglu", tiles, blocks, rows, normed=normed, storage=storage, unit=PAIRS_PER_TILE
     )

@@ -1,13 +1,12 @@
-// RmsSwiglu of more than a few tokens: CTAs split K, too.
+// RmsSwiglu for many tokens: CTAs split K too.
 //
-//   x, gate_up, bias, h  as kernel.cu's
-//   workspace_tokens   with TOKENS_READY: tokens, as linear/normed_tokens.cu or token_panels.cu
-//                      describes them
+//   x, gate_up, bias, h  see kernel.cu
+//   workspace_tokens   with TOKENS_READY: tokens (linear/normed_tokens.cu or token_panels.cu)
 //   workspace_sums     [groups of tokens][SLICES / GROUP_SLICES][TILE_COUNT][TOKEN_TILES][128] fp32
 //   workspace_arrived  [groups of tokens, CTAS] uint32, zeros before and after
 //
-// Grid (CTAs over tiles and groups of slices of K, groups of 8·TOKEN_TILES tokens):
-// _device/many_tokens.cuh, with PANELS _device/many_panels.cuh.
+// Grid (CTAs over tiles and groups of K slices, groups of 8·TOKEN_TILES tokens):
+// _device/many_tokens.cuh, or with PANELS _device/many_panels.cuh.
 #include "../_device/dense_many.cuh"
 #include "device/activated.cuh"
 #include "device/config.cuh"
@@ -18,7 +17,7 @@ constexpr int kInner = Config::kTileCount * 8;
 
 namespace {
 
-// The outputs as GroupSums::emit_all() takes them.
+// The outputs for GroupSums::emit_all().
 struct Outputs {
   struct Held {
     uint16_t* place;

@@ -1,6 +1,6 @@
 """RmsSwiglu: norm, gate and up projections and their activation: the first half of an MLP.
 
-Where a model norms what an MLP gives, none stands in front of it.
+The norm is optional, for models that normalize the output of an MLP instead.
 """
 
 from __future__ import annotations
@@ -30,14 +30,12 @@ def reference(
     rounding: str = "llama",
     activation: str = SWIGLU,
 ) -> torch.Tensor:
-    """``silu(n · Gᵀ) · (n · Uᵀ)`` [T, I] of n = the norm of ``x`` [T, K] with this ``rounding``.
+    """Return ``silu(n · Gᵀ) · (n · Uᵀ)`` [T, I], where n is ``x`` [T, K] after the norm.
 
-    Without ``norm`` n is ``x``. With the ``activation`` ``geglu_tanh`` GELU, approximated by tanh,
-    stands in SiLU's place.
-
-    ``gate_up`` is packed by ``pack_gate_up``, the ``bias`` [2I] of both joined by ``join_gate_up``.
-    Gate, up, the activation and the product are each
-    rounded.
+    ``rounding`` is that of the norm; without ``norm`` n is ``x``. The ``activation`` ``geglu_tanh``
+    replaces SiLU by GELU, approximated by tanh. ``gate_up`` is packed by ``pack_gate_up``, the
+    ``bias`` [2I] of both is joined by ``join_gate_up``. Gate, up, the activation and the product
+    are each rounded.
     """
     from torch.nn.functional import gelu
 

@@ -1,4 +1,4 @@
-"""Packed gate and up projections: a tile is 8 gate rows, then the 8 up rows that go with them."""
+"""Packed gate and up projections: a tile has 8 gate rows, then the 8 matching up rows."""
 
 from __future__ import annotations
 
@@ -12,38 +12,38 @@ if TYPE_CHECKING:
 
 
 def pack_gate_up(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-    """``gate`` and ``up`` [I, K] → [2I/16, K/32, 512]: a lane has row i of both.
+    """Pack ``gate`` and ``up`` [I, K] to [2I/16, K/32, 512], so that a lane has row i of both.
 
-    SpecbuildError where I is no multiple of 8.
+    Raises SpecbuildError if I is no multiple of 8.
     """
     return pack_rows(join_gate_up(gate, up))
 
 
 def join_gate_up(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-    """Rows ``gate`` and ``up`` [I, …] → [2I, …], in the order of the packed rows.
+    """Join rows ``gate`` and ``up`` [I, …] to [2I, …], in the order of the packed rows.
 
-    SpecbuildError where I is no multiple of 8.
+    Raises SpecbuildError if I is no multiple of 8.
     """
     import torch
 
     inner, *width = gate.shape
     if inner % HALF_ROWS:
         raise SpecbuildError(
-            f"an MLP of {inner} rows cannot be packed: they must be a multiple of {HALF_ROWS}; "
-            "build for the cpu backend"
+            f"an MLP of {inner} rows cannot be packed: expected a multiple of {HALF_ROWS}; build "
+            "for the cpu backend"
         )
     halves = [part.reshape(-1, 1, HALF_ROWS, *width) for part in (gate, up)]
     return torch.cat(halves, dim=1).reshape(2 * inner, *width)
 
 
 def unpack_gate_up(packed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The inverse of :func:`pack_gate_up`."""
+    """Invert :func:`pack_gate_up`."""
     rows = unpack_rows(packed)
     halves = rows.reshape(-1, 2, HALF_ROWS, rows.shape[1])
     return halves[:, 0].reshape(-1, rows.shape[1]), halves[:, 1].reshape(-1, rows.shape[1])
 
 
 def unpack_gate_up_bias(bias: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The inverse of :func:`join_gate_up` for biases."""
+    """Invert :func:`join_gate_up` for biases."""
     halves = bias.reshape(-1, 2, HALF_ROWS)
     return halves[:, 0].flatten(), halves[:, 1].flatten()

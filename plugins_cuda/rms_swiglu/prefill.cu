@@ -1,15 +1,15 @@
-// RmsSwiglu over a prompt chunk: h = silu(n·Gᵀ)·(n·Uᵀ) of n = rms(x), or of x without HAS_NORM.
+// RmsSwiglu in prefill: h = silu(n·Gᵀ)·(n·Uᵀ) with n = rms(x), or n = x without HAS_NORM.
 //
 //   x           bf16 [rows, K]               in
 //   norm        bf16 [K]                     in
 //   gate_up     bf16 [2·I/16, K/32, 512]     in   packed: 8 gate rows, then their 8 up rows;
-//                                            or as WEIGHTS says
+//                                            or the format WEIGHTS
 //   bias        bf16 [2·I]                   in   HAS_BIAS; in packed order
 //   h           bf16 [rows, I]               out
-//   workspace   K rounded up to 64 · rows rounded up to COLUMNS, bf16: panels of the normed x
+//   workspace   K rounded up to 64 · rows rounded up to COLUMNS, bf16: panels of rms(x)
 //
-// Two launches: normed x as panels, then the GEMM; a lane has gate and up of one output. Numbers,
-// 2048 rows, 2880 → 2·17280 (the draft's MLP): 408 GFLOP, 0.7 ms at 580 TFLOP/s.
+// Two launches: rms(x) as panels, then the GEMM; a lane has gate and up of one output. 2048 rows,
+// 2880 → 2·17280 (the draft's MLP), take 408 GFLOP, 0.7 ms at 580 TFLOP/s.
 #include "../_device/prefill_biased.cuh"
 #include "../_device/prefill_rows.cuh"
 #include "../_device/prefill_store.cuh"

@@ -1,4 +1,4 @@
-"""RmsSwiglu over a prompt chunk: normed x as panels, then the tensor-core GEMM."""
+"""RmsSwiglu in prefill: rms(x) as panels, then the tensor-core GEMM."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from specbuild.plugins_cuda.prefill_gemm import (
 from specbuild.plugins_cuda.rms_norms import rounding_code, rounding_of
 from specbuild.runtime.errors import SpecbuildError
 
-# As kernels number them (device/activated.cuh).
+# In the order of their numbers in kernels (device/activated.cuh).
 SWIGLU, GEGLU = "swiglu", "geglu_tanh"
 _ACTIVATIONS = (SWIGLU, GEGLU)
 
 
 def epilogue(request: LoweringRequest) -> tuple[tuple[str, int], ...]:
-    """What becomes of gate and up, as kernels are compiled with it.
+    """Return the constants of the epilogue.
 
-    SpecbuildError for an activation that is none.
+    Raises SpecbuildError for an unknown activation.
     """
     activation = str(request.attributes["activation"])
     if activation not in _ACTIVATIONS:
@@ -35,9 +35,10 @@ def epilogue(request: LoweringRequest) -> tuple[tuple[str, int], ...]:
 
 
 def lower_prefill(request: LoweringRequest) -> Lowering:
-    """``x`` [T, K], ``norm``?, packed ``gate_up``, ``bias``? → ``h`` [T, I].
+    """Return the launches for ``x`` [T, K], ``norm``?, packed ``gate_up``, ``bias``? → ``h`` [T,
+    I].
 
-    SpecbuildError where the weight is packed for another K, or the tactic is unknown.
+    Raises SpecbuildError if the weight is packed for another K, or the tactic is unknown.
     """
     gemm = dense_gemm(request, "gate_up", PAIRS_STAGING)
     constants = (
@@ -57,5 +58,5 @@ def lower_prefill(request: LoweringRequest) -> Lowering:
 
 
 def prefill_tactics(request: LoweringRequest) -> tuple[Tactic, ...]:
-    """Tokens of a tile, and whether wgmma computes it."""
+    """Return the tokens of a tile, and whether wgmma computes it."""
     return dense_tactics(request, "gate_up")

@@ -1,4 +1,4 @@
-"""Cases of RmsSwiglu over prompt chunks: several tiles of tokens, and real sizes."""
+"""Cases of RmsSwiglu in prefill: several tiles of tokens, and real sizes."""
 
 from __future__ import annotations
 

@@ -156,5 +156,5 @@ def test_other_values_go_to_the_nearest_of_a_scale(storage: Storage, seed: int) 
 def test_a_weight_of_another_width_is_refused(storage: Storage) -> None:
     info = TensorInfo((4, 3, storage.elements), "uint8")
     assert weight_tiles(info, 160) == (4, 5, storage)
-    with pytest.raises(SpecbuildError, match="multiplied by rows of 256 values"):
+    with pytest.raises(SpecbuildError, match="expected those of rows of 256 values"):
         weight_tiles(info, 256)

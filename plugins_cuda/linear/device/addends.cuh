@@ -1,11 +1,11 @@
-// What the epilogue of Linear adds to the two outputs of a pair, and multiplies them by.
+// The epilogue of Linear for the two outputs of a pair: bias, scale and residual.
 #pragma once
 
 #include "../../_device/bf16.cuh"
 #include "../../_device/ptx_load.cuh"
 #include "config.cuh"
 
-// A projected value times SCALE, rounded again.
+// Multiply a projected value by SCALE and round again.
 __device__ __forceinline__ uint16_t scaled(uint16_t value) {
   if (Config::kScale == 1) return value;
   return float_to_bf16(bf16_to_float(value) * Config::kScale);

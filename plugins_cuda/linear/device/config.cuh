@@ -3,8 +3,8 @@
 // (_device/dense_few.cuh, dense_many.cuh, prefill_gemm.cuh). The other members:
 //
 //   kHasBias, kHasResidual   the op's own; kScale, what multiplies the product
-//   kFragments               tokens of few rows come as fragments
-//   normed_tokens.cu         kSlices, kTokens (of a CTA), kHasRows (rows are named),
+//   kFragments               tokens of few rows are fragments
+//   normed_tokens.cu         kSlices, kTokens (of a CTA), kHasRows (rows are selected),
 //                            kNormRounding, kEps
 //   token_panels.cu          kColumns (tokens of a panel)
 #pragma once

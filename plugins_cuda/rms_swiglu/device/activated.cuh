@@ -1,4 +1,4 @@
-// What a gate and its up row come to.
+// The activation of a gate and an up value.
 #pragma once
 
 #include "../../_device/bf16.cuh"
@@ -11,7 +11,7 @@ __device__ __forceinline__ float activation(float x) {
   return x / (1.0f + expf(-z));
 }
 
-// ``bias_row``: the gate's, in front of the up row's by 8.
+// ``bias_row`` is the bias of the gate; that of the up row is 8 further.
 __device__ __forceinline__ uint16_t activated(float gate_sum, float up_sum,
                                               const uint16_t* bias_row) {
   if (Config::kHasBias) {
