@@ -152,10 +152,10 @@ struct SixBitUnits : NibbleUnits<minima ? 416 : 352, minima ? 4 : 3> {
     const float scales[2] = {scale_of(0, of_block.x), scale_of(1, of_block.y)};
     float addends[2] = {0.0f, 0.0f};
     if constexpr (minima) {
-      const float2 least = unpack_f16x2(held.template word<2>(3));
+      const float2 unit_minima = unpack_f16x2(held.template word<2>(3));
       const uint32_t multiples = held.template own<3>();
-      addends[0] = least.x * byte_to_float<block>(multiples);
-      addends[1] = least.y * byte_to_float<2 + block>(multiples);
+      addends[0] = unit_minima.x * byte_to_float<block>(multiples);
+      addends[1] = unit_minima.y * byte_to_float<2 + block>(multiples);
     }
     Base::template decode_words<block>(
         held, first, second, [&](auto row, uint32_t word, uint32_t (&pairs)[4]) {

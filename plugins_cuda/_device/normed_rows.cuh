@@ -73,11 +73,11 @@ struct NormedRows {
   float* sums;            // [rows, kPieces]
   unsigned char* rows;    // [rows, kStrideBytes]
 
-  // Use ``bytes(most_rows)`` of shared memory, with the rows last.
-  __device__ __forceinline__ NormedRows(unsigned char* shared, int most_rows)
+  // Use ``bytes(max_rows)`` of shared memory, with the rows last.
+  __device__ __forceinline__ NormedRows(unsigned char* shared, int max_rows)
       : weight(shared),
         sums(reinterpret_cast<float*>(shared + kWeightBytes)),
-        rows(shared + kWeightBytes + sums_bytes(most_rows)) {}
+        rows(shared + kWeightBytes + sums_bytes(max_rows)) {}
 
   // Start to copy the weight of the norm; the caller commits the group of copies.
   __device__ __forceinline__ void fetch_weight(const uint16_t* global) const {

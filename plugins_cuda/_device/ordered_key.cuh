@@ -29,7 +29,7 @@ __device__ __forceinline__ float ranked_value(uint64_t ranked) {
 
 __device__ __forceinline__ uint64_t warp_max(uint64_t value) {
   const uint32_t key = static_cast<uint32_t>(value >> 32);
-  const uint32_t most = warp_max(key);
-  const uint32_t low = warp_max(key == most ? static_cast<uint32_t>(value) : 0u);
-  return static_cast<uint64_t>(most) << 32 | low;
+  const uint32_t maximum = warp_max(key);
+  const uint32_t low = warp_max(key == maximum ? static_cast<uint32_t>(value) : 0u);
+  return static_cast<uint64_t>(maximum) << 32 | low;
 }

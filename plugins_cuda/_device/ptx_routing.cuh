@@ -32,15 +32,15 @@ __device__ __forceinline__ uint32_t warp_max(uint32_t value) {
 }
 
 __device__ __forceinline__ int warp_min(int value) {
-  int least;
-  asm volatile("redux.sync.min.s32 %0, %1, 0xffffffff;" : "=r"(least) : "r"(value));
-  return least;
+  int minimum;
+  asm volatile("redux.sync.min.s32 %0, %1, 0xffffffff;" : "=r"(minimum) : "r"(value));
+  return minimum;
 }
 
 __device__ __forceinline__ int warp_max_int(int value) {
-  int greatest;
-  asm volatile("redux.sync.max.s32 %0, %1, 0xffffffff;" : "=r"(greatest) : "r"(value));
-  return greatest;
+  int maximum;
+  asm volatile("redux.sync.max.s32 %0, %1, 0xffffffff;" : "=r"(maximum) : "r"(value));
+  return maximum;
 }
 
 #endif

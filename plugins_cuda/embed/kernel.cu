@@ -28,7 +28,7 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads)
   pdl_wait();
   if (row >= rows) return;
   const int64_t token = load_l2_int(token_ids + row);
-  const TableRow found = TableRow::of(table, token, 8 * Config::kVectors, Config::kPacked != 0);
-  const uint4 value = load_constant16(found + index % Config::kVectors * 8);
+  const TableRow entry = TableRow::of(table, token, 8 * Config::kVectors, Config::kPacked != 0);
+  const uint4 value = load_constant16(entry + index % Config::kVectors * 8);
   x[index] = make_uint4(scaled(value.x), scaled(value.y), scaled(value.z), scaled(value.w));
 }

@@ -176,21 +176,21 @@ def gathered(b: BodyBuilder, pool: ir.Value, page_table: ir.Value, *, single: bo
     shape = (heads, -1, width) if single else (heads, 0, -1, width)
     if static_size(page_table, 1) == 1:
         pages = b.reshape(page_table, -1) if single else b.Squeeze(page_table, b.i64(1))
-        found = b.Gather(pool, pages, axis=1)
+        entries = b.Gather(pool, pages, axis=1)
     else:
         # One view per head: the pages of all heads in one row, those of head h from h · pages on.
         flat = b.reshape(pool, -1, static_size(pool, 2), width)
         head = b.constant([[[h]] for h in range(heads)], np.int64)
         base = b.Mul(head, b.size(pool, 1))
         views = b.Transpose(b.cast(page_table, INT64), perm=[1, 0, 2])
-        found = b.Gather(flat, b.Add(views, base), axis=0)
+        entries = b.Gather(flat, b.Add(views, base), axis=0)
     if holds_codes(pool):
-        found = decoded(b, found)
+        entries = decoded(b, entries)
     if single:
-        return b.reshape(found, *shape)
+        return b.reshape(entries, *shape)
     # The axis B·P must be distinguished from S = P · page_size: B comes from the table.
     sizes = b.Concat(b.i64(heads), b.size(page_table, 0), b.i64(-1, width), axis=0)
-    return b.Reshape(found, sizes)
+    return b.Reshape(entries, sizes)
 
 
 def grouped_rows(b: BodyBuilder, rows: Rows, group: int) -> tuple[ir.Value, ir.Value]:

@@ -49,11 +49,11 @@ class Branch:
         """Return the visible nodes of a node, rising: itself and its ancestors, or the block."""
         if self.block:
             return tuple(range(len(self.parents)))
-        found = []
+        nodes = []
         while node >= 0:
-            found.append(node)
+            nodes.append(node)
             node = self.parents[node]
-        return tuple(reversed(found))
+        return tuple(reversed(nodes))
 
 
 def _codes(pool: np.ndarray) -> np.ndarray:
@@ -100,14 +100,14 @@ class Launch:
 
     def rows(self) -> list[tuple[int, Branch, int, Ints]]:
         """Return every row: sequence, branch, slot, and its visible nodes (() in the chain)."""
-        found: list[tuple[int, Branch, int, Ints]] = []
+        rows: list[tuple[int, Branch, int, Ints]] = []
         for index, branch in enumerate(self.branches):
-            found += [(index, branch, branch.context + i, ()) for i in range(branch.chain)]
-            found += [
+            rows += [(index, branch, branch.context + i, ()) for i in range(branch.chain)]
+            rows += [
                 (index, branch, branch.tree_start + node, branch.lineage(node))
                 for node in branch.nodes
             ]
-        return found
+        return rows
 
     def arrays(self, rng: np.random.Generator) -> Arrays:
         """Return the op's inputs; slots that no sequence uses, and page 0, are NaN."""

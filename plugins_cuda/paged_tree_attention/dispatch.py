@@ -19,7 +19,7 @@ from specbuild.plugins_cuda.paged_tree_attention.geometry import (
 from specbuild.plugins_cuda.paged_tree_attention.prefill import WIDEST, has_full_rows
 from specbuild.plugins_cuda.paged_tree_attention.split_per_warp import (
     SplitPerWarp,
-    most_teams,
+    max_teams,
     split_per_warp,
 )
 from specbuild.plugins_cuda.paged_tree_attention.splits import WIDEST_UNSPLIT_WINDOW, splits_of
@@ -86,7 +86,7 @@ def _is_full_prompt(facts: Facts) -> bool:
 
 def _has_many_rows(facts: Facts) -> bool:
     shape = facts.shape
-    enough = shape.most_rows >= MANY_ROWS and shape.capacity >= FEWEST_SLOTS_OF_A_VIEW
+    enough = shape.max_rows >= MANY_ROWS and shape.capacity >= FEWEST_SLOTS_OF_A_VIEW
     return facts.may_be_many and enough
 
 
@@ -95,7 +95,7 @@ def _has_several_rows(facts: Facts) -> bool:
     long = is_long(shape) and shape.batch * shape.capacity >= FEWEST_SLOTS_OF_ALL_VIEWS
     # With wide heads, the plain kernel's two warps of a tile are as fast while they hold all rows.
     fewest = SEVERAL_ROWS if shape.width <= WIDE else max(SEVERAL_ROWS, 2 * shape.mma_rows + 1)
-    several = fewest <= shape.most_rows < MANY_ROWS
+    several = fewest <= shape.max_rows < MANY_ROWS
     return facts.may_be_many and several and long and not facts.is_partial
 
 
@@ -207,13 +207,13 @@ def own_splits(request: LoweringRequest, shape: Geometry, splits: int) -> SplitP
     """Return the cut of split_per_warp.cu for this launch, or None if another kernel applies."""
     groups = shape.batch * shape.kv_heads
     # Half of the teams allow two CTAs per multiprocessor: with wide heads, for one row each.
-    halves = has_few_rows(shape) if shape.width <= WIDE else shape.most_rows == 1
+    halves = has_few_rows(shape) if shape.width <= WIDE else shape.max_rows == 1
     crowded = halves and groups > request.target.multiprocessors
-    most = most_teams(shape)
+    full = max_teams(shape)
     # Quantized caches need more arithmetic than these warps provide: kernel.cu has more warps.
-    halved = 0 if shape.codes else most // 2
-    usual = 0 if groups < MANY_GROUPS else halved if crowded else most
-    teams = request.tactic.get("split_teams", usual)
+    halved = 0 if shape.codes else full // 2
+    default = 0 if groups < MANY_GROUPS else halved if crowded else full
+    teams = request.tactic.get("split_teams", default)
     if teams == 0 or splits == 1 or shape.uneven or is_long(shape):
         return None
     # Fewer teams have fewer tiles in flight, so each has three if they fit.

@@ -94,7 +94,7 @@ class Geometry:
         return self.width in WGMMA_WIDTHS and not self.codes
 
     @property
-    def most_rows(self) -> int:
+    def max_rows(self) -> int:
         """The rows of a sequence for the dispatch: all if ``uneven``, else the mean."""
         return self.rows if self.uneven else -(-self.rows // self.batch)
 

@@ -43,7 +43,7 @@ from specbuild.plugins_cuda.paged_tree_attention.selected import (
     with_lists,
 )
 from specbuild.plugins_cuda.paged_tree_attention.split_per_warp import (
-    most_teams,
+    max_teams,
     split_per_warp_launch,
 )
 from specbuild.plugins_cuda.paged_tree_attention.splits import (
@@ -143,8 +143,8 @@ def _lower_listed(request: LoweringRequest, facts: Facts) -> Lowering:
 
 def _lower_many(request: LoweringRequest, facts: Facts) -> Lowering:
     shape, cut = facts.shape, _cut(request, facts.shape)
-    usual = replace(shape, rows=USUAL_ROWS * shape.batch, uneven=False)
-    plain = _lowered(request, shape, _cut(request, usual))
+    typical = replace(shape, rows=USUAL_ROWS * shape.batch, uneven=False)
+    plain = _lowered(request, shape, _cut(request, typical))
     return with_many(shape, plain, cut.split, cut.splits, request.target.multiprocessors)
 
 
@@ -243,8 +243,8 @@ def tactics(request: LoweringRequest) -> tuple[Tactic, ...]:
     if first_rule(TABLE, facts).form == "many":
         return ({},)
     # With few rows, half of the teams leave space for a second CTA.
-    most = most_teams(shape)
-    sizes = (most, most // 2) if has_few_rows(shape) else (most,)
+    teams = max_teams(shape)
+    sizes = (teams, teams // 2) if has_few_rows(shape) else (teams,)
     own: list[Tactic] = [{"split_teams": n, "stages": stages} for n in sizes for stages in (2, 3)]
     own = [t for t in own if own_splits(replace(request, tactic=t), shape, splits)]
     shared: list[Tactic] = [{"stages": 2}, {"stages": 4}]
@@ -261,17 +261,17 @@ def _cut(request: LoweringRequest, shape: Geometry) -> Cut:
     if split > 1:
         rows, row_warps = _rows_of_a_cta(shape, sequence_rows)
     else:
-        usual_rows = _rows_of_a_window(request.target, shape, sequence_rows)
-        rows, row_warps = request.tactic.get("rows", usual_rows), 1
+        default_rows = _rows_of_a_window(request.target, shape, sequence_rows)
+        rows, row_warps = request.tactic.get("rows", default_rows), 1
     limit = request.target.shared_bytes_per_block
     while True:
         row_ctas = -(-sequence_rows // (rows * row_warps))
         groups = shape.batch * shape.kv_heads * row_ctas
         # If one sequence has most rows, only its CTAs have work.
         spread = row_ctas > 1 or shape.uneven
-        most = MAX_CTAS_IN_CODES if shape.codes else MAX_CTAS
-        usual = splits if spread else max(1, most // groups)
-        context_ctas = power_of_two(min(request.tactic.get("context_ctas", usual), splits))
+        max_ctas = MAX_CTAS_IN_CODES if shape.codes else MAX_CTAS
+        default = splits if spread else max(1, max_ctas // groups)
+        context_ctas = power_of_two(min(request.tactic.get("context_ctas", default), splits))
         crowded = groups * context_ctas > request.target.multiprocessors
         stages = 2 if split == 1 or (crowded and rows * row_warps > 1 and row_warps == 1) else 3
         stages = request.tactic.get("stages", stages)
@@ -293,9 +293,9 @@ def _rows_of_a_cta(shape: Geometry, rows: int) -> tuple[int, int]:
     mma, wide = shape.mma_rows, shape.width > WIDE
     if rows <= mma * (1 if wide else MAX_ALONE):
         return mma * shape.mmas(rows), 1
-    most = mma if wide else min(mma * MAX_OF_A_WARP, MAX_ROWS_OF_A_WARP)
-    ctas = -(-rows // (2 * most))
-    return min(most, mma * -(-rows // (2 * mma * ctas))), 2
+    max_rows = mma if wide else min(mma * MAX_OF_A_WARP, MAX_ROWS_OF_A_WARP)
+    ctas = -(-rows // (2 * max_rows))
+    return min(max_rows, mma * -(-rows // (2 * mma * ctas))), 2
 
 
 def _rows_of_a_window(target: Target, shape: Geometry, rows: int) -> int:
@@ -306,6 +306,6 @@ def _rows_of_a_window(target: Target, shape: Geometry, rows: int) -> int:
     """
     if rows == 1:
         return 1
-    most = shape.mma_rows * (MAX_ALONE if shape.width <= WIDE else 1)
+    max_rows = shape.mma_rows * (MAX_ALONE if shape.width <= WIDE else 1)
     ctas = max(1, CTAS_OF_AN_SM * target.multiprocessors // (shape.batch * shape.kv_heads))
-    return min(most, max(2, -(-rows // ctas)))
+    return min(max_rows, max(2, -(-rows // ctas)))

@@ -26,8 +26,8 @@ def warpgroups(shape: Geometry) -> int:
 def row_groups(shape: Geometry) -> int:
     """Return the warpgroups of a CTA with separate rows: 1, 2 or 4."""
     rows = GROUP_WARPS * shape.mma_rows
-    most = min(warpgroups(shape), MAX_ROWS // rows)
-    return next((n for n in (1, 2) if n < most and shape.most_rows <= n * rows), most)
+    limit = min(warpgroups(shape), MAX_ROWS // rows)
+    return next((n for n in (1, 2) if n < limit and shape.max_rows <= n * rows), limit)
 
 
 def _shares(tiles: int, ctas: int, multiprocessors: int) -> int:
@@ -44,7 +44,7 @@ def with_many(
     sequence, and if few rows are usual, because all sequences then use the same kernel.
     """
     groups, all_groups = row_groups(shape), warpgroups(shape)
-    few = 0 if shape.batch == 1 or shape.most_rows <= MAX_USUAL_ROWS else FEW_ROWS
+    few = 0 if shape.batch == 1 or shape.max_rows <= MAX_USUAL_ROWS else FEW_ROWS
     shared = (*shape.constants(), ("BATCH", shape.batch), ("SLOTS", splits), ("FEW_ROWS", few))
     # The state of a split's tile runs follows the stages.
     held = GROUP_THREADS * (shape.width // 8 + 1) * 16

@@ -87,22 +87,22 @@ struct Gather {
   // the number of visible keys.
   __device__ __forceinline__ int fetch(int chunk, uint4* keys) const {
     const int number = chunk / Config::kContextCtas;
-    int mine = -1;
+    int own_slot = -1;
     if (number < kLooked) {
 #pragma unroll
-      for (int i = 0; i < kLooked; ++i) mine = number == i ? looked[i] : mine;
+      for (int i = 0; i < kLooked; ++i) own_slot = number == i ? looked[i] : own_slot;
     } else {
-      int found[1] = {entry(chunk)};
-      look_up(found);
-      mine = found[0];
+      int result[1] = {entry(chunk)};
+      look_up(result);
+      own_slot = result[0];
     }
-    const bool seen = mine >= 0;
+    const bool seen = own_slot >= 0;
     const unsigned all = __ballot_sync(kAllLanes, seen), below = (1u << lane) - 1u;
     const int place = seen ? __popc(all & below) : __popc(all) + __popc(~all & below);
 #pragma unroll
     for (int i = 0; i < kUnits; ++i) {
       const int unit = i * 32 + lane, entry = unit / kUnits;
-      const int source = __shfl_sync(kAllLanes, mine, entry);
+      const int source = __shfl_sync(kAllLanes, own_slot, entry);
       const int key = __shfl_sync(kAllLanes, place, entry);
       const int64_t from = static_cast<int64_t>(max(source, 0)) * kUnits + unit % kUnits;
       const int to = tile_unit<kCacheWords>(key, unit % kUnits);

@@ -94,13 +94,13 @@ __device__ __forceinline__ void attend_share(const Inputs& in, Walk& walk, const
       }
       continue;
     }
-    const int taken = min(deal.next(round), deal.count) - round;
+    const int num_splits = min(deal.next(round), deal.count) - round;
     __syncthreads();
     if (ctas == 1) {
-      running.join_round(parts, taken, by_chains, rows.count);
+      running.join_round(parts, num_splits, by_chains, rows.count);
     } else {
 #pragma unroll 1
-      for (int i = 0; i < taken; ++i) {
+      for (int i = 0; i < num_splits; ++i) {
         Running::leave_chains(parts, i * kChains, slots, first, rows.count, deal.slot(round + i));
       }
     }
@@ -131,12 +131,12 @@ extern "C" __global__ void __launch_bounds__(kThreads, Config::kCtasOfAnSm)
   const SlotStates slots{workspace_sums, workspace_values, sinks, attended};
   const int lane = threadIdx.x % 32, kv_head = blockIdx.y;
   const int row_cta = static_cast<int>(blockIdx.x) % Config::kRowCtas * kRows;
-  const int most = static_cast<int>(gridDim.x) / Config::kRowCtas;
+  const int max_ctas = static_cast<int>(gridDim.x) / Config::kRowCtas;
   const int number = static_cast<int>(blockIdx.x) / Config::kRowCtas;
   pdl_launch_dependents();
   if (Config::kHasSinks && threadIdx.x == 0) warm_l2(sinks + kv_head * Config::kGroup);
   Walk walk{k_pool, v_pool, page_table, kv_head, lane, memory.row_warp * 32 + lane};
-  Share share = share_of(Lengths(row_start, tree_start), number, most);
+  Share share = share_of(Lengths(row_start, tree_start), number, max_ctas);
 #pragma unroll 1
   while (share.sequence < Config::kBatch) {
     if (threadIdx.x == 0) *memory.share = share;
@@ -161,7 +161,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, Config::kCtasOfAnSm)
     // There are more shares than CTAs if there are more sequences: each has a share at least.
     if (share.next >= share.total) break;
     __syncthreads();  // after all threads have read this share
-    share = share_of(Lengths(row_start, tree_start), share.next, most);
+    share = share_of(Lengths(row_start, tree_start), share.next, max_ctas);
   }
   wait_for_launches_in_front();
 }

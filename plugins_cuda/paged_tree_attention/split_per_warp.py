@@ -46,7 +46,7 @@ class SplitPerWarp:
         return 2 if fits and 2 * self.teams * self.row_warps <= MAX_WARPS else 1
 
 
-def most_teams(shape: Geometry) -> int:
+def max_teams(shape: Geometry) -> int:
     """Return the maximum of teams of a CTA whose rings fit in shared memory."""
     return MAX_TEAMS if shape.width <= WIDE else MAX_TEAMS // 2
 
@@ -57,11 +57,11 @@ def split_per_warp(
     """Return the grid with up to ``teams`` and ``stages`` tiles each; None if it does not fit."""
     if shape.width not in WIDTHS:
         return None
-    most_rows = shape.mma_rows * (MAX_MMAS_OF_A_WARP if shape.width <= WIDE else 1)
+    max_warp_rows = shape.mma_rows * (MAX_MMAS_OF_A_WARP if shape.width <= WIDE else 1)
     each = -(-shape.rows // shape.batch)
-    row_ctas = -(-each // (most_rows * MAX_ROW_WARPS))
+    row_ctas = -(-each // (max_warp_rows * MAX_ROW_WARPS))
     rows = -(-each // row_ctas)
-    row_warps = -(-rows // most_rows)
+    row_warps = -(-rows // max_warp_rows)
     teams = min(teams, MAX_WARPS // row_warps)
     cut = SplitPerWarp(teams, -(-rows // row_warps), row_warps, row_ctas, stages)
     return cut if cut.shared_bytes(shape) <= request.target.shared_bytes_per_block else None

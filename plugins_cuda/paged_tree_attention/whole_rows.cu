@@ -25,13 +25,13 @@ __device__ __forceinline__ bool any_whole(const int* row_start, const int* selec
   const bool guessed = lane < kRows && guess < Config::kLaunchRows;
   const int first_entry = guessed ? begins_with(guess) : 0;
   const int begin = row_start[blockIdx.z] + row_cta, stop = row_start[blockIdx.z + 1];
-  bool found = false;
+  bool has_whole_row = false;
   for (int first = begin; first < stop; first += Config::kRowCtas * kRows) {
     const int row = first + lane;
     if (lane >= kRows || row >= stop) continue;
-    found = found || (row == guess ? first_entry : begins_with(row)) == kWhole;
+    has_whole_row = has_whole_row || (row == guess ? first_entry : begins_with(row)) == kWhole;
   }
-  return __ballot_sync(kAllLanes, found) != 0;
+  return __ballot_sync(kAllLanes, has_whole_row) != 0;
 }
 
 }  // namespace

@@ -39,7 +39,7 @@ struct Shared {
   uint4* values;   // [2][kTileUnits]
   uint4* queries;  // [16 rows][kUnits]
   float* scores;   // [kShares][16][kScoreStride]
-  float* most;     // [16]: the maximum of a split so far; the next two likewise
+  float* maximum;  // [16]: the maximum of a split so far; the next two likewise
   float* sum;      // [16]
   float* scale;    // [16]: the factor of the sums before this tile
   int* last;
@@ -50,8 +50,8 @@ struct Shared {
     values = keys + 2 * kTileUnits;
     queries = values + 2 * kTileUnits;
     scores = reinterpret_cast<float*>(queries + 16 * kUnits);
-    most = scores + kShares * 16 * kScoreStride;
-    sum = most + 16;
+    maximum = scores + kShares * 16 * kScoreStride;
+    sum = maximum + 16;
     scale = sum + 16;
     last = reinterpret_cast<int*>(scale + 16);
     weights = reinterpret_cast<uint16_t*>(last + 4);
@@ -84,16 +84,16 @@ struct Joined {
   template <class Value>
   __device__ __forceinline__ void take(int half, float m, float l, Value value) {
     if (m == minus_infinity()) return;
-    const float top = fmaxf(most[half], m);
-    const float mine = exp2_fast(most[half] - top), theirs = exp2_fast(m - top);
-    most[half] = top;
-    sum[half] = __fmaf_rn(l, theirs, __fmul_rn(sum[half], mine));
+    const float top = fmaxf(maximum[half], m);
+    const float own_scale = exp2_fast(maximum[half] - top), other_scale = exp2_fast(m - top);
+    maximum[half] = top;
+    sum[half] = __fmaf_rn(l, other_scale, __fmul_rn(sum[half], own_scale));
 #pragma unroll
     for (int part = 0; part < kParts; ++part) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         float& at = of[part][i / 2][2 * half + i % 2];
-        at = __fmaf_rn(value(part, i / 2, i % 2), theirs, __fmul_rn(at, mine));
+        at = __fmaf_rn(value(part, i / 2, i % 2), other_scale, __fmul_rn(at, own_scale));
       }
     }
   }
@@ -183,7 +183,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
       fetch(next, buffer ^ 1);
       cp_async_commit();
       if (opens) {
-        if (thread < 16) shared.most[thread] = minus_infinity(), shared.sum[thread] = 0.0f;
+        if (thread < 16) shared.maximum[thread] = minus_infinity(), shared.sum[thread] = 0.0f;
 #pragma unroll
         for (int part = 0; part < kParts; ++part)
 #pragma unroll
@@ -233,11 +233,11 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
 #pragma unroll
         for (int mask = 8; mask > 0; mask /= 2)
           top = fmaxf(top, __shfl_xor_sync(kAllLanes, top, mask));
-        const float before = shared.most[row], most = fmaxf(before, top);
+        const float before = shared.maximum[row], maximum = fmaxf(before, top);
         float sum = 0.0f;
 #pragma unroll
         for (int i = 0; i < kLaneKeys; ++i) {
-          const float weight = value[i] == minus_infinity() ? 0.0f : exp2_fast(value[i] - most);
+          const float weight = value[i] == minus_infinity() ? 0.0f : exp2_fast(value[i] - maximum);
           sum += weight;
           shared.weights[row * kWeightStride + from + i] = float_to_bf16(weight);
         }
@@ -245,10 +245,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
         for (int mask = 8; mask > 0; mask /= 2) sum += __shfl_xor_sync(kAllLanes, sum, mask);
         __syncwarp();
         if (thread % 16 == 0) {
-          const float scale = most == minus_infinity() ? 1.0f : exp2_fast(before - most);
+          const float scale = maximum == minus_infinity() ? 1.0f : exp2_fast(before - maximum);
           shared.scale[row] = scale;
           shared.sum[row] = __fmaf_rn(shared.sum[row], scale, sum);
-          shared.most[row] = most;
+          shared.maximum[row] = maximum;
         }
       }
       __syncthreads();
@@ -278,7 +278,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
         const int split = tile / Config::kSplitKeys;
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-          const float m = shared.most[g + 8 * half], l = shared.sum[g + 8 * half];
+          const float m = shared.maximum[g + 8 * half], l = shared.sum[g + 8 * half];
           if constexpr (Config::kContextCtas == 1) {
             joined.take(half, m, l,
                         [&](int part, int side, int i) { return sums[part][side][2 * half + i]; });
@@ -338,8 +338,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
       float scale = 1.0f, sum = joined.sum[half];
       if (Config::kHasSinks != 0) {
         const float sink = load_l2_float(sinks + kv_head * Config::kGroup + g) * kLog2E;
-        const float top = fmaxf(joined.most[half], sink);
-        scale = exp2_fast(joined.most[half] - top);
+        const float top = fmaxf(joined.maximum[half], sink);
+        scale = exp2_fast(joined.maximum[half] - top);
         sum = __fmaf_rn(sum, scale, exp2_fast(sink - top));
       }
       const int64_t head =

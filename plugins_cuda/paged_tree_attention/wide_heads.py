@@ -34,7 +34,7 @@ def lower_wide(request: LoweringRequest, shape: Geometry) -> Lowering:
     while split * MAX_SLOTS < shape.capacity:
         split *= 2
     slots = -(-shape.capacity // split)
-    row_ctas = min(MAX_ROW_CTAS, -(-shape.most_rows // ROWS))
+    row_ctas = min(MAX_ROW_CTAS, -(-shape.max_rows // ROWS))
     groups = row_ctas * shape.batch * shape.kv_heads
     free = request.target.multiprocessors // groups
     context_ctas = 1 if request.phase == "prefill" else min(power_of_two(max(1, free)), slots)

@@ -41,26 +41,26 @@ struct __align__(16) Share {
   int next, total;  // the number of the CTA's next share, and the number of shares
 };
 
-// Return share `number` of a launch with `most` CTAs; one warp calls it. The number of shares of a
-// sequence is a power of two.
-__device__ __forceinline__ Share share_of(const Lengths& all, int number, int most) {
+// Return share `number` of a launch with `max_ctas` CTAs; one warp calls it. The number of shares
+// of a sequence is a power of two.
+__device__ __forceinline__ Share share_of(const Lengths& all, int number, int max_ctas) {
   constexpr int kSets = Lengths::kSets;
   int through[kSets], ctas[kSets], total = 0;
 #pragma unroll
   for (int i = 0; i < kSets; ++i) {
     total += __shfl_sync(~0u, warp_prefix_sum(all.chunks(i), all.lane), 31);
   }
-  const int of_a_cta = max(1, ceil_div(total, most));
+  const int of_a_cta = max(1, ceil_div(total, max_ctas));
   int before = 0, passed = 0;
 #pragma unroll
   for (int i = 0; i < kSets; ++i) {
-    const int wanted = min(all.chunks(i) / of_a_cta, Config::kSplit);
-    ctas[i] = all.chunks(i) == 0 ? 0 : 1 << (31 - __clz(max(1, wanted)));
+    const int fair_share = min(all.chunks(i) / of_a_cta, Config::kSplit);
+    ctas[i] = all.chunks(i) == 0 ? 0 : 1 << (31 - __clz(max(1, fair_share)));
     through[i] = before + warp_prefix_sum(ctas[i], all.lane);
     before = __shfl_sync(~0u, through[i], 31);
     passed += __popc(__ballot_sync(~0u, through[i] <= number));
   }
-  Share share{Config::kBatch, 0, 0, 0, 0, 1, number + most, before};
+  Share share{Config::kBatch, 0, 0, 0, 0, 1, number + max_ctas, before};
   if (passed >= Config::kBatch) return share;
 #pragma unroll
   for (int i = 0; i < kSets; ++i) {
@@ -71,8 +71,8 @@ __device__ __forceinline__ Share share_of(const Lengths& all, int number, int mo
     const int end = __shfl_sync(~0u, through[i], from);
     const int of = __shfl_sync(~0u, ctas[i], from);
     if (passed / 32 != i) continue;
-    share = {passed, row_begin,     row_end, tree_start, number - (end - of),
-             of,     number + most, before};
+    share = {passed, row_begin,         row_end, tree_start, number - (end - of),
+             of,     number + max_ctas, before};
   }
   return share;
 }

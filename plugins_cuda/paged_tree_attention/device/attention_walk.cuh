@@ -50,11 +50,11 @@ static_assert(kRows <= kRowLanes, "every 16 lanes hold the views of all rows");
 static_assert(kTile == 32 && kChunk == 128, "shifts by 5 and 7");
 
 // The minimum and the maximum of all rows' values, in every lane.
-__device__ __forceinline__ int least(int value) {
+__device__ __forceinline__ int rows_minimum(int value) {
   return kRows > 1 ? warp_min(value) : value;
 }
 
-__device__ __forceinline__ int greatest(int value) {
+__device__ __forceinline__ int rows_maximum(int value) {
   return kRows > 1 ? warp_max_int(value) : value;
 }
 
@@ -93,13 +93,13 @@ struct Rows {
     view = view_of<Config::kWords, Config::kWindow>(slot, tree_start, words);
     const bool in_tail = kHasTail && view.last >= 0;
     shared_last = in_tail ? (tree_start & -kTile) - 1 : view.end();
-    first = Config::kWindow > 0 ? least(view.first) : 0;
-    end = greatest(view.end());
-    shared_end = greatest(shared_last);
-    tail_end = kHasTail ? greatest(view.last) : -1;
+    first = Config::kWindow > 0 ? rows_minimum(view.first) : 0;
+    end = rows_maximum(view.end());
+    shared_end = rows_maximum(shared_last);
+    tail_end = kHasTail ? rows_maximum(view.last) : -1;
     any_tree = tail_end >= 0;
-    full_first = Config::kWindow > 0 ? greatest(view.first) : 0;
-    full_last = least(shared_last);
+    full_first = Config::kWindow > 0 ? rows_maximum(view.first) : 0;
+    full_last = rows_minimum(shared_last);
   }
 
   // Return the visible positions of a row in shared tiles.
@@ -263,7 +263,7 @@ struct Walk {
   // Start to copy the tree's slots, from the tile in which it starts; values after keys.
   __device__ __forceinline__ void fetch_tail(uint4* tail) const {
     const int base = rows.view.tree_start & -kTile;
-    const int units = min(greatest(rows.slot) + 1 - base, kTailSlots) * kUnits;
+    const int units = min(rows_maximum(rows.slot) + 1 - base, kTailSlots) * kUnits;
     for (int unit = opaque(threadIdx.x); unit - lane < units; unit += kThreads) {
       const int row = unit / kUnits, entry = tail_entry(base + row, base);
       if (unit >= units) continue;
