@@ -55,8 +55,8 @@ def with_lists(
         reads_early=False,
     )
     groups = shape.rows * shape.kv_heads
-    constants = dict(alone.kernel.constants)
-    of_an_sm = int(constants["CTAS_OF_AN_SM"])
+    selected_constants = dict(alone.kernel.constants)
+    of_an_sm = int(selected_constants["CTAS_OF_AN_SM"])
     target_ctas = max(1, of_an_sm * request.target.multiprocessors // groups)
     ctas = 1 << (min(target_ctas, splits).bit_length() - 1)
     takes_whole = (
@@ -65,13 +65,13 @@ def with_lists(
     # Launches with any number of rows share the code.
     overrides = {"CONTEXT_CTAS": ctas, "LISTS": lists, "LAUNCH_ROWS": 1, "SEQUENCE_ROWS": 1,
                "TAKES_WHOLE": int(takes_whole)}  # fmt: skip
-    constants |= overrides
-    required = int(constants["SHARED_BYTES"])
+    selected_constants |= overrides
+    required = int(selected_constants["SHARED_BYTES"])
     chosen = OpLaunch(
         Kernel(
             "paged_tree_attention",
             "attend_selected",
-            tuple(constants.items()),
+            tuple(selected_constants.items()),
             "selected.cu",
         ),
         grid=(ctas, shape.kv_heads, shape.rows),
