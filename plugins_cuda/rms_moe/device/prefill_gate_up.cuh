@@ -21,7 +21,7 @@ struct GateUpGemm : ExpertGemm<Experts::GateUp, warps> {
   __device__ __forceinline__ void store(const GemmTile& tile, LaneBias ahead,
                                         const float (&sums)[columns / 2], uint16_t* staging) const {
     const float2 b = ahead.widened();
-    const auto act = [b](float gate, float up) { return gated(gate + b.x, up + b.y); };
+    const auto act = [b](float gate, float up) { return gated(gate, up, b.x, b.y); };
     stage_pairs<columns>(sums, act, staging);
     constexpr int kGroups = Config::kRowTiles / 4;
     const int own = tile.row_tile / 4 + warpgroup();
