@@ -36,7 +36,7 @@ from specbuild.builder.families.eagle3.config import AUX_LAYERS
 from specbuild.builder.training.draft_layers import DraftShape
 from specbuild.builder.training.draft_module import DraftModule
 from specbuild.builder.training.frozen_target import FrozenTarget, load_target
-from specbuild.builder.training.initial_draft import begin_from
+from specbuild.builder.training.initial_draft import load_initial_weights
 from specbuild.runtime.device import this_device
 from specbuild.runtime.draft.shared_noise import CANDIDATES, TEMPERATURE_RATIO
 from specbuild.runtime.request import FinishEvent
@@ -105,7 +105,7 @@ class Pair:
             rms_eps=config["rms_norm_eps"],
         )
         self.draft = DraftModule(shape)
-        begin_from(draft, self.draft)
+        load_initial_weights(draft, self.draft)
         self.target = FrozenTarget(loaded, shape.aux_layers)
         self.embedding = loaded.get_input_embeddings().weight
         offsets = open_directory(draft)["d2t"].load().long()

@@ -1,4 +1,4 @@
-"""What ``specbuild train draft`` is asked for."""
+"""Options of ``specbuild train draft``."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ from specbuild.builder.option_readers import numbers
 from specbuild.builder.training.options import OPTIMISATION, TEXT, TrainingOptions
 from specbuild.runtime.errors import SpecbuildError
 
-LARGEST_DRAFT_VOCAB = 32000
+MAX_DRAFT_VOCAB = 32000
 INNER_PER_HIDDEN = 4
-_FITTING = "fits the target"
+_FITS_TARGET = "fits the target"
 
 
 @dataclass(frozen=True, kw_only=True)
 class SelfText(OptionGroup):
-    """Continuations by the target itself, made before training: what a draft is judged on.
+    """Continuations that the target generates before training, like the text that it will serve.
 
-    ``count`` rows of one sequence length: ``prompt_tokens`` of the training text (None: up to 32,
-    a quarter of the row at most), and what the target says next (greedy at temperature 0).
+    There are ``count`` rows of one sequence length. A row is ``prompt_tokens`` of the training text
+    and the target's continuation, which is greedy at temperature 0. By default the prompt is a
+    quarter of the row, at most 32 tokens.
     """
 
     PREFIX: ClassVar[str] = "self_text"
@@ -46,9 +47,9 @@ class SelfText(OptionGroup):
 
 @dataclass(frozen=True, kw_only=True)
 class LkLoss(OptionGroup):
-    """Which LK loss is minimised in place of the kind's own (arXiv 2602.23881, section 4).
+    """The LK loss that replaces the loss of the draft's kind (arXiv 2602.23881, section 4).
 
-    Names as SpecForge has them; its ``kl_decay`` is 1 unless given, the paper's η is 3.
+    The names are those of SpecForge. Its default for ``kl_decay`` is 1, the paper's η is 3.
     """
 
     PANEL: ClassVar[str] = OPTIMISATION
@@ -70,7 +71,7 @@ class LkLoss(OptionGroup):
     ] = 3.0
 
     def check(self) -> None:
-        """Raises SpecbuildError where values are out of bounds, or of a loss that is not asked."""
+        """Raise SpecbuildError for values out of bounds, or for options of another loss."""
         if not 0 <= self.kl_scale <= 1:
             raise SpecbuildError(f"train draft: kl_scale is {self.kl_scale}, expected 0 to 1")
         if not math.isfinite(self.kl_decay) or self.kl_decay < 0:
@@ -78,20 +79,20 @@ class LkLoss(OptionGroup):
         unused = [name for name in self.given() if name != "lk_loss_type"]
         if unused and self.lk_loss_type != "lambda":
             raise SpecbuildError(
-                f"train draft: {unused[0]} is of lk_loss_type lambda, which is "
-                f"{self.lk_loss_type}; leave it out or ask for lambda"
+                f"train draft: {unused[0]} has an effect only with lk_loss_type lambda, but it is "
+                f"{self.lk_loss_type}; remove {unused[0]} or set lk_loss_type to lambda"
             )
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainOptions(TrainingOptions):
-    """Options of ``specbuild train draft``; None leaves a choice to the trainer.
+    """Options of ``specbuild train draft``; None selects a default.
 
-    ``decay`` is the weight of a position over that of the one before, None as the kind's paper has
-    it. Of a P-EAGLE draft's rows each further position is trained at the share ``keep``; a DFlash
-    draft's blocks stand at ``anchors`` rows of a sequence. ``mask_token`` is theirs.
-    ``aux_layers`` are 0-based target layers whose outputs the draft reads. ``dtype`` is the
-    target's type and the autocast type of the draft, whose own weights train in fp32.
+    ``decay`` is the weight of a position relative to the one before; None selects the value of the
+    kind's paper. P-EAGLE trains each further position on the share ``keep`` of the rows. DFlash
+    trains blocks at ``anchors`` rows of a sequence. Both use ``mask_token``. ``aux_layers`` are
+    0-based target layers whose outputs the draft reads. ``dtype`` is the target's type and the
+    draft's autocast type; the draft's weights are fp32.
     """
 
     PANEL: ClassVar[str] = "Draft"
@@ -120,21 +121,21 @@ class TrainOptions(TrainingOptions):
     gradient_clip: float = 0.5
     draft_vocab: Annotated[
         int | None,
-        Described("Size of the draft's vocabulary.", "N", least=1, shown=_FITTING),
+        Described("Size of the draft's vocabulary.", "N", least=1, shown=_FITS_TARGET),
     ] = None
     inner: Annotated[
         int | None,
-        Described("Inner width of the MLP.", "N", least=1, shown=_FITTING),
+        Described("Inner width of the MLP.", "N", least=1, shown=_FITS_TARGET),
     ] = None
     q_heads: Annotated[
-        int | None, Described("Number of query heads.", "N", least=1, shown=_FITTING)
+        int | None, Described("Number of query heads.", "N", least=1, shown=_FITS_TARGET)
     ] = None
     kv_heads: Annotated[
-        int | None, Described("Number of KV heads.", "N", least=1, shown=_FITTING)
+        int | None, Described("Number of KV heads.", "N", least=1, shown=_FITS_TARGET)
     ] = None
-    head_dim: Annotated[int | None, Described("Width of a head.", "N", least=2, shown=_FITTING)] = (
-        None
-    )
+    head_dim: Annotated[
+        int | None, Described("Width of a head.", "N", least=2, shown=_FITS_TARGET)
+    ] = None
     rope_theta: Annotated[float, Described("Base of the rotary embedding.", "X")] = 10000.0
     aux_layers: Annotated[
         tuple[int, ...] | None,
@@ -142,7 +143,7 @@ class TrainOptions(TrainingOptions):
             "Target layers whose hidden states the draft reads.",
             "I,J,K",
             name="taps",
-            shown=_FITTING,
+            shown=_FITS_TARGET,
             typed=str,
             read=numbers,
         ),
@@ -179,7 +180,9 @@ class TrainOptions(TrainingOptions):
         if self.time_limit_s is not None:
             _positive("time_limit_s", self.time_limit_s)
         if not self.texts:
-            raise SpecbuildError("train draft: no text given; name at least one file or directory")
+            raise SpecbuildError(
+                "train draft: got no training text, expected at least one file or directory"
+            )
         if self.sequence_length < 2 * (self.ttt_steps + 1):
             raise SpecbuildError(
                 f"train draft: sequence_length is {self.sequence_length}, expected at least "
@@ -194,26 +197,28 @@ class TrainOptions(TrainingOptions):
         if self.kind == "eagle3":
             if self.layers > 1:
                 raise SpecbuildError(
-                    f"train draft: layers is {self.layers}, an EAGLE3 draft is trained with one; "
-                    "ask for --kind p-eagle or dflash"
+                    f"train draft: layers is {self.layers}, but an EAGLE3 draft has one; remove it "
+                    "or use --kind p-eagle or dflash"
                 )
             if self.mask_token is not None:
                 raise SpecbuildError(
                     f"train draft: mask_token is {self.mask_token}, but an EAGLE3 draft has no "
-                    "rows of it; leave it out"
+                    "masked rows; remove it"
                 )
         if self.kind in ("dflash", "jetspec") and self.draft_vocab is not None:
             raise SpecbuildError(
-                f"train draft: draft_vocab is {self.draft_vocab}, but a {self.kind} draft says "
-                "every token of the target's head; leave it out"
+                f"train draft: draft_vocab is {self.draft_vocab}, but a {self.kind} draft uses the "
+                "target's vocabulary; remove it"
             )
 
     def _check_heads(self) -> None:
         if self.head_dim is not None and self.head_dim % 2:
-            raise SpecbuildError(f"train draft: head_dim is {self.head_dim}, expected an even one")
+            raise SpecbuildError(
+                f"train draft: head_dim is {self.head_dim}, expected an even number"
+            )
         if self.q_heads and self.kv_heads and self.q_heads % self.kv_heads:
             raise SpecbuildError(
-                f"train draft: q_heads {self.q_heads} is no multiple of kv_heads {self.kv_heads}"
+                f"train draft: q_heads {self.q_heads} is not a multiple of kv_heads {self.kv_heads}"
             )
 
     def _check_self_text(self) -> None:
@@ -235,9 +240,9 @@ class TrainOptions(TrainingOptions):
             )
 
 
-def _at_least(name: str, value: int, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise SpecbuildError(f"train draft: {name} is {value}, expected {least} or more")
+def _at_least(name: str, value: int, minimum: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
+        raise SpecbuildError(f"train draft: {name} is {value}, expected {minimum} or more")
 
 
 def _positive(name: str, value: float) -> None:

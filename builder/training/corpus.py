@@ -1,8 +1,8 @@
 """Training text as sequences of one length.
 
-Documents are packed one after another, each closed by the end-of-text id; attention does not stop
-at their borders, just as in the target's own context. Rows that the target wrote itself stand
-alone, so that their context is the one in which they were written.
+Documents are concatenated, each with an end-of-text id at its end. Attention crosses document
+borders, as in the target's own context. Rows that the target generated are not concatenated, so
+their context is the one in which they were generated.
 """
 
 from __future__ import annotations
@@ -19,8 +19,10 @@ from specbuild.runtime.errors import SpecbuildError
 
 @dataclass(frozen=True)
 class Stream:
-    """Packed documents: ``ids`` int32 [n], and ``counted`` bool [n] where the prediction made
-    after a token counts."""
+    """Concatenated documents: ``ids`` int32 [n], and ``counted`` bool [n].
+
+    ``counted`` is true where the prediction after a token counts.
+    """
 
     ids: np.ndarray
     counted: np.ndarray
@@ -28,47 +30,47 @@ class Stream:
 
 @dataclass(frozen=True)
 class Rows:
-    """Whole sequences: ``ids`` int32 [N, T] and ``counted`` bool [N, T]."""
+    """Full sequences: ``ids`` int32 [N, T] and ``counted`` bool [N, T]."""
 
     ids: np.ndarray
     counted: np.ndarray
 
     def batch(self, rows: slice, device: str) -> Batch:
-        """These rows as tensors."""
+        """Return these rows as tensors."""
         return _batch(self.ids[rows], self.counted[rows], device)
 
 
 def split_documents(
     documents: list[Document], *, fraction: float, seed: int
 ) -> tuple[list[Document], list[Document]]:
-    """Documents to train on and documents to keep apart, about ``fraction`` of the tokens.
+    """Return training documents and held-out documents with about ``fraction`` of the tokens.
 
-    A single document is cut, its end kept apart.
+    A single document is cut, and its end is held out.
     """
     if fraction == 0:
         return documents, []
     if len(documents) == 1:
-        [only] = documents
-        cut = round(len(only.ids) * (1 - fraction))
-        end = Document(only.ids[cut:], max(1, only.loss_from - cut))
-        return [Document(only.ids[:cut], only.loss_from)], [end]
+        [single] = documents
+        cut = round(len(single.ids) * (1 - fraction))
+        end = Document(single.ids[cut:], max(1, single.loss_from - cut))
+        return [Document(single.ids[:cut], single.loss_from)], [end]
     order = np.random.default_rng(seed).permutation(len(documents))
-    wanted = fraction * sum(len(document.ids) for document in documents)
-    kept: list[int] = []
+    held_out_tokens = fraction * sum(len(document.ids) for document in documents)
+    training: list[int] = []
     held_out: list[int] = []
     tokens = 0
     for position, index in enumerate(order):
-        last = position == len(order) - 1
-        if tokens < wanted and not (last and not kept):
+        is_last = position == len(order) - 1
+        if tokens < held_out_tokens and not (is_last and not training):
             held_out.append(int(index))
             tokens += len(documents[index].ids)
         else:
-            kept.append(int(index))
-    return [documents[i] for i in sorted(kept)], [documents[i] for i in sorted(held_out)]
+            training.append(int(index))
+    return [documents[i] for i in sorted(training)], [documents[i] for i in sorted(held_out)]
 
 
 def pack(documents: list[Document], end_of_text: tuple[int, ...]) -> Stream:
-    """One stream; a document that does not end in an end-of-text id gets the first of them."""
+    """Concatenate documents; append the first end-of-text id to those that end in none."""
     ids, counted = [], []
     for document in documents:
         tokens = document.ids
@@ -83,17 +85,17 @@ def pack(documents: list[Document], end_of_text: tuple[int, ...]) -> Stream:
     return Stream(np.concatenate(ids), np.concatenate(counted))
 
 
-def cut_rows(stream: Stream, length: int, most: int) -> Rows:
-    """Up to ``most`` consecutive rows of ``length``, spread evenly over the stream."""
+def cut_rows(stream: Stream, length: int, max_rows: int) -> Rows:
+    """Return up to ``max_rows`` consecutive rows of ``length``, spread evenly over the stream."""
     available = len(stream.ids) // length
-    chosen = np.unique(np.linspace(0, available - 1, min(most, available)).round().astype(int))
-    index = chosen[:, None] * length + np.arange(length)
+    rows = np.unique(np.linspace(0, available - 1, min(max_rows, available)).round().astype(int))
+    index = rows[:, None] * length + np.arange(length)
     return Rows(stream.ids[index], stream.counted[index])
 
 
 @dataclass(frozen=True)
 class TrainingText:
-    """What batches are drawn from: a stream, and rows that the target wrote."""
+    """The source of batches: a stream, and rows that the target generated."""
 
     stream: Stream
     self_text: Rows
@@ -103,30 +105,32 @@ class TrainingText:
     def __post_init__(self) -> None:
         if len(self.stream.ids) < self.length:
             raise SpecbuildError(
-                f"train: the text has {len(self.stream.ids)} tokens to train on, expected at "
-                f"least one sequence of {self.length}"
+                f"train: the text has {len(self.stream.ids)} training tokens, expected at least "
+                f"one sequence of {self.length}"
             )
 
     def batch(self, step: int, size: int, device: str) -> Batch:
-        """The batch of a step, drawn anew from (seed, step), so that training can resume.
+        """Return the batch of a step. It depends on (seed, step) only, so training can resume.
 
-        A row comes from the target's own text in proportion to its share of the tokens.
+        The share of rows that the target generated is their share of the tokens.
         """
         random = np.random.default_rng((self.seed, step))
-        own = self.self_text.ids
-        from_self = random.random(size) < own.size / (own.size + len(self.stream.ids))
+        generated = self.self_text.ids
+        is_generated = random.random(size) < generated.size / (
+            generated.size + len(self.stream.ids)
+        )
         starts = random.integers(0, len(self.stream.ids) - self.length + 1, size)
         index = starts[:, None] + np.arange(self.length)
         ids, counted = self.stream.ids[index], self.stream.counted[index]
-        if from_self.any():
-            rows = random.integers(0, len(own), size)[from_self]
-            ids[from_self] = own[rows]
-            counted[from_self] = self.self_text.counted[rows]
+        if is_generated.any():
+            rows = random.integers(0, len(generated), size)[is_generated]
+            ids[is_generated] = generated[rows]
+            counted[is_generated] = self.self_text.counted[rows]
         return _batch(ids, counted, device)
 
 
 def _batch(ids: np.ndarray, counted: np.ndarray, device: str) -> Batch:
     parts = [torch.from_numpy(ids.astype(np.int64)), torch.from_numpy(counted)]
-    if device.startswith("cuda"):  # a copy from pinned memory waits for nothing
+    if device.startswith("cuda"):  # a copy from pinned memory is asynchronous
         parts = [part.pin_memory() for part in parts]
     return Batch(*(part.to(device, non_blocking=True) for part in parts))

@@ -1,4 +1,4 @@
-"""Reading training text: files and directories into documents of target token ids."""
+"""Reads training text: files and directories of documents, as target token ids."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ LINE_KEYS = {"ids", "text", "loss_from"}
 
 @dataclass(frozen=True)
 class Document:
-    """``ids`` int32 [n]; predictions count from the one of token ``loss_from`` on."""
+    """``ids`` int32 [n]; the first prediction that counts is that of token ``loss_from``."""
 
     ids: np.ndarray
     loss_from: int = 1
 
 
 class DocumentReader:
-    """Reads text with the target's tokenizer, which is opened at the first text."""
+    """Reads text with the target's tokenizer, which it opens for the first text."""
 
     def __init__(self, model: Path, *, vocab: int, end_of_text: tuple[int, ...]) -> None:
         self.model = model
@@ -40,10 +40,10 @@ class DocumentReader:
         self._tokenizer: OpenedTokenizer | None = None
 
     def read(self, paths: tuple[Path, ...]) -> list[Document]:
-        """The documents of all files, directories being searched by name order.
+        """Return the documents of all files; directories are searched in the order of names.
 
         Raises:
-            SpecbuildError: a path is missing, of an unknown kind, or holds what it should not.
+            SpecbuildError: a path is missing or of an unknown type, or its content is invalid.
         """
         documents = [d for path in paths for file in _files(path) for d in self._file(file)]
         if not any(len(document.ids) for document in documents):
@@ -56,12 +56,12 @@ class DocumentReader:
                 return self._array(file)
             text = file.read_text(encoding="utf-8")
         except (OSError, ValueError) as error:
-            raise SpecbuildError(f"{file}: cannot be read: {error}") from error
+            raise SpecbuildError(f"{file}: cannot read the file: {error}") from error
         if file.suffix == ".jsonl":
-            # Other ends of lines may stand in a JSON string.
+            # `splitlines` would also split at line separators inside JSON strings.
             lines = enumerate(text.split("\n"), start=1)
             return [self._line(line, f"{file}, line {n}") for n, line in lines if line.strip()]
-        return [Document(self._encoded(text, str(file)))]
+        return [Document(self._encode(text, str(file)))]
 
     def _array(self, file: Path) -> list[Document]:
         array = np.load(file, allow_pickle=False)
@@ -69,7 +69,7 @@ class DocumentReader:
             raise SpecbuildError(
                 f"{file}: got {array.dtype} of shape {list(array.shape)}, expected a list of ids"
             )
-        ids = self._checked(array.astype(np.int64), str(file))
+        ids = self._check_ids(array.astype(np.int64), str(file))
         ends = np.flatnonzero(np.isin(ids, self.end_of_text))
         return [Document(part) for part in np.split(ids, ends + 1)]
 
@@ -77,12 +77,12 @@ class DocumentReader:
         try:
             record = json.loads(line)
         except (ValueError, RecursionError) as error:
-            raise SpecbuildError(f"{where}: no JSON: {error}") from error
+            raise SpecbuildError(f"{where}: got no JSON, expected one object: {error}") from error
         if not isinstance(record, dict) or set(record) - LINE_KEYS:
-            got = f"the keys {', '.join(record)}" if isinstance(record, dict) else "no object"
+            keys = f"the keys {', '.join(record)}" if isinstance(record, dict) else "no object"
             raise SpecbuildError(
-                f'{where}: got {got}, expected {{"text": "…"}} or {{"ids": [1, 2]}}, perhaps with '
-                '"loss_from": N'
+                f'{where}: got {keys}, expected {{"text": "…"}} or {{"ids": [1, 2]}}, optionally '
+                'with "loss_from": N'
             )
         if ("ids" in record) == ("text" in record):
             raise SpecbuildError(f"{where}: expected exactly one of the keys ids and text")
@@ -91,24 +91,24 @@ class DocumentReader:
             raise SpecbuildError(f"{where}: loss_from is {loss_from!r}, expected 1 or more")
         if "text" in record:
             if not isinstance(record["text"], str):
-                raise SpecbuildError(f"{where}: text is no string")
-            return Document(self._encoded(record["text"], where), loss_from)
+                raise SpecbuildError(f"{where}: text is not a string")
+            return Document(self._encode(record["text"], where), loss_from)
         ids = record["ids"]
         if not isinstance(ids, list) or not all(map(_is_count, ids)):
-            raise SpecbuildError(f"{where}: ids is no list of token ids")
-        return Document(self._checked(np.array(ids, dtype=np.int64), where), loss_from)
+            raise SpecbuildError(f"{where}: ids is not a list of token ids")
+        return Document(self._check_ids(np.array(ids, dtype=np.int64), where), loss_from)
 
-    def _encoded(self, text: str, where: str) -> np.ndarray:
+    def _encode(self, text: str, where: str) -> np.ndarray:
         if self._tokenizer is None:
             self._tokenizer = _open_tokenizer(self.model, where)
         ids = self._tokenizer.encode(text, special=False)
-        return self._checked(np.array(ids, dtype=np.int64), where)
+        return self._check_ids(np.array(ids, dtype=np.int64), where)
 
-    def _checked(self, ids: np.ndarray, where: str) -> np.ndarray:
+    def _check_ids(self, ids: np.ndarray, where: str) -> np.ndarray:
         if len(ids) and (ids.min() < 0 or ids.max() >= self.vocab):
-            wrong = ids[(ids < 0) | (ids >= self.vocab)][0]
+            invalid = ids[(ids < 0) | (ids >= self.vocab)][0]
             raise SpecbuildError(
-                f"{where}: token id {wrong} is outside the target's vocabulary of {self.vocab}"
+                f"{where}: token id {invalid} is outside the target's vocabulary of {self.vocab}"
             )
         return ids.astype(np.int32)
 
@@ -119,14 +119,14 @@ def _is_count(value: Any) -> bool:
 
 def _files(path: Path) -> Iterator[Path]:
     if path.is_dir():
-        found = [f for f in sorted(path.rglob("*")) if f.suffix in SUFFIXES and f.is_file()]
-        if not found:
-            raise SpecbuildError(f"{path}: no file there ends in {', '.join(SUFFIXES)}")
-        yield from found
+        files = [f for f in sorted(path.rglob("*")) if f.suffix in SUFFIXES and f.is_file()]
+        if not files:
+            raise SpecbuildError(f"{path}: has no file of type {', '.join(SUFFIXES)}")
+        yield from files
     elif not path.exists():
         raise SpecbuildError(f"{path}: no such file or directory")
     elif path.suffix not in SUFFIXES:
-        raise SpecbuildError(f"{path}: expected a name that ends in {', '.join(SUFFIXES)}")
+        raise SpecbuildError(f"{path}: unknown file type, expected {', '.join(SUFFIXES)}")
     else:
         yield path
 
@@ -139,7 +139,7 @@ def _open_tokenizer(model: Path, where: str) -> OpenedTokenizer:
     file = next((file for file in files if file.name == "tokenizer.json"), None)
     if file is None:
         raise SpecbuildError(
-            f"{where}: {model} has no tokenizer.json to read text with; give token ids instead"
+            f"{where}: {model} has no tokenizer.json to read text with; use token ids instead"
         )
     try:
         return OpenedTokenizer(file.read_bytes())

@@ -1,4 +1,4 @@
-"""The kinds of drafts that are trained: their module, their objective, and their files."""
+"""The kinds of drafts that can be trained: their modules, objectives and files."""
 
 from __future__ import annotations
 
@@ -13,39 +13,40 @@ from specbuild.builder.families.dflash import config as dflash
 from specbuild.builder.families.eagle3 import config as eagle3
 from specbuild.builder.training.config import TrainOptions
 from specbuild.builder.training.dflash_module import DFlashModule
-from specbuild.builder.training.draft_layers import DraftShape, TrainedDraft
+from specbuild.builder.training.draft_layers import DraftShape, TrainableDraft
 from specbuild.builder.training.draft_module import DraftModule
 from specbuild.builder.training.p_eagle_module import PEagleModule
 from specbuild.builder.training.vocabulary import DraftVocabulary
 
 EAGLE3_DECAY = 0.8
-# DFlash's decays by the size of the block (arXiv 2602.06036, section 4): exp(−k / γ).
+# (largest block, γ) of DFlash, where position k has the weight exp(−k / γ) (arXiv 2602.06036,
+# section 4).
 _GAMMAS = ((8, 4.0), (10, 5.0))
-_LARGEST_GAMMA = 7.0
+_MAX_GAMMA = 7.0
 
 
 @dataclass(frozen=True)
 class DraftKind:
-    """One kind. ``own_vocabulary``: it has a head and a vocabulary of its own.
+    """A kind of draft. With ``own_vocabulary`` it has its own head and vocabulary.
 
-    ``decay`` is a position's weight over that of the one before; ``hard`` as the objective has it.
-    ``config`` are the fields of ``config.json`` beside those of its layers.
+    ``decay`` is the weight of a position relative to the one before. ``hard`` is defined by the
+    objective. ``config`` returns the fields of ``config.json`` that ``layer_config`` lacks.
     """
 
     own_vocabulary: bool
     hard: bool
     decay: Callable[[TrainOptions], float]
-    make: Callable[[DraftShape, TrainOptions, int], TrainedDraft]
+    make: Callable[[DraftShape, TrainOptions, int], TrainableDraft]
     config: Callable[[DraftShape, TrainOptions, int], dict[str, Any]]
 
 
 def kind_of(options: TrainOptions) -> DraftKind:
-    """The kind that is asked for."""
+    """Return the requested kind."""
     return KINDS[options.kind]
 
 
 def layer_config(shape: DraftShape, target_vocab: int, positions: int) -> dict[str, Any]:
-    """The fields of ``config.json`` that every kind has."""
+    """Return the fields of ``config.json`` that every kind has."""
     return {
         "hidden_size": shape.hidden,
         "target_hidden_size": shape.target_hidden,
@@ -68,9 +69,9 @@ def layer_config(shape: DraftShape, target_vocab: int, positions: int) -> dict[s
 
 
 def draft_tensors(
-    draft: TrainedDraft, vocabulary: DraftVocabulary, *, own_vocabulary: bool = True
+    draft: TrainableDraft, vocabulary: DraftVocabulary, *, own_vocabulary: bool = True
 ) -> dict[str, torch.Tensor]:
-    """The tensors of ``model.safetensors``: weights in bf16, ``d2t`` int64, ``t2d`` bool."""
+    """Return the tensors of ``model.safetensors``: weights bf16, ``d2t`` int64, ``t2d`` bool."""
     weights = {
         name: value.detach().cpu().to(torch.bfloat16).contiguous()
         for name, value in draft.state_dict().items()
@@ -95,25 +96,28 @@ def _p_eagle(shape: DraftShape, options: TrainOptions, mask: int) -> dict[str, A
 
 
 def _dflash(shape: DraftShape, options: TrainOptions, mask: int) -> dict[str, Any]:
-    own: dict[str, Any] = {"mask_token_id": mask, "target_layer_ids": list(shape.aux_layers)}
+    dflash_fields: dict[str, Any] = {
+        "mask_token_id": mask,
+        "target_layer_ids": list(shape.aux_layers),
+    }
     if options.kind == "jetspec":
-        own["causal_head"] = True
+        dflash_fields["causal_head"] = True
     return {
         "architectures": [dflash.OWN_ARCHITECTURE],
         "model_type": dflash.OWN_MODEL_TYPE,
         "block_size": options.ttt_steps + 1,
-        "dflash_config": own,
+        "dflash_config": dflash_fields,
         "layer_types": ["full_attention"] * shape.layers,
     }
 
 
 def _block_decay(options: TrainOptions) -> float:
     block = options.ttt_steps + 1
-    gamma = next((g for size, g in _GAMMAS if block <= size), _LARGEST_GAMMA)
+    gamma = next((g for size, g in _GAMMAS if block <= size), _MAX_GAMMA)
     return math.exp(-1 / gamma)
 
 
-def _make_dflash(shape: DraftShape, options: TrainOptions, mask: int) -> TrainedDraft:
+def _make_dflash(shape: DraftShape, options: TrainOptions, mask: int) -> TrainableDraft:
     causal = options.kind == "jetspec"
     return DFlashModule(shape, mask_token=mask, causal=causal, anchors=options.anchors)
 
@@ -126,7 +130,7 @@ KINDS: dict[str, DraftKind] = {
         make=lambda shape, _options, _mask: DraftModule(shape),
         config=_eagle3,
     ),
-    # Every row that is trained counts alike, and each further position has fewer.
+    # Each row has the same weight, and further positions have fewer rows.
     "p-eagle": DraftKind(
         own_vocabulary=True,
         hard=False,
@@ -137,7 +141,7 @@ KINDS: dict[str, DraftKind] = {
     "dflash": DraftKind(
         own_vocabulary=False, hard=True, decay=_block_decay, make=_make_dflash, config=_dflash
     ),
-    # It distils the target's distribution (arXiv 2606.18394, section 3.2).
+    # JetSpec distills the target's distribution (arXiv 2606.18394, section 3.2).
     "jetspec": DraftKind(
         own_vocabulary=False, hard=False, decay=_block_decay, make=_make_dflash, config=_dflash
     ),

@@ -1,4 +1,4 @@
-"""What the drafts that are trained here are made of."""
+"""Layers and interfaces of drafts for training."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ INITIAL_STD = 0.02
 
 @dataclass(frozen=True, kw_only=True)
 class DraftShape:
-    """Sizes of a draft that reads ``aux_layers`` states of the target, each ``target_hidden``
-    wide."""
+    """The sizes of a draft that reads ``aux_layers`` hidden states of ``target_hidden`` values."""
 
     hidden: int
     target_hidden: int
@@ -31,66 +30,66 @@ class DraftShape:
     layers: int = 1
 
 
-class Words(NamedTuple):
+class TokenWeights(NamedTuple):
     """The target's embedding and head, [V, H]."""
 
     embedding: torch.Tensor
     head: torch.Tensor
 
 
-class Drafted(NamedTuple):
-    """What a draft says of one position ahead: ``logits`` [B, n, Vd] of the rows ``rows`` [n]."""
+class DraftLogits(NamedTuple):
+    """A draft's predictions for one position: ``logits`` [B, n, Vd] for the rows ``rows`` [n]."""
 
     rows: torch.Tensor
     logits: torch.Tensor
 
 
-class TrainedDraft(Protocol):
-    """A draft that is trained. Row t pairs the state h_t with the token x_{t+1}."""
+class TrainableDraft(Protocol):
+    """A draft in training. Row t combines the hidden state h_t and the token x_{t+1}."""
 
     @property
     def shape(self) -> DraftShape:
-        """Its sizes."""
+        """Return the sizes."""
         ...
 
     def initialise(self, generator: torch.Generator) -> None:
-        """Draws its parameters."""
+        """Draw the parameters."""
         ...
 
-    def drafted(
+    def predict(
         self,
         aux_hidden: torch.Tensor,
         ids: torch.Tensor,
-        words: Words,
+        token_weights: TokenWeights,
         count: int,
         random: torch.Generator | None = None,
-    ) -> list[Drafted]:
-        """What it says of positions 1 … ``count`` behind x_{t+1}, at rows t = 0 … R − 1.
+    ) -> list[DraftLogits]:
+        """Predict positions 1 … ``count`` after x_{t+1}, at rows t = 0 … R − 1.
 
-        ``aux_hidden`` [B, R, aux_layers·Ht], ``ids`` [B, R + count]. With ``random`` it may take a
-        part of the rows, else it takes all.
+        ``aux_hidden`` is [B, R, aux_layers·Ht], ``ids`` [B, R + count]. With ``random`` a draft
+        may predict a random part of the rows, otherwise it predicts all.
         """
         ...
 
     def parameters(self) -> Iterator[nn.Parameter]:
-        """Its parameters."""
+        """Return the parameters."""
         ...
 
     def state_dict(self) -> dict[str, Any]:
-        """Its tensors by name."""
+        """Return the tensors by name."""
         ...
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> object:
-        """Takes the tensors of :meth:`state_dict`."""
+        """Load the tensors of :meth:`state_dict`."""
         ...
 
     def to(self, device: str) -> object:
-        """Moves it."""
+        """Move the draft to a device."""
         ...
 
 
 class Norm(nn.Module):
-    """RMSNorm in fp32 that casts back before the weight."""
+    """RMSNorm in fp32, which casts back before it multiplies by the weight."""
 
     def __init__(self, width: int, eps: float) -> None:
         super().__init__()
@@ -98,7 +97,7 @@ class Norm(nn.Module):
         self.eps = eps
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """``x`` [..., H] → [..., H]."""
+        """Map ``x`` [..., H] to [..., H]."""
         wide = x.float()
         normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
         return normed.to(x.dtype) * self.weight
@@ -114,12 +113,12 @@ class Mlp(nn.Module):
         self.down_proj = nn.Linear(shape.inner, shape.hidden, bias=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """``x`` [..., H] → [..., H]."""
+        """Map ``x`` [..., H] to [..., H]."""
         return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
 
 
 def initialise(draft: nn.Module, fc: nn.Linear, generator: torch.Generator) -> None:
-    """Draws matrices from N(0, 0.02²), the fusing one so that it keeps the states' size."""
+    """Draw matrices from N(0, 0.02²), and ``fc`` such that it preserves the states' rms."""
     for parameter in draft.parameters():
         if parameter.dim() == 2:
             nn.init.normal_(parameter, std=INITIAL_STD, generator=generator)
@@ -127,12 +126,12 @@ def initialise(draft: nn.Module, fc: nn.Linear, generator: torch.Generator) -> N
 
 
 def by_head(x: torch.Tensor, width: int) -> torch.Tensor:
-    """[..., R, heads·D] → [..., heads, R, D]."""
+    """Map [..., R, heads·D] to [..., heads, R, D]."""
     return x.unflatten(-1, (-1, width)).transpose(-2, -3)
 
 
-def rotated(heads: torch.Tensor, positions: torch.Tensor, theta: float) -> torch.Tensor:
-    """Half-split RoPE of ``heads`` [..., R, D] at ``positions`` [R]."""
+def rotate(heads: torch.Tensor, positions: torch.Tensor, theta: float) -> torch.Tensor:
+    """Apply half-split RoPE to ``heads`` [..., R, D] at ``positions`` [R]."""
     half = heads.shape[-1] // 2
     exponent = torch.arange(half, device=heads.device, dtype=torch.float32) / half
     angle = positions[:, None].float() * theta**-exponent

@@ -1,4 +1,4 @@
-"""How well a draft predicts its target on held-out rows."""
+"""Measures a draft's acceptance on held-out rows."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from specbuild.builder.training.corpus import Rows
-from specbuild.builder.training.draft_layers import TrainedDraft
+from specbuild.builder.training.draft_layers import TrainableDraft
 from specbuild.builder.training.frozen_target import FrozenTarget
 from specbuild.builder.training.objective import Objective
 
@@ -19,11 +19,11 @@ CHAIN = 3
 
 @dataclass(frozen=True)
 class Acceptance:
-    """A draft against its target's argmax, with the text's own tokens as input (teacher forcing).
+    """Agreement of a draft and its target's argmax, with the text as input (teacher forcing).
 
-    ``agreement[i]``: share of counted positions where step i's argmax is the target's.
-    ``mean_acceptance_length``: tokens per target pass of greedy decoding along the rows with a
-    chain of ``chain`` drafts; exact on text that the target wrote greedily, an estimate elsewhere.
+    ``agreement[i]`` is the share of counted positions where step i's argmax is the target's.
+    ``mean_acceptance_length`` is the number of tokens per target pass of greedy decoding along the
+    rows with ``chain`` draft tokens. It is exact on the target's greedy text, else an estimate.
     """
 
     rows: int
@@ -36,7 +36,7 @@ class Acceptance:
 
 @dataclass(frozen=True)
 class Examiner:
-    """Measures drafts of one target; ``autocast`` makes the context of a forward pass."""
+    """Measures drafts of one target; ``autocast`` returns the context of a forward pass."""
 
     target: FrozenTarget
     objective: Objective
@@ -45,21 +45,26 @@ class Examiner:
     autocast: Callable[[], AbstractContextManager[object]]
 
     @torch.no_grad()
-    def acceptance(self, draft: TrainedDraft, rows: Rows) -> Acceptance | None:
-        """None where there is nothing to measure: no row, or no counted position."""
+    def acceptance(self, draft: TrainableDraft, rows: Rows) -> Acceptance | None:
+        """Return the acceptance, or None if there is no counted position."""
         agreed, counted, loss = [], [], []
         for start in range(0, len(rows.ids), self.batch_size):
             batch = rows.batch(slice(start, start + self.batch_size), self.device)
             with self.autocast():
-                teaching = self.target.teach(batch.ids)
-                drafted = self.objective.drafted(draft, batch, teaching)
-                losses = self.objective.losses(drafted, batch, teaching)
-            right = teaching.logits.argmax(dim=-1)
-            ids = [self.objective.target_ids[step.logits.argmax(dim=-1)] for step in drafted]
+                teacher = self.target.teach(batch.ids)
+                predictions = self.objective.predict(draft, batch, teacher)
+                losses = self.objective.losses(predictions, batch, teacher)
+            target_ids = teacher.logits.argmax(dim=-1)
+            draft_ids = [
+                self.objective.target_ids[step.logits.argmax(dim=-1)] for step in predictions
+            ]
             count = self.objective.rows(batch)
-            pairs = [said == right[:, 1 + i : 1 + i + count] for i, said in enumerate(ids)]
-            masks = [batch.counted[:, 1 + i : 1 + i + count] for i in range(len(ids))]
-            agreed.append(torch.stack(pairs, dim=-1).cpu().numpy())
+            matches = [
+                step_ids == target_ids[:, 1 + i : 1 + i + count]
+                for i, step_ids in enumerate(draft_ids)
+            ]
+            masks = [batch.counted[:, 1 + i : 1 + i + count] for i in range(len(draft_ids))]
+            agreed.append(torch.stack(matches, dim=-1).cpu().numpy())
             counted.append(torch.stack(masks, dim=-1).cpu().numpy())
             loss.append((float(self.objective.total(losses)), len(batch.ids)))
         if not counted or not np.concatenate(counted)[..., 0].any():
@@ -68,7 +73,7 @@ class Examiner:
 
 
 def _summary(agreed: np.ndarray, counted: np.ndarray, loss: list[tuple[float, int]]) -> Acceptance:
-    """``agreed`` and ``counted`` bool [N, R, steps]."""
+    """Summarize ``agreed`` and ``counted``, bool [N, R, steps]."""
     shares = (agreed & counted).sum((0, 1)) / np.maximum(1, counted.sum((0, 1)))
     chain = min(CHAIN, agreed.shape[-1])
     return Acceptance(
@@ -82,10 +87,10 @@ def _summary(agreed: np.ndarray, counted: np.ndarray, loss: list[tuple[float, in
 
 
 def chain_acceptance(agreed: np.ndarray, counted: np.ndarray) -> float:
-    """Mean tokens per step of a walk along each row, [N, R, chain] bool.
+    """Return the mean tokens per step of a walk along each row; arguments are bool [N, R, chain].
 
-    At row t the leading agreements a are accepted; the target adds one token, and the walk goes on
-    at t + a + 1. Steps that would leave the counted part are not drafted.
+    At row t the target accepts the a leading agreements and adds one token. The walk continues at
+    t + a + 1. Positions that do not count are not drafted.
     """
     accepted = (agreed & counted).cumprod(axis=-1).sum(axis=-1)
     tokens = steps = 0

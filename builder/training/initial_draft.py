@@ -1,4 +1,4 @@
-"""Another draft's weights as the beginning of a training."""
+"""Initializes a training from another draft's weights."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from specbuild.runtime.errors import SpecbuildError
 def initial_vocabulary(
     path: Path, tokens: np.ndarray, *, target_vocab: int, size: int
 ) -> DraftVocabulary | None:
-    """The vocabulary of the draft at ``path``, None where it has the target's.
+    """Return the vocabulary of the draft at ``path``, or None if it uses the target's.
 
-    Raises SpecbuildError where it has not ``size`` tokens of the target's.
+    Raises SpecbuildError if it does not have ``size`` tokens of the target.
     """
     stored = open_directory(path).get("d2t")
     if stored is None:
@@ -27,8 +27,8 @@ def initial_vocabulary(
     ids = offsets + torch.arange(len(offsets))
     if len(ids) != size or not ((ids >= 0) & (ids < target_vocab)).all():
         raise SpecbuildError(
-            f"train draft: the draft at {path} says {len(ids)} tokens, {size} are asked for; give "
-            f"--draft-vocab {len(ids)} and the target that it was trained for"
+            f"train draft: the draft at {path} has a vocabulary of {len(ids)} tokens, expected "
+            f"{size}; use --draft-vocab {len(ids)} and the target for which it was trained"
         )
     counts = np.bincount(tokens, minlength=target_vocab)
     coverage = float(counts[ids.numpy()].sum() / max(1, len(tokens)))
@@ -36,10 +36,10 @@ def initial_vocabulary(
 
 
 @torch.no_grad()
-def begin_from(path: Path, draft: Any) -> int:
-    """Copies what the draft at ``path`` has by the same name and shape; how many tensors that were.
+def load_initial_weights(path: Path, draft: Any) -> int:
+    """Copy the tensors of the same name and shape from the draft at ``path``; return their number.
 
-    Raises SpecbuildError where there is none.
+    Raises SpecbuildError if there are none.
     """
     stored = open_directory(path)
     copied = 0
@@ -51,6 +51,6 @@ def begin_from(path: Path, draft: Any) -> int:
     if not copied:
         raise SpecbuildError(
             f"train draft: the draft at {path} has no tensor of this draft's names and shapes; "
-            "give one of the same kind and sizes, or leave --initial out"
+            "use a draft of the same kind and sizes, or remove --initial"
         )
     return copied

@@ -1,4 +1,4 @@
-"""What every training is asked for."""
+"""Options of every training."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ TEXT, OPTIMISATION, RUN = "Text", "Optimisation", "Run"
 class TrainingOptions(OptionGroup):
     """``texts`` and ``held_out`` are files or directories (``.py .txt .md .jsonl .npy``).
 
-    Without ``held_out`` the share ``held_out_fraction`` of the documents is kept from training.
-    ``time_limit_s`` ends this run early, ready for ``resume``.
+    Without ``held_out`` the share ``held_out_fraction`` of the documents is held out.
+    ``time_limit_s`` stops the run early; ``resume`` continues it.
     """
 
     PANEL: ClassVar[str] = "Model"

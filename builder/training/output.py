@@ -20,7 +20,7 @@ PLOT_FILE = "training_losses.svg"
 
 @dataclass(frozen=True)
 class LossPoint:
-    """Mean losses of the steps since the point before: the weighted sum, and per step i."""
+    """Mean losses since the previous point: the weighted sum, and those of each draft position."""
 
     step: int
     learning_rate: float
@@ -30,7 +30,7 @@ class LossPoint:
 
 @dataclass(frozen=True)
 class TrainReport:
-    """What training reached. ``finished`` False: the time limit came first; resume it."""
+    """The result of a training; with ``finished`` False its time limit stopped it."""
 
     finished: bool
     steps: int
@@ -57,7 +57,7 @@ def write_report(folder: Path, report: TrainReport) -> None:
 
 
 def plot_losses(file: Path, report: TrainReport) -> None:
-    """Losses per position, and acceptance where it was measured."""
+    """Plot losses by position, and acceptance if it was measured."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10, 4), layout="constrained")
@@ -68,8 +68,8 @@ def plot_losses(file: Path, report: TrainReport) -> None:
         left.plot(steps, values, label=f"step {position}")
     left.set(xlabel="training step", ylabel="loss", title="Loss by draft position")
     left.legend()
-    measured = {"text": report.held_out_text, "target's own": report.held_out_self_text}
-    for name, acceptance in measured.items():
+    acceptances = {"text": report.held_out_text, "generated text": report.held_out_self_text}
+    for name, acceptance in acceptances.items():
         if acceptance is not None:
             length = f"{acceptance.mean_acceptance_length:.2f}"
             label = f"{name}: length {length}, chain of {acceptance.chain}"

@@ -1,4 +1,4 @@
-"""The loop of draft training: steps, the loss curve, and what a resumed run needs."""
+"""The loop of draft training: steps, the loss curve, and the saved state."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ import torch
 from specbuild.builder.progress import Progress
 from specbuild.builder.training.config import TrainOptions
 from specbuild.builder.training.corpus import TrainingText
-from specbuild.builder.training.draft_layers import TrainedDraft
+from specbuild.builder.training.draft_layers import TrainableDraft
 from specbuild.builder.training.frozen_target import FrozenTarget
 from specbuild.builder.training.objective import Objective
 from specbuild.builder.training.output import LossPoint
-from specbuild.builder.training.pace import Pace
 from specbuild.builder.training.run_state import RunFolder
+from specbuild.builder.training.schedule import LearningRateSchedule
 from specbuild.runtime.errors import SpecbuildError
 
-POINTS = 200  # of the loss curve
+POINTS = 200  # in the loss curve
 
 
 @dataclass
 class TrainingRun:
-    """What one training run owns."""
+    """The state of one training run."""
 
     options: TrainOptions
-    draft: TrainedDraft
+    draft: TrainableDraft
     optimiser: torch.optim.Optimizer
     target: FrozenTarget
     objective: Objective
@@ -42,11 +42,11 @@ class TrainingRun:
 
 
 def train(run: TrainingRun, folder: RunFolder, progress: Progress, started_s: float) -> bool:
-    """Take the remaining steps; False if the time limit came first."""
+    """Take the remaining steps; return False if the time limit stops them."""
     options = run.options
     progress.start("draft training", options.steps, "steps")
     progress.advance(run.step)
-    every = max(1, options.steps // POINTS)
+    point_interval = max(1, options.steps // POINTS)
     while run.step < options.steps:
         if options.time_limit_s and time.monotonic() - started_s > options.time_limit_s:
             folder.save(_state(run))
@@ -55,8 +55,8 @@ def train(run: TrainingRun, folder: RunFolder, progress: Progress, started_s: fl
         run.recent.append(_step(run))
         run.step += 1
         progress.advance(1)
-        if run.step % every == 0 or run.step == options.steps:
-            _mark_point(run)
+        if run.step % point_interval == 0 or run.step == options.steps:
+            _add_point(run)
         if run.step % options.save_every == 0 and run.step < options.steps:
             folder.save(_state(run))
             if run.points:
@@ -70,9 +70,9 @@ def _step(run: TrainingRun) -> torch.Tensor:
         group["lr"] = learning_rate(run.step, options)
     batch = run.text.batch(run.step, options.batch_size, options.device)
     with run.autocast():
-        teaching = run.target.teach(batch.ids)
-        drafted = run.objective.drafted(run.draft, batch, teaching, _random(run))
-        losses = run.objective.losses(drafted, batch, teaching)
+        teacher = run.target.teach(batch.ids)
+        predictions = run.objective.predict(run.draft, batch, teacher, _random(run))
+        losses = run.objective.losses(predictions, batch, teacher)
     run.objective.total(losses).backward()
     torch.nn.utils.clip_grad_norm_(run.draft.parameters(), options.gradient_clip)
     run.optimiser.step()
@@ -81,16 +81,18 @@ def _step(run: TrainingRun) -> torch.Tensor:
 
 
 def _random(run: TrainingRun) -> torch.Generator:
-    """What a step drops at random: drawn anew from (seed, step), so that training can resume."""
+    """Return the generator of a step. It depends on (seed, step) only, so training can resume."""
     return torch.Generator().manual_seed(run.options.seed * run.options.steps + run.step)
 
 
 def learning_rate(step: int, options: TrainOptions) -> float:
-    """The pace that the options ask for."""
-    return Pace(options.steps, options.learning_rate, options.warmup_fraction).rate(step)
+    """Return the learning rate of ``step``."""
+    return LearningRateSchedule(options.steps, options.learning_rate, options.warmup_fraction).rate(
+        step
+    )
 
 
-def _mark_point(run: TrainingRun) -> None:
+def _add_point(run: TrainingRun) -> None:
     losses = torch.stack(run.recent).mean(dim=0)
     run.recent.clear()
     total = float(run.objective.total(losses))
@@ -113,7 +115,7 @@ def _state(run: TrainingRun) -> dict[str, Any]:
 
 
 def restore(run: TrainingRun, state: dict[str, Any] | None) -> None:
-    """Go on from a saved state, if there is one."""
+    """Continue from a saved state, if there is one."""
     if state is None:
         return
     run.draft.load_state_dict(state["draft"])

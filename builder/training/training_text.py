@@ -1,4 +1,4 @@
-"""The text that a training reads, and what of it is kept for judging."""
+"""Reads the text of a training, and its held-out part."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
 def read_training_text(
     options: TrainingOptions, model: PreTrainedModel
 ) -> tuple[TrainingText, Rows]:
-    """What is trained on, and the held-out rows; SpecbuildError for text that cannot be read."""
-    end = end_of_text_ids(model)
-    reader = DocumentReader(options.model, vocab=model.config.vocab_size, end_of_text=end)
+    """Return the training text and held-out rows; SpecbuildError for text that cannot be read."""
+    end_of_text = end_of_text_ids(model)
+    reader = DocumentReader(options.model, vocab=model.config.vocab_size, end_of_text=end_of_text)
     documents = reader.read(options.texts)
     if options.held_out:
-        kept, held_out = documents, reader.read(options.held_out)
+        training, held_out = documents, reader.read(options.held_out)
     else:
         fraction = options.held_out_fraction
-        kept, held_out = split_documents(documents, fraction=fraction, seed=options.seed)
+        training, held_out = split_documents(documents, fraction=fraction, seed=options.seed)
     length = options.sequence_length
-    text = TrainingText(pack(kept, end), no_rows(length), length, options.seed)
-    return text, cut_rows(pack(held_out, end), length, options.held_out_rows)
+    text = TrainingText(pack(training, end_of_text), no_rows(length), length, options.seed)
+    return text, cut_rows(pack(held_out, end_of_text), length, options.held_out_rows)

@@ -21,11 +21,16 @@ from specbuild.builder.progress import SilentProgress
 from specbuild.builder.training.config import LkLoss, TrainOptions
 from specbuild.builder.training.corpus import Rows, Stream, TrainingText, cut_rows
 from specbuild.builder.training.evaluation import Examiner
-from specbuild.builder.training.frozen_target import Teaching, end_of_text_ids, load_target
+from specbuild.builder.training.frozen_target import TeacherOutputs, end_of_text_ids, load_target
 from specbuild.builder.training.objective import Batch
 from specbuild.builder.training.output import write_json
-from specbuild.builder.training.pace import Pace
-from specbuild.builder.training.prepare import draft_shape, draft_words, prepare, write_trained
+from specbuild.builder.training.prepare import (
+    choose_draft_tokens,
+    draft_shape,
+    prepare,
+    write_trained,
+)
+from specbuild.builder.training.schedule import LearningRateSchedule
 from specbuild.builder.training.self_text import Generation, generate_text, no_rows
 from specbuild.builder.training.training_loop import TrainingRun
 
@@ -63,14 +68,14 @@ class States:
     last: torch.Tensor
     own: int
 
-    def lesson(self, step: int, size: int, head: torch.Tensor) -> tuple[Batch, Teaching]:
+    def lesson(self, step: int, size: int, head: torch.Tensor) -> tuple[Batch, TeacherOutputs]:
         """Rows of a step, half of them the target's own, and what the target says of them."""
         random, half = np.random.default_rng(step), size // 2
         drawn = random.integers(0, self.own, half)
         rest = random.integers(self.own, len(self.ids), size - half)
         rows = torch.from_numpy(np.concatenate([drawn, rest])).to(self.ids.device)
         batch = Batch(self.ids[rows], self.counted[rows])
-        return batch, Teaching(self.aux[rows], self.last[rows] @ head.T)
+        return batch, TeacherOutputs(self.aux[rows], self.last[rows] @ head.T)
 
 
 @torch.no_grad()
@@ -120,15 +125,15 @@ def stream(ids: np.ndarray) -> Stream:
 def train(run: TrainingRun, states: States, seconds: float) -> dict[str, Any]:
     """Steps until the time is over; how many, and the mean losses of the last hundred."""
     options, head, started = run.options, run.target.model.lm_head.weight, time.monotonic()
-    pace = Pace(1000, options.learning_rate, options.warmup_fraction)
+    pace = LearningRateSchedule(1000, options.learning_rate, options.warmup_fraction)
     while (share := (time.monotonic() - started) / seconds) < 1:
         for group in run.optimiser.param_groups:
             group["lr"] = pace.rate(int(1000 * share))
         with run.autocast():
-            batch, teaching = states.lesson(run.step, options.batch_size, head)
+            batch, teacher = states.lesson(run.step, options.batch_size, head)
             random = torch.Generator().manual_seed(run.step)
-            drafted = run.objective.drafted(run.draft, batch, teaching, random)
-            losses = run.objective.losses(drafted, batch, teaching)
+            predictions = run.objective.predict(run.draft, batch, teacher, random)
+            losses = run.objective.losses(predictions, batch, teacher)
         run.objective.total(losses).backward()
         torch.nn.utils.clip_grad_norm_(run.draft.parameters(), options.gradient_clip)
         run.optimiser.step()
@@ -181,9 +186,11 @@ class Workshop:
     def prepared(self, options: TrainOptions) -> TrainingRun:
         """A draft before its training."""
         shape = draft_shape(options, self.model)
-        words = draft_words(options, self.tokens, shape, self.model.config.vocab_size)
+        draft_tokens = choose_draft_tokens(
+            options, self.tokens, shape, self.model.config.vocab_size
+        )
         text = TrainingText(stream(self.tokens), no_rows(LENGTH), LENGTH, options.seed)
-        return prepare(options, self.model, shape, words, text)
+        return prepare(options, self.model, shape, draft_tokens, text)
 
     def judged(self, run: TrainingRun) -> dict[str, Any]:
         """Agreement with the target by position, on both kinds of held-out rows."""
@@ -197,10 +204,12 @@ class Workshop:
         options = replace(self.base, **DRAFTS[name])
         run = self.prepared(options)
         told = train(run, self.states, seconds) | self.judged(run)
-        words = draft_words(options, self.tokens, run.draft.shape, self.model.config.vocab_size)
+        draft_tokens = choose_draft_tokens(
+            options, self.tokens, run.draft.shape, self.model.config.vocab_size
+        )
         folder = options.output / name
         folder.mkdir(parents=True, exist_ok=True)
-        write_trained(folder, run, words, LENGTH)
+        write_trained(folder, run, draft_tokens, LENGTH)
         return told
 
 

@@ -90,11 +90,11 @@ class Session:
             yield cls(options, folder, workers, progress if workers.leads else SilentProgress())
         except SpecbuildError:
             if workers.leads:
-                folder.remove_unbegun(INITIAL_FILE)
+                folder.remove_unused(INITIAL_FILE)
             raise
         finally:
             if workers.leads:
-                folder.remove_unbegun()
+                folder.remove_unused()
             workers.leave()
 
     def backbone(self, *, checkpointing: bool) -> Backbone:

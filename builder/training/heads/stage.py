@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from specbuild.builder.training.pace import Pace
+from specbuild.builder.training.schedule import LearningRateSchedule
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class Stage:
     """
 
     name: str
-    pace: Pace
+    pace: LearningRateSchedule
     losses: Mapping[str, float]
     heads: nn.Module
     enter: Callable[[], None] = lambda: None
@@ -40,12 +40,12 @@ class Schedule:
     @property
     def steps(self) -> int:
         """Of all stages together."""
-        return sum(stage.pace.steps for stage in self.stages)
+        return sum(stage.schedule.steps for stage in self.stages)
 
     def at(self, step: int) -> tuple[Stage, int]:
         """The stage of ``step``, and which of the stage's steps that is."""
         for stage in self.stages:
-            if step < stage.pace.steps:
+            if step < stage.schedule.steps:
                 return stage, step
-            step -= stage.pace.steps
+            step -= stage.schedule.steps
         raise IndexError(step)

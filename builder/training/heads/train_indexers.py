@@ -29,8 +29,8 @@ from specbuild.builder.training.heads.session import Judge, Measure, Session, re
 from specbuild.builder.training.heads.stage import Schedule, Stage
 from specbuild.builder.training.heads.terms import ATTENTION_KL
 from specbuild.builder.training.heads.train_latents import plain_outputs
-from specbuild.builder.training.pace import Pace
 from specbuild.builder.training.retrofit.layer_list import parse_layers
+from specbuild.builder.training.schedule import LearningRateSchedule
 from specbuild.runtime.errors import SpecbuildError
 
 
@@ -119,7 +119,7 @@ def _stage(
         return {ATTENTION_KL: indexers.divergence()} if learns else {}
 
     peak = options.joint_learning_rate if joint else options.learning_rate
-    pace = Pace(steps, peak, options.warmup_fraction)
+    pace = LearningRateSchedule(steps, peak, options.warmup_fraction)
     return Stage(name, pace, dict(losses), heads, enter, beside)
 
 

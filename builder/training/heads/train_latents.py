@@ -24,10 +24,10 @@ from specbuild.builder.training.heads.options import LatentTraining
 from specbuild.builder.training.heads.output import HeadReport
 from specbuild.builder.training.heads.session import Judge, Session, require_hidden_layers
 from specbuild.builder.training.heads.stage import Schedule, Stage
-from specbuild.builder.training.pace import Pace
 from specbuild.builder.training.retrofit.config import LatentOptions
 from specbuild.builder.training.retrofit.mla import retrofit_mla
 from specbuild.builder.training.run_state import INITIAL_FILE
+from specbuild.builder.training.schedule import LearningRateSchedule
 
 
 def train_latents(options: LatentTraining, progress: Progress) -> HeadReport:
@@ -52,7 +52,7 @@ def train_latents(options: LatentTraining, progress: Progress) -> HeadReport:
             lora_rank=options.lora_rank,
             seed=options.seed,
         )
-        pace = Pace(options.steps, options.learning_rate, options.warmup_fraction)
+        pace = LearningRateSchedule(options.steps, options.learning_rate, options.warmup_fraction)
         schedule = Schedule((Stage("latents", pace, dict(options.losses), heads),))
 
         def write(folder: Path) -> None:

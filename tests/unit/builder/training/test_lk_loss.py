@@ -17,8 +17,8 @@ from left_out import slow
 from specbuild.builder.progress import SilentProgress
 from specbuild.builder.training.config import LkLoss
 from specbuild.builder.training.draft import train_draft
-from specbuild.builder.training.draft_layers import Drafted, Words
-from specbuild.builder.training.frozen_target import Teaching
+from specbuild.builder.training.draft_layers import DraftLogits, TokenWeights
+from specbuild.builder.training.frozen_target import TeacherOutputs
 from specbuild.builder.training.lk_loss import lk_losses
 from specbuild.builder.training.objective import Batch, Objective
 from specbuild.runtime.errors import SpecbuildError
@@ -26,7 +26,7 @@ from specbuild.runtime.errors import SpecbuildError
 ALPHA, LAMBDA = LkLoss(lk_loss_type="alpha"), LkLoss(lk_loss_type="lambda")
 VOCAB, STEPS, LENGTH = 11, 2, 9
 ROWS = LENGTH - STEPS
-NO_WORDS = Words(torch.empty(0), torch.empty(0))
+NO_WORDS = TokenWeights(torch.empty(0), torch.empty(0))
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:
@@ -39,18 +39,18 @@ def accepted(p: np.ndarray, q: np.ndarray) -> float:
     return sum(qx * min(1.0, px / qx) for px, qx in zip(p, q, strict=True) if qx > 0)
 
 
-def case(ids: torch.Tensor, seed: int = 0) -> tuple[list[Drafted], Batch, Teaching]:
+def case(ids: torch.Tensor, seed: int = 0) -> tuple[list[DraftLogits], Batch, TeacherOutputs]:
     random = torch.Generator().manual_seed(seed)
     batch = Batch(
         ids=torch.randint(0, VOCAB, (2, LENGTH), generator=random),
         counted=torch.rand(2, LENGTH, generator=random) < 0.8,
     )
     logits = 2 * torch.randn(2, LENGTH, VOCAB, generator=random)
-    drafted = [
-        Drafted(torch.arange(ROWS), 2 * torch.randn(2, ROWS, len(ids), generator=random))
+    predictions = [
+        DraftLogits(torch.arange(ROWS), 2 * torch.randn(2, ROWS, len(ids), generator=random))
         for _ in range(STEPS)
     ]
-    return drafted, batch, Teaching(torch.empty(2, LENGTH, 0), logits)
+    return predictions, batch, TeacherOutputs(torch.empty(2, LENGTH, 0), logits)
 
 
 def objective(ids: torch.Tensor, lk: LkLoss | None, *, hard: bool = False) -> Objective:
@@ -63,17 +63,17 @@ def objective(ids: torch.Tensor, lk: LkLoss | None, *, hard: bool = False) -> Ob
 @pytest.mark.parametrize("size", [VOCAB, 6])
 def test_losses_are_those_of_tokens_counted_one_by_one(size: int, asked: LkLoss, hard: bool):
     ids = torch.arange(VOCAB)[:: VOCAB // size][:size]
-    drafted, batch, teaching = case(ids)
-    losses = objective(ids, asked, hard=hard).losses(drafted, batch, teaching)
+    predictions, batch, teacher = case(ids)
+    losses = objective(ids, asked, hard=hard).losses(predictions, batch, teacher)
     for step in range(STEPS):
         found = []
         for sequence, row in np.ndindex(2, ROWS):
             at = row + 1 + step
-            p = softmax(teaching.logits[sequence, at].double().numpy())
+            p = softmax(teacher.logits[sequence, at].double().numpy())
             if int(p.argmax()) not in ids.tolist() or not batch.counted[sequence, at]:
                 continue
             q = np.zeros(VOCAB)
-            q[ids] = softmax(drafted[step].logits[sequence, row].double().numpy())
+            q[ids] = softmax(predictions[step].logits[sequence, row].double().numpy())
             inside = p[ids] / p[ids].sum()
             kl = sum(a * math.log(a / b) for a, b in zip(inside, q[ids], strict=True))
             alpha, variation = accepted(p, q), 0.5 * np.abs(p - q).sum()
@@ -131,9 +131,9 @@ def test_without_decay_lambda_is_the_kinds_own_loss_to_the_gradient():
     ids = torch.arange(0, VOCAB, 2)
     slopes = []
     for asked in (None, replace(LAMBDA, kl_decay=0.0)):
-        drafted, batch, teaching = case(ids)
-        logits = [step.logits.requires_grad_() for step in drafted]
-        objective(ids, asked).losses(drafted, batch, teaching).sum().backward()
+        predictions, batch, teacher = case(ids)
+        logits = [step.logits.requires_grad_() for step in predictions]
+        objective(ids, asked).losses(predictions, batch, teacher).sum().backward()
         slopes.append(torch.stack([step.grad for step in logits if step.grad is not None]))
     torch.testing.assert_close(*slopes)
 

@@ -20,8 +20,13 @@ from specbuild.builder.progress import SilentProgress
 from specbuild.builder.training.dflash_module import DFlashModule
 from specbuild.builder.training.draft import train_draft
 from specbuild.builder.training.draft_kinds import KINDS
-from specbuild.builder.training.draft_layers import Drafted, DraftShape, TrainedDraft, Words
-from specbuild.builder.training.frozen_target import Teaching
+from specbuild.builder.training.draft_layers import (
+    DraftLogits,
+    DraftShape,
+    TokenWeights,
+    TrainableDraft,
+)
+from specbuild.builder.training.frozen_target import TeacherOutputs
 from specbuild.builder.training.objective import Batch, Objective
 from specbuild.builder.training.p_eagle_module import PEagleModule
 from specbuild.runtime.engine_dir.drafters.dflash import DFlashGeometry
@@ -57,43 +62,43 @@ def drawn(draft: Any) -> Any:
     return draft
 
 
-def case() -> tuple[Batch, Teaching, Words]:
+def case() -> tuple[Batch, TeacherOutputs, TokenWeights]:
     random = torch.Generator().manual_seed(1)
     ids = torch.randint(0, VOCAB, (2, LENGTH), generator=random)
     counted = torch.rand(2, LENGTH, generator=random) < 0.8
-    teaching = Teaching(
+    teacher = TeacherOutputs(
         torch.randn(2, LENGTH, 48, generator=random),
         3 * torch.randn(2, LENGTH, VOCAB, generator=random),
     )
-    words = Words(*torch.randn(2, VOCAB, 16, generator=random).unbind())
-    return Batch(ids, counted), teaching, words
+    token_weights = TokenWeights(*torch.randn(2, VOCAB, 16, generator=random).unbind())
+    return Batch(ids, counted), teacher, token_weights
 
 
-def objective(words: Words, known: int, *, hard: bool = False) -> Objective:
+def objective(token_weights: TokenWeights, known: int, *, hard: bool = False) -> Objective:
     ids = torch.arange(0, 2 * known, 2) if known < VOCAB else torch.arange(VOCAB)
     member = torch.zeros(VOCAB, dtype=torch.bool).scatter(0, ids, True)
-    return Objective(STEPS, 0.8, ids, member, words, hard)
+    return Objective(STEPS, 0.8, ids, member, token_weights, hard)
 
 
-def drafted(draft: TrainedDraft, known: int, random: torch.Generator | None) -> list[Drafted]:
-    batch, teaching, words = case()
+def predict(draft: TrainableDraft, known: int, random: torch.Generator | None) -> list[DraftLogits]:
+    batch, teacher, token_weights = case()
     with torch.no_grad():
-        return objective(words, known).drafted(draft, batch, teaching, random)
+        return objective(token_weights, known).predict(draft, batch, teacher, random)
 
 
 @pytest.mark.parametrize("layers", [1, 3])
 def test_p_eagle_rows_equal_a_pass_from_each_row_alone(layers: int) -> None:
     draft = drawn(PEagleModule(shape_of(layers), mask_token=MASK, keep=0.6))
-    batch, teaching, words = case()
+    batch, teacher, token_weights = case()
     reference = ReferenceDraft(
-        CONFIG, dict(draft.state_dict()), embedding=words.embedding, head=torch.empty(0)
+        CONFIG, dict(draft.state_dict()), embedding=token_weights.embedding, head=torch.empty(0)
     )
-    steps = drafted(draft, 20, None)
+    steps = predict(draft, 20, None)
     assert [len(step.rows) for step in steps] == [ROWS] * STEPS
     masks = reference.mask[1].expand(STEPS - 1, -1)
     for sequence in range(2):
         for t in range(ROWS):
-            states = torch.cat([teaching.aux_hidden[sequence, : t + 1], masks])
+            states = torch.cat([teacher.aux_hidden[sequence, : t + 1], masks])
             ids = torch.cat([batch.ids[sequence, 1 : t + 2], torch.full((STEPS - 1,), MASK)])
             run = reference.run(ids, reference.fuse(states), torch.arange(len(ids)))
             got = torch.stack([step.logits[sequence, t] for step in steps])
@@ -104,16 +109,16 @@ def test_p_eagle_rows_equal_a_pass_from_each_row_alone(layers: int) -> None:
 @pytest.mark.parametrize("layers", [1, 2])
 def test_dflash_blocks_equal_a_block_at_each_row_alone(layers: int, causal: bool) -> None:
     draft = drawn(DFlashModule(shape_of(layers), mask_token=MASK, causal=causal, anchors=5))
-    batch, teaching, words = case()
+    batch, teacher, token_weights = case()
     own = {"block_size": STEPS + 1, "mask_token_id": MASK, "causal_head": causal}
     reference = ReferenceDFlash(
         CONFIG | {"dflash_config": own, "num_hidden_layers": layers}, dict(draft.state_dict()),
-        embedding=words.embedding, head=words.head,
+        embedding=token_weights.embedding, head=token_weights.head,
     )  # fmt: skip
-    steps = drafted(draft, VOCAB, None)
+    steps = predict(draft, VOCAB, None)
     for sequence in range(2):
         for t in range(ROWS):
-            states = teaching.aux_hidden[sequence, : t + 1]
+            states = teacher.aux_hidden[sequence, : t + 1]
             expected = reference.logits(states, int(batch.ids[sequence, t + 1]))
             got = torch.stack([step.logits[sequence, t] for step in steps])
             torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
@@ -123,8 +128,8 @@ def test_rows_that_are_dropped_change_no_other() -> None:
     p_eagle = drawn(PEagleModule(shape_of(2), mask_token=MASK, keep=0.6))
     dflash = drawn(DFlashModule(shape_of(2), mask_token=MASK, causal=False, anchors=5))
     for draft, known, counts in ((p_eagle, 20, [9, 5, 3, 2]), (dflash, VOCAB, [5] * 4)):
-        whole = drafted(draft, known, None)
-        part = drafted(draft, known, torch.Generator().manual_seed(4))
+        whole = predict(draft, known, None)
+        part = predict(draft, known, torch.Generator().manual_seed(4))
         assert [len(step.rows) for step in part] == counts
         for one, other in zip(part, whole, strict=True):
             torch.testing.assert_close(one.logits, other.logits[:, one.rows])
@@ -132,17 +137,17 @@ def test_rows_that_are_dropped_change_no_other() -> None:
 
 def test_hard_losses_learn_the_targets_best_token() -> None:
     draft = drawn(DFlashModule(shape_of(1), mask_token=MASK, causal=False, anchors=5))
-    batch, teaching, words = case()
+    batch, teacher, token_weights = case()
     with torch.no_grad():
-        steps = drafted(draft, VOCAB, torch.Generator().manual_seed(4))
-        losses = objective(words, VOCAB, hard=True).losses(steps, batch, teaching)
+        steps = predict(draft, VOCAB, torch.Generator().manual_seed(4))
+        losses = objective(token_weights, VOCAB, hard=True).losses(steps, batch, teacher)
     for step, (rows, logits) in enumerate(steps):
         total = 0.0
         for sequence in range(2):
             for place, t in enumerate(rows.tolist()):
                 u = t + 1 + step
                 if batch.counted[sequence, u]:
-                    best = int(teaching.logits[sequence, u].argmax())
+                    best = int(teacher.logits[sequence, u].argmax())
                     total -= float(logits[sequence, place].log_softmax(-1)[best])
         assert float(losses[step]) == pytest.approx(total / (2 * len(rows)), rel=1e-5)
 
@@ -218,8 +223,8 @@ def test_a_draft_begins_where_another_ended(model: Path, text: Path, tmp_path: P
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"kind": "eagle3", "layers": 2}, "an EAGLE3 draft is trained with one"),
-        ({"kind": "eagle3", "mask_token": 3}, "has no rows of it"),
+        ({"kind": "eagle3", "layers": 2}, "an EAGLE3 draft has one"),
+        ({"kind": "eagle3", "mask_token": 3}, "has no masked rows"),
         ({"kind": "dflash", "draft_vocab": 9}, "a dflash draft says every token"),
         ({"kind": "p-eagle", "keep": 1.5}, "keep is 1.5, expected at most 1"),
         ({"kind": "p-eagle", "layers": 0}, "layers is 0, expected 1 or more"),

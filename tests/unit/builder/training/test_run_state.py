@@ -21,9 +21,9 @@ def test_a_run_with_other_options_is_not_resumed(tmp_path: Path) -> None:
     output = tmp_path / "out"
     folder = RunFolder.open(output, fingerprint="a", resume=False)
     assert folder.rows("train", lambda: rows(1)).ids[0, 0] == 1
-    with pytest.raises(SpecbuildError, match="an unfinished run is there; resume it or remove it"):
+    with pytest.raises(SpecbuildError, match="has an unfinished run; resume it or remove it"):
         RunFolder.open(output, fingerprint="a", resume=False)
-    with pytest.raises(SpecbuildError, match="has other options; give those again or remove it"):
+    with pytest.raises(SpecbuildError, match="has other options; use the same options"):
         RunFolder.open(output, fingerprint="b", resume=True)
     again = RunFolder.open(output, fingerprint="a", resume=True)
     assert again.rows("train", lambda: pytest.fail("made again")).ids[0, 0] == 1
@@ -42,11 +42,11 @@ def test_a_folder_that_does_not_say_its_options_is_not_resumed(tmp_path: Path, n
 
 def test_only_a_run_that_did_nothing_is_removed(tmp_path: Path) -> None:
     folder = RunFolder.open(tmp_path / "out", fingerprint="a", resume=False)
-    folder.remove_unbegun()
+    folder.remove_unused()
     assert not folder.path.exists()
     folder = RunFolder.open(tmp_path / "out", fingerprint="a", resume=False)
     folder.rows("train", lambda: rows(1))
-    folder.remove_unbegun()
+    folder.remove_unused()
     assert folder.path.exists()
 
 
@@ -68,6 +68,6 @@ def test_what_a_finished_run_left_is_removed(tmp_path: Path, fingerprint: str | 
         folder = RunFolder.open(tmp_path / "out", fingerprint=fingerprint, resume=False)
         folder.save({"step": 3})
     (tmp_path / "out").mkdir()
-    with pytest.raises(SpecbuildError, match="exists already"):
+    with pytest.raises(SpecbuildError, match="the output exists"):
         RunFolder.open(tmp_path / "out", fingerprint="a", resume=True)
     assert folder.path.exists() == (fingerprint == "b")

@@ -7,9 +7,9 @@ import torch
 
 from specbuild.builder.families.eagle3.reference import ReferenceDraft
 from specbuild.builder.training.draft_kinds import draft_tensors
-from specbuild.builder.training.draft_layers import DraftShape, Words
+from specbuild.builder.training.draft_layers import DraftShape, TokenWeights
 from specbuild.builder.training.draft_module import DraftModule
-from specbuild.builder.training.frozen_target import Teaching
+from specbuild.builder.training.frozen_target import TeacherOutputs
 from specbuild.builder.training.objective import Batch, Objective
 from specbuild.builder.training.vocabulary import choose_vocabulary
 
@@ -59,11 +59,11 @@ def random_case(seed: int = 1):
         ids=torch.randint(0, TARGET_VOCAB, (2, LENGTH), generator=generator),
         counted=torch.rand(2, LENGTH, generator=generator) < 0.8,
     )
-    teaching = Teaching(
+    teacher = TeacherOutputs(
         aux_hidden=torch.randn(2, LENGTH, 48, generator=generator),
         logits=3 * torch.randn(2, LENGTH, TARGET_VOCAB, generator=generator),
     )
-    return batch, teaching, torch.randn(TARGET_VOCAB, 16, generator=generator)
+    return batch, teacher, torch.randn(TARGET_VOCAB, 16, generator=generator)
 
 
 def make_objective(vocabulary, embedding: torch.Tensor, steps: int = STEPS) -> Objective:
@@ -71,8 +71,8 @@ def make_objective(vocabulary, embedding: torch.Tensor, steps: int = STEPS) -> O
         ttt_steps=steps,
         decay=0.8,
         target_ids=vocabulary.target_ids,
-        known=vocabulary.t2d,
-        words=Words(embedding, torch.empty(0)),
+        in_draft_vocab=vocabulary.t2d,
+        token_weights=TokenWeights(embedding, torch.empty(0)),
     )
 
 
@@ -86,12 +86,12 @@ def reference_config(shape: DraftShape) -> dict:
     }
 
 
-def logits_of(objective, draft, batch, teaching) -> list[torch.Tensor]:
-    return [step.logits for step in objective.drafted(draft, batch, teaching)]
+def logits_of(objective, draft, batch, teacher) -> list[torch.Tensor]:
+    return [step.logits for step in objective.predict(draft, batch, teacher)]
 
 
 def test_every_step_and_row_equals_decoding_from_that_row(draft, vocabulary):
-    batch, teaching, embedding = random_case()
+    batch, teacher, embedding = random_case()
     objective = make_objective(vocabulary, embedding)
     reference = ReferenceDraft(
         reference_config(draft.shape),
@@ -100,7 +100,7 @@ def test_every_step_and_row_equals_decoding_from_that_row(draft, vocabulary):
         head=torch.empty(0),
     )
     with torch.no_grad():
-        trained = torch.stack(logits_of(objective, draft, batch, teaching), dim=2)
+        trained = torch.stack(logits_of(objective, draft, batch, teacher), dim=2)
     rows = LENGTH - STEPS
     assert trained.shape == (2, rows, STEPS, 20)
     for sequence in range(2):
@@ -108,7 +108,7 @@ def test_every_step_and_row_equals_decoding_from_that_row(draft, vocabulary):
         for t in range(rows):
             # L = t + 1 aux hidden states are there; the last pairs with the root x_{t+1}.
             states = reference.follow(
-                teaching.aux_hidden[sequence, : t + 1], ids[1 : t + 2], ids[t + 2 : t + 1 + STEPS]
+                teacher.aux_hidden[sequence, : t + 1], ids[1 : t + 2], ids[t + 2 : t + 1 + STEPS]
             )
             torch.testing.assert_close(
                 trained[sequence, t], states.logits, rtol=1e-4, atol=1e-4, msg=f"row {t}"
@@ -116,12 +116,12 @@ def test_every_step_and_row_equals_decoding_from_that_row(draft, vocabulary):
 
 
 def test_losses_are_masked_cross_entropies_at_the_shifted_targets(draft, vocabulary):
-    batch, teaching, embedding = random_case(seed=2)
+    batch, teacher, embedding = random_case(seed=2)
     objective = make_objective(vocabulary, embedding)
     with torch.no_grad():
-        drafted = objective.drafted(draft, batch, teaching)
-        losses = objective.losses(drafted, batch, teaching)
-        logits = [step.logits for step in drafted]
+        predictions = objective.predict(draft, batch, teacher)
+        losses = objective.losses(predictions, batch, teacher)
+        logits = [step.logits for step in predictions]
     ids = vocabulary.target_ids.tolist()
     rows, masked = LENGTH - STEPS, 0
     for step in range(STEPS):
@@ -129,7 +129,7 @@ def test_losses_are_masked_cross_entropies_at_the_shifted_targets(draft, vocabul
         for sequence in range(2):
             for t in range(rows):
                 u = t + 1 + step  # the target has seen x_0 … x_u and predicts x_{u+1}
-                right = teaching.logits[sequence, u]
+                right = teacher.logits[sequence, u]
                 if int(right.argmax()) not in ids or not batch.counted[sequence, u]:
                     masked += 1
                     continue
@@ -144,10 +144,10 @@ def test_losses_are_masked_cross_entropies_at_the_shifted_targets(draft, vocabul
 
 @pytest.mark.parametrize("step", range(1, STEPS))
 def test_gradient_of_a_later_step_reaches_the_fused_states_and_every_key(draft, vocabulary, step):
-    batch, teaching, embedding = random_case(seed=3)
-    aux_hidden = teaching.aux_hidden.requires_grad_()
+    batch, teacher, embedding = random_case(seed=3)
+    aux_hidden = teacher.aux_hidden.requires_grad_()
     objective = make_objective(vocabulary, embedding)
-    logits = logits_of(objective, draft, batch, Teaching(aux_hidden, teaching.logits))
+    logits = logits_of(objective, draft, batch, TeacherOutputs(aux_hidden, teacher.logits))
     logits[step][0, 5].sum().backward()
     assert (aux_hidden.grad[0, :6].abs().sum(-1) > 0).all()  # rows s ≤ t
     assert (aux_hidden.grad[0, 6:] == 0).all()

@@ -69,11 +69,11 @@ def test_a_line_of_json_ends_where_json_lines_do(reader, tmp_path):
         ("a.jsonl", "[1, 2]", "line 1: got no object, expected"),
         ("a.jsonl", '{"id": "a", "prompt": "b"}', "line 1: got the keys id, prompt, expected"),
         ("a.jsonl", '{"ids": [1], "text": "a"}', "exactly one"),
-        ("a.jsonl", '{"ids": [true]}', "no list of token ids"),
+        ("a.jsonl", '{"ids": [true]}', "ids is not a list of token ids"),
         ("a.jsonl", '{"ids": [1], "loss_from": 0}', "loss_from is 0"),
-        ("a.jsonl", "{", "line 1: no JSON"),
+        ("a.jsonl", "{", "line 1: got no JSON"),
         ("a.txt", "", "no text to train on"),
-        ("a.bin", "x", "expected a name that ends in"),
+        ("a.bin", "x", "unknown file type, expected"),
     ],
 )
 def test_bad_text_is_one_sentence(reader, tmp_path, name, content, message):

@@ -18,7 +18,7 @@ from specbuild.builder.training import training_loop
 from specbuild.builder.training.config import SelfText
 from specbuild.builder.training.draft import train_draft
 from specbuild.builder.training.frozen_target import FrozenTarget, load_target
-from specbuild.builder.training.pace import FINAL_RATE, Pace
+from specbuild.builder.training.schedule import FINAL_RATE, LearningRateSchedule
 from specbuild.runtime.errors import SpecbuildError
 
 VOCAB = 64
@@ -106,7 +106,7 @@ def test_a_refused_run_leaves_nothing(model, text, tmp_path):
 
 
 def test_existing_output_is_kept(model, text, tmp_path):
-    with pytest.raises(SpecbuildError, match="exists already"):
+    with pytest.raises(SpecbuildError, match="the output exists"):
         train_draft(make_options(model, text, tmp_path), SilentProgress())
 
 
@@ -136,12 +136,12 @@ def test_aux_layers_are_layer_outputs_before_the_final_norm(model):
     """Against transformers' own list of hidden states, whose last entry is normalised."""
     loaded = load_target(model)
     ids = torch.randint(0, VOCAB, (2, 30), generator=torch.Generator().manual_seed(0))
-    teaching = FrozenTarget(loaded, (0, 1)).teach(ids)
+    teacher = FrozenTarget(loaded, (0, 1)).teach(ids)
     expected = loaded(ids, output_hidden_states=True)
-    low, high = teaching.aux_hidden.chunk(2, dim=-1)
+    low, high = teacher.aux_hidden.chunk(2, dim=-1)
     torch.testing.assert_close(low, expected.hidden_states[1])
     torch.testing.assert_close(loaded.model.norm(high), expected.hidden_states[2])
-    torch.testing.assert_close(teaching.logits, expected.logits)
+    torch.testing.assert_close(teacher.logits, expected.logits)
 
 
 @pytest.mark.parametrize("experts_format", ["mxfp4", "bf16"])
@@ -156,7 +156,7 @@ def test_dense_experts_equal_the_eager_loop(tmp_path, experts_format):
 
 
 def test_the_cosine_starts_where_the_warm_up_ends():
-    rates = [Pace(100, 1.0, 0.2).rate(step) for step in range(101)]
+    rates = [LearningRateSchedule(100, 1.0, 0.2).rate(step) for step in range(101)]
     assert rates[19] == rates[20] == 1.0
     assert rates[60] == pytest.approx((1 + FINAL_RATE) / 2)
     assert rates[100] == pytest.approx(FINAL_RATE)

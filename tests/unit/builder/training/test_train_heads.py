@@ -395,4 +395,4 @@ def test_the_command_prints_its_estimate_first(
     )
     assert estimate < steps and "device-hours" in said and "perplexity, top 8" in said
     assert main(words) == 2
-    assert "exists already" in capsys.readouterr().err
+    assert "the output exists" in capsys.readouterr().err
