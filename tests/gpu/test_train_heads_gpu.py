@@ -12,7 +12,7 @@ from checkpoints import write_target
 from latent_files import write_latents
 
 from specbuild.builder.progress import SilentProgress
-from specbuild.builder.training.heads.attention import Scene, attend
+from specbuild.builder.training.heads.attention import AttentionInputs, attend
 from specbuild.builder.training.heads.options import IndexerTraining, LatentTraining
 from specbuild.builder.training.heads.train_indexers import train_indexers
 from specbuild.builder.training.heads.train_latents import train_latents
@@ -35,7 +35,7 @@ def test_fused_attention_is_the_explicit_one(window: int, dtype: torch.dtype, ne
     found = []
     for device in ("cpu", "cuda"):
         parts = [x.detach().to(device, copy=True).requires_grad_() for x in (q, k, v)]
-        out = attend(Scene(*parts, sinks.to(device), 0.125, window))
+        out = attend(AttentionInputs(*parts, sinks.to(device), 0.125, window))
         out.float().square().sum().backward()
         found.append([out.float().cpu(), *(part.grad.float().cpu() for part in parts)])
     for expected, got in zip(*found, strict=True):

@@ -1,1 +1,1 @@
-"""Trains what a retrofit added, the backbone frozen: latents of keys and values, indexers."""
+"""Trains the parts of a retrofit with a frozen backbone: latents of keys and values, indexers."""

@@ -1,7 +1,8 @@
-"""Attention of whole sequences with sinks, windows and selections, for transformers' GPT-OSS.
+"""Attention of full sequences with sinks, windows and selections, for transformers' GPT-OSS.
 
-A sink is a key that every row sees and whose value is zero. Its score may differ by query head
-though heads share keys: queries get one more column, their head's sink, that only this key reads.
+A sink is a key that every row sees, with a value of zero. Its score depends on the query head,
+although heads share keys. Queries therefore get an additional column with their head's sink, which
+only this key reads.
 """
 
 from __future__ import annotations
@@ -13,15 +14,15 @@ import torch
 from torch.nn import functional as F
 
 ATTENTION = "specbuild_whole_sequences"
-# Heads' widths are kept a multiple of this many, which fused kernels ask for.
+# Fused kernels require head widths that are multiples of this.
 _ALIGNED = 8
 
 
 @dataclass(frozen=True)
-class Scene:
-    """What attention reads: ``q`` [B, Hq, T, D], ``k`` and ``v`` [B, Hkv, S, D], rotated.
+class AttentionInputs:
+    """Attention's inputs: ``q`` [B, Hq, T, D], ``k`` and ``v`` [B, Hkv, S, D], rotated.
 
-    ``sinks`` [Hq]; ``window`` 0 for none. In a whole sequence S = T.
+    ``sinks`` is [Hq]; ``window`` is 0 for none. In a full sequence S = T.
     """
 
     q: torch.Tensor
@@ -32,31 +33,31 @@ class Scene:
     window: int
 
     def visible(self) -> torch.Tensor:
-        """Which keys a row may see, bool [T, S]; the last row stands at the last key."""
+        """Return which keys a row may see, bool [T, S]; the last row is at the last key."""
         keys = torch.arange(self.k.shape[2], device=self.q.device)
         rows = keys[-self.q.shape[2] :]
-        behind = rows[:, None] - keys
-        return (behind >= 0) & (behind < (self.window or len(keys)))
+        distance = rows[:, None] - keys
+        return (distance >= 0) & (distance < (self.window or len(keys)))
 
 
-def attend(scene: Scene, joins: torch.Tensor | None = None) -> torch.Tensor:
-    """``softmax(q kᵀ · scale + joins, sinks)`` v → [B, Hq, T, D].
+def attend(inputs: AttentionInputs, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """Return ``softmax(q kᵀ · scale + bias, sinks)`` v, [B, Hq, T, D].
 
-    ``joins`` are numbers that join the scores, [T, T] or [B, 1, T, T]; None stands for 0 at the
-    visible keys and −∞ elsewhere.
+    ``bias`` is added to the scores, [T, T] or [B, 1, T, T]. None means 0 at the visible keys and
+    −∞ elsewhere.
     """
-    rows, window = scene.q.shape[2], scene.window
-    if joins is None and window and rows % window == 0 and rows > window:
-        return _windowed(scene)
-    if joins is None:
-        joins = _blank(scene.visible(), scene.q.dtype)
-    return _attend(scene, joins)
+    rows, window = inputs.q.shape[2], inputs.window
+    if bias is None and window and rows % window == 0 and rows > window:
+        return _windowed(inputs)
+    if bias is None:
+        bias = _zero_bias(inputs.visible(), inputs.q.dtype)
+    return _attend(inputs, bias)
 
 
-def _windowed(scene: Scene) -> torch.Tensor:
-    """Blocks of one window each: a block's rows see nothing before the block ahead of it."""
-    w = scene.window
-    batch, _, rows, _ = scene.q.shape
+def _windowed(inputs: AttentionInputs) -> torch.Tensor:
+    """Attend in blocks of a window each, whose rows see only their block and the previous one."""
+    w = inputs.window
+    batch, _, rows, _ = inputs.q.shape
 
     def blocks(x: torch.Tensor) -> torch.Tensor:
         return x.unflatten(2, (-1, w)).transpose(1, 2).flatten(0, 1)
@@ -65,40 +66,40 @@ def _windowed(scene: Scene) -> torch.Tensor:
         padded = F.pad(x, (0, 0, w, 0))
         return torch.cat([blocks(padded[:, :, :rows]), blocks(x)], dim=2)
 
-    several = replace(
-        scene, q=blocks(scene.q), k=with_block_before(scene.k), v=with_block_before(scene.v)
+    block_inputs = replace(
+        inputs, q=blocks(inputs.q), k=with_block_before(inputs.k), v=with_block_before(inputs.v)
     )
-    seen = several.visible().repeat(rows // w, 1, 1)
-    seen[0, :, :w].zero_()  # nothing comes before the first block
-    joins = _blank(seen, scene.q.dtype).repeat(batch, 1, 1).unsqueeze(1)
-    out = _attend(several, joins)
+    visible = block_inputs.visible().repeat(rows // w, 1, 1)
+    visible[0, :, :w].zero_()  # the first block has no previous one
+    bias = _zero_bias(visible, inputs.q.dtype).repeat(batch, 1, 1).unsqueeze(1)
+    out = _attend(block_inputs, bias)
     return out.unflatten(0, (batch, -1)).transpose(1, 2).flatten(2, 3)
 
 
-def _attend(scene: Scene, joins: torch.Tensor) -> torch.Tensor:
-    q, k, v = scene.q, scene.k, scene.v
+def _attend(inputs: AttentionInputs, bias: torch.Tensor) -> torch.Tensor:
+    q, k, v = inputs.q, inputs.k, inputs.v
     width = q.shape[-1]
-    more = _ALIGNED - width % _ALIGNED
-    heads = (scene.sinks.to(q.dtype) / scene.scale).view(1, -1, 1, 1)
-    q = torch.cat([q, heads.expand(len(q), -1, q.shape[2], 1)], dim=-1)
-    q = F.pad(q, (0, more - 1))
-    sink = F.pad(k.new_ones(len(k), k.shape[1], 1, 1), (width, more - 1))
-    k = torch.cat([F.pad(k, (0, more)), sink], dim=2)
+    padding = _ALIGNED - width % _ALIGNED
+    sinks = (inputs.sinks.to(q.dtype) / inputs.scale).view(1, -1, 1, 1)
+    q = torch.cat([q, sinks.expand(len(q), -1, q.shape[2], 1)], dim=-1)
+    q = F.pad(q, (0, padding - 1))
+    sink = F.pad(k.new_ones(len(k), k.shape[1], 1, 1), (width, padding - 1))
+    k = torch.cat([F.pad(k, (0, padding)), sink], dim=2)
     v = F.pad(v, (0, 0, 0, 1))
-    mask = F.pad(joins.to(q.dtype), (0, 1))
+    mask = F.pad(bias.to(q.dtype), (0, 1))
     groups = q.shape[1] // k.shape[1]
     if q.device.type == "cpu":
-        return _explicit(q, k, v, mask, scene.scale)
+        return _attend_explicitly(q, k, v, mask, inputs.scale)
     k, v = (part.repeat_interleave(groups, dim=1) for part in (k, v))
-    v = F.pad(v, (0, more))
-    out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scene.scale)
+    v = F.pad(v, (0, padding))
+    out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=inputs.scale)
     return out[..., :width]
 
 
-def _explicit(
+def _attend_explicitly(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, scale: float
 ) -> torch.Tensor:
-    """Plain products: on a CPU they are faster than the fused kernel."""
+    """Attend with plain matrix products, which are faster on a CPU than the fused kernel."""
     grouped = (q * scale).unflatten(1, (k.shape[1], -1)).flatten(2, 3)
     scores = (grouped @ k.mT).unflatten(2, (-1, q.shape[2]))
     mask = mask.unsqueeze(1) if mask.dim() == 4 else mask
@@ -106,8 +107,10 @@ def _explicit(
     return (weights @ v).view(*q.shape[:3], -1)
 
 
-def _blank(seen: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill(~seen, -torch.inf)
+def _zero_bias(visible: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill(
+        ~visible, -torch.inf
+    )
 
 
 def _attention(
@@ -121,14 +124,14 @@ def _attention(
     sliding_window: int | None = None,
     **_others: Any,
 ) -> tuple[torch.Tensor, None]:
-    scene = Scene(q, k, v, module.sinks, scaling, sliding_window or 0)
+    inputs = AttentionInputs(q, k, v, module.sinks, scaling, sliding_window or 0)
     head = getattr(module, "head", None)
-    out = attend(scene) if head is None else head(scene)
+    out = attend(inputs) if head is None else head(inputs)
     return out.transpose(1, 2), None
 
 
 def use_attention(model: Any) -> None:
-    """Makes ``model`` attend through this module."""
+    """Make ``model`` use this module's attention."""
     from transformers import AttentionInterface
 
     AttentionInterface.register(ATTENTION, _attention)

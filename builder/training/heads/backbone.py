@@ -1,4 +1,4 @@
-"""A frozen GPT-OSS: it teaches as it is and learns with new heads in place, on the same weights."""
+"""A frozen GPT-OSS, which is the teacher and, with new heads, the student on the same weights."""
 
 from __future__ import annotations
 
@@ -19,31 +19,33 @@ if TYPE_CHECKING:
 
 @dataclass
 class Switch:
-    """Whether the new heads compute, or what they replace."""
+    """Whether the new heads compute, or the parts that they replace."""
 
     on: bool = False
 
     @contextmanager
-    def turned(self, on: bool) -> Iterator[None]:
-        """``on`` within the block."""
-        before, self.on = self.on, on
+    def enabled(self, on: bool) -> Iterator[None]:
+        """Set ``on`` within the block."""
+        previous, self.on = self.on, on
         try:
             yield
         finally:
-            self.on = before
+            self.on = previous
 
 
 @dataclass(frozen=True)
 class States:
-    """``last`` [B, T, H] after the final norm, and ``hidden`` [B, T, H] after the layers kept."""
+    """Hidden states: ``last`` [B, T, H] after the final norm, ``hidden`` after selected layers."""
 
     last: torch.Tensor
     hidden: dict[int, torch.Tensor]
 
 
 class Backbone:
-    """Runs whole sequences. With ``checkpointing`` a layer's activations are computed again in the
-    backward pass instead of being kept."""
+    """Runs full sequences.
+
+    With ``checkpointing`` the backward pass recomputes a layer's activations.
+    """
 
     def __init__(self, model: GptOssForCausalLM, *, checkpointing: bool) -> None:
         use_attention(model)
@@ -53,16 +55,16 @@ class Backbone:
 
     @property
     def layers(self) -> nn.ModuleList:
-        """The decoder layers."""
+        """Return the decoder layers."""
         return self.model.model.layers
 
     @property
     def head(self) -> nn.Module:
-        """Logits of :attr:`States.last`."""
+        """Return the module that maps :attr:`States.last` to logits."""
         return self.model.lm_head
 
     def run(self, ids: torch.Tensor, keep: tuple[int, ...] = ()) -> States:
-        """The states of ``ids`` [B, T] as the switch has it."""
+        """Return the states of ``ids`` [B, T], with or without the new heads as switched."""
         inner = self.model.model
         positions = torch.arange(ids.shape[1], device=ids.device).unsqueeze(0)
         x = inner.embed_tokens(ids)
@@ -71,23 +73,23 @@ class Backbone:
         for index, layer in enumerate(self.layers):
             if self.checkpointing and torch.is_grad_enabled():
                 x = checkpoint(
-                    _through, layer, x, positions, tables,
+                    _run_layer, layer, x, positions, tables,
                     use_reentrant=False, preserve_rng_state=False,
                 )  # fmt: skip
             else:
-                x = _through(layer, x, positions, tables)
+                x = _run_layer(layer, x, positions, tables)
             if index in keep:
                 hidden[index] = x
         return States(inner.norm(x), hidden)
 
     @torch.no_grad()
     def teach(self, ids: torch.Tensor, keep: tuple[int, ...] = ()) -> States:
-        """The states of ``ids`` [B, T] without the new heads."""
-        with self.switch.turned(False):
+        """Return the states of ``ids`` [B, T] without the new heads."""
+        with self.switch.enabled(False):
             return self.run(ids, keep)
 
 
-def _through(
+def _run_layer(
     layer: nn.Module,
     x: torch.Tensor,
     positions: torch.Tensor,

@@ -1,4 +1,4 @@
-"""What a training run will take, said before it starts."""
+"""Estimates the time and memory of a training run before it starts."""
 
 from __future__ import annotations
 
@@ -8,14 +8,17 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-# Parameter, gradient and AdamW's two moments, fp32.
+# A parameter, its gradient and AdamW's two moments, in fp32.
 BYTES_PER_TRAINED = 16
 
 
 @dataclass(frozen=True)
 class TrainingEstimate:
-    """``activation_bytes`` are what a micro batch keeps for its backward pass, as a trial showed;
-    ``device_hours`` follow from the time that the trial took."""
+    """The estimate of a run.
+
+    A trial step measures ``activation_bytes``, which a micro batch saves for its backward pass, and
+    the time from which ``device_hours`` follow.
+    """
 
     trained_parameters: int
     frozen_parameters: int
@@ -29,11 +32,11 @@ class TrainingEstimate:
 
     @property
     def bytes_per_device(self) -> int:
-        """All of it together."""
+        """Return the total bytes per device."""
         return self.backbone_bytes + self.state_bytes + self.activation_bytes
 
     def lines(self) -> tuple[str, ...]:
-        """For people."""
+        """Return the estimate as text."""
         gigabyte = 1e9
         return (
             f"estimate: {self.trained_parameters:,} parameters to train, "
@@ -49,20 +52,20 @@ class TrainingEstimate:
 
 @dataclass(frozen=True)
 class Trial:
-    """One step's time, and the bytes that its first micro batch kept."""
+    """The time of a step, and the bytes that its first micro batch saved."""
 
     step_s: float
     activation_bytes: int
 
 
 class SavedBytes:
-    """Counts what a forward pass keeps for the backward pass, parameters left out."""
+    """Counts the bytes that a forward pass saves for the backward pass, without parameters."""
 
     def __init__(self) -> None:
         self._sizes: dict[int, int] = {}
 
     def keep(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Counts the storage of one saved tensor, once."""
+        """Count the storage of a saved tensor, once."""
         owner = tensor if tensor._base is None else tensor._base
         if not isinstance(owner, nn.Parameter):
             storage = tensor.untyped_storage()
@@ -71,7 +74,7 @@ class SavedBytes:
 
     @property
     def total(self) -> int:
-        """Bytes counted."""
+        """Return the counted bytes."""
         return sum(self._sizes.values())
 
 
@@ -79,9 +82,9 @@ def estimate_training(
     backbone: nn.Module, trained: list[nn.Parameter], *, processes: int, tokens: int, steps: int,
     trial: Trial,
 ) -> TrainingEstimate:  # fmt: skip
-    """Estimate a run of ``steps`` over ``tokens`` tokens in all."""
-    own = {id(p) for p in trained}
-    frozen = [p for p in backbone.parameters() if id(p) not in own]
+    """Estimate a run of ``steps`` with ``tokens`` tokens in total."""
+    trained_ids = {id(p) for p in trained}
+    frozen = [p for p in backbone.parameters() if id(p) not in trained_ids]
     return TrainingEstimate(
         trained_parameters=sum(p.numel() for p in trained),
         frozen_parameters=sum(p.numel() for p in frozen),
@@ -96,7 +99,7 @@ def estimate_training(
 
 
 def _local_bytes(parameter: nn.Parameter) -> int:
-    """What of a parameter lies on this device: all, or its shard."""
+    """Return the bytes of a parameter on this device: all, or those of its shard."""
     shard = getattr(parameter, "to_local", None)
     local = parameter if shard is None else shard()
     return math.prod(local.shape) * local.element_size()

@@ -1,7 +1,7 @@
-"""What a stage learns from a micro batch: two forward passes, the loss, and the gradients.
+"""Runs a micro batch of a stage: two forward passes, the loss, and the gradients.
 
-Nothing here waits for the device or copies to it from pageable memory, so that a CUDA graph can
-hold all of it (:mod:`.graphed`).
+This module neither waits for the device nor copies to it from pageable memory, so that a CUDA graph
+can capture it (:mod:`.graphed`).
 """
 
 from __future__ import annotations
@@ -20,27 +20,32 @@ from specbuild.builder.training.objective import Batch
 
 @dataclass(frozen=True)
 class Learning:
-    """How a stage that was entered takes a micro batch, kernel by kernel."""
+    """Runs a micro batch of a stage kernel by kernel; the stage has been entered."""
 
     options: HeadOptions
     backbone: Backbone
     stage: Stage
 
     def __call__(self, rows: Batch) -> torch.Tensor:
-        """Adds the gradients of some rows; returns their part of the terms, fp32 [terms]."""
+        """Add the gradients of some rows; return their part of the terms, fp32 [terms]."""
         options, backbone, stage = self.options, self.backbone, self.stage
         keep: tuple[int, ...] = ()
         if HIDDEN_MSE in stage.losses:
             keep = options.hidden_layers or tuple(range(len(backbone.layers)))
-        taught = any(name != ATTENTION_KL for name in stage.losses)
-        teacher = backbone.teach(rows.ids, keep) if taught else None
-        with backbone.switch.turned(True):  # the backward pass may compute layers again
+        needs_teacher = any(name != ATTENTION_KL for name in stage.losses)
+        teacher = backbone.teach(rows.ids, keep) if needs_teacher else None
+        with backbone.switch.enabled(True):  # the backward pass may recompute layers
             student = backbone.run(rows.ids, keep)
             positions = options.batch_size * rows.ids.shape[1]
-            beside = {name: value / positions for name, value in stage.beside().items()}
+            extra_terms = {name: value / positions for name, value in stage.extra_terms().items()}
             lesson = Lesson(
-                teacher or student, student, rows.counted, positions, options.long_context, beside
+                teacher or student,
+                student,
+                rows.counted,
+                positions,
+                options.long_context,
+                extra_terms,
             )
-            found = terms(lesson, backbone.head, stage.losses)
-            total(found, stage.losses).backward()
-        return found.detach()
+            term_values = terms(lesson, backbone.head, stage.losses)
+            total(term_values, stage.losses).backward()
+        return term_values.detach()

@@ -1,4 +1,4 @@
-"""What ``specbuild train mla`` and ``specbuild train dsa`` are asked for."""
+"""Options of ``specbuild train mla`` and ``specbuild train dsa``."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from specbuild.runtime.errors import SpecbuildError
 Losses = tuple[tuple[str, float], ...]
 
 
-def _losses(flag: str, given: Sequence[str]) -> Losses:
-    """``logits-kl=0.5`` is a term and its weight; SpecbuildError where that is no number."""
-    return tuple(_loss(flag, entry) for entry in given)
+def _losses(flag: str, entries: Sequence[str]) -> Losses:
+    """Read terms and weights such as ``logits-kl=0.5``; SpecbuildError if a weight is no number."""
+    return tuple(_loss(flag, entry) for entry in entries)
 
 
 def _names(losses: Losses) -> str:
@@ -37,18 +37,18 @@ def _loss(flag: str, entry: str) -> tuple[str, float]:
         return name, float(weight or 1)
     except ValueError as error:
         raise SpecbuildError(
-            f"{flag} {entry}: {weight!r} is no number; write {name}=0.5"
+            f"{flag} {entry}: {weight!r} is not a number; write {name}=0.5"
         ) from error
 
 
 @dataclass(frozen=True, kw_only=True)
 class HeadOptions(TrainingOptions):
-    """What both commands have.
+    """Options of both commands.
 
-    ``batch_size`` counts the sequences of a step over all processes, ``micro_batch_size`` those
-    that one process runs at a time (None: all it has). ``hidden_layers`` are 0-based, None for all.
-    ``dtype`` is the frozen backbone's; new parameters and their optimiser's state are fp32.
-    ``finish`` takes no further step and writes what was reached.
+    ``batch_size`` is the number of sequences of a step in all processes. ``micro_batch_size`` is
+    the number that a process runs at a time; None means all of its sequences. ``hidden_layers``
+    are 0-based; None means all. ``dtype`` is that of the frozen backbone; new parameters and their
+    optimiser's state are fp32. ``finish`` takes no step and writes the saved state.
     """
 
     micro_batch_size: Annotated[
@@ -120,20 +120,22 @@ class HeadOptions(TrainingOptions):
         if self.micro_batch_size is not None:
             _check("micro_batch_size", self.micro_batch_size, self.micro_batch_size >= 1, "1 up")
         if not self.texts:
-            raise SpecbuildError("train: no text given; name at least one file or directory")
+            raise SpecbuildError(
+                "train: got no training text, expected at least one file or directory"
+            )
         if self.finish and not self.resume:
-            raise SpecbuildError("--finish ends an unfinished run; give --resume with it")
+            raise SpecbuildError("--finish ends an unfinished run; add --resume")
         self.check_losses(self.losses)
 
     def check_losses(self, losses: Losses) -> None:
-        """SpecbuildError for a term that there is not, one named twice, or a weight below 0."""
+        """Raise SpecbuildError for an unknown or repeated term, or a weight that is not above 0."""
         if not losses:
-            raise SpecbuildError("train: no loss to minimise; give --loss NAME or NAME=WEIGHT")
+            raise SpecbuildError("train: got no loss, expected --loss NAME or NAME=WEIGHT")
         names = [name for name, _ in losses]
         for name, weight in losses:
             if name not in TERMS or names.count(name) > 1:
                 raise SpecbuildError(
-                    f"--loss {name}: expected each once of {', '.join(sorted(TERMS))}"
+                    f"--loss {name}: expected each term once, of {', '.join(sorted(TERMS))}"
                 )
             _check(f"the weight of {name}", weight, math.isfinite(weight) and weight > 0, "above 0")
             if name == LONG_LOGITS and self.long_context >= self.sequence_length:
@@ -146,11 +148,11 @@ class HeadOptions(TrainingOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class LatentTraining(HeadOptions):
-    """``specbuild train mla``.
+    """Options of ``specbuild train mla``.
 
-    The latents start as ``initial`` (a file of ``retrofit mla``); without it, as those of
-    ``rank`` that ``retrofit mla`` makes with the training text to calibrate on. ``layers`` is a
-    list such as ``0-11,15``, None for all. ``lora_rank`` 0 leaves ``o_proj`` as it is.
+    The latents start from the file ``initial`` of ``retrofit mla``. Without it they start from the
+    factorization with ``rank``, calibrated on the training text. ``layers`` is a list such as
+    ``0-11,15``; None means all. With ``lora_rank`` 0 ``o_proj`` does not change.
     """
 
     PANEL: ClassVar[str] = "Latents"
@@ -173,24 +175,26 @@ class LatentTraining(HeadOptions):
         super().__post_init__()
         if (self.rank is None) == (self.initial is None):
             raise SpecbuildError(
-                "train mla: give either --rank, or --initial with the file of a retrofit mla"
+                "train mla: expected either --rank, or --initial with a file of retrofit mla"
             )
         if self.initial is not None and self.layers is not None:
-            raise SpecbuildError("--layers: the file of --initial says which layers have a latent")
+            raise SpecbuildError(
+                "--layers: the file of --initial defines the layers; remove --layers"
+            )
         _check("lora_rank", self.lora_rank, self.lora_rank >= 0, "0 or more")
         if ATTENTION_KL in dict(self.losses):
-            raise SpecbuildError(f"--loss {ATTENTION_KL}: it trains an indexer; see train dsa")
+            raise SpecbuildError(f"--loss {ATTENTION_KL}: trains indexers; use train dsa")
 
 
 @dataclass(frozen=True, kw_only=True)
 class IndexerTraining(HeadOptions):
-    """``specbuild train dsa``.
+    """Options of ``specbuild train dsa``.
 
-    ``steps`` train the indexers of ``layers`` (a list, None for all with full attention), each of
-    ``heads`` query heads ``width`` wide. Latents beside the model stay as they are, unless ``mla``
-    is false, where they are left out; ``joint_steps`` more then train both, by
-    ``joint_losses`` at ``joint_learning_rate``. ``top_k`` are the numbers of tokens to judge with;
-    where training attends sparsely, it does by the first.
+    ``steps`` train the indexers of ``layers`` with ``heads`` query heads of ``width``. ``layers``
+    is a list; None means all full-attention layers. Latents beside the model do not change, and
+    ``mla`` False ignores them. ``joint_steps`` then train both, with ``joint_losses`` and
+    ``joint_learning_rate``. ``top_k`` are the numbers of tokens for the evaluation; training with
+    sparse attention uses the first.
     """
 
     PANEL: ClassVar[str] = "Indexers"
@@ -259,11 +263,11 @@ class IndexerTraining(HeadOptions):
             raise SpecbuildError(f"--top-k: got {self.top_k}, expected numbers of 1 or more")
         if min(self.top_k) + self.first_tokens + self.recent_tokens >= self.sequence_length:
             raise SpecbuildError(
-                f"--top-k {min(self.top_k)}: sequences of {self.sequence_length} tokens are never "
-                "sparse by it; raise --sequence-length or lower --top-k"
+                f"--top-k {min(self.top_k)}: selects all tokens of sequences of "
+                f"{self.sequence_length}; raise --sequence-length or lower --top-k"
             )
 
 
-def _check(name: str, value: object, holds: bool, expected: str) -> None:
-    if not holds:
+def _check(name: str, value: object, is_valid: bool, expected: str) -> None:
+    if not is_valid:
         raise SpecbuildError(f"train: {name} is {value}, expected {expected}")

@@ -1,4 +1,4 @@
-"""The files of a training of new heads: report and plot beside the tensors."""
+"""The files of a training of new heads: report and plot."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from specbuild.runtime.engine_dir.strict_json import to_json
 
 @dataclass(frozen=True)
 class HeadReport:
-    """What training reached. ``finished`` False: the time limit came first; resume it.
+    """The result of a training; with ``finished`` False its time limit stopped it.
 
-    ``perplexities`` of ``held_out_tokens`` predictions, by what was judged: the model as it was,
-    and with the new heads. Empty without held-out text.
+    ``perplexities`` of ``held_out_tokens`` predictions are those of the original model and of the
+    model with new heads, by name. They are empty without held-out text.
     """
 
     finished: bool
@@ -32,13 +32,13 @@ class HeadReport:
 
 
 def write_head_report(folder: Path, report: HeadReport) -> None:
-    """Writes the report and the plot of its losses."""
+    """Write the report and the plot of its losses."""
     write_json(folder / REPORT_FILE, to_json(report))
     plot_terms(folder / PLOT_FILE, report)
 
 
 def plot_terms(file: Path, report: HeadReport) -> None:
-    """Every term over the steps, and perplexities where they were measured."""
+    """Plot every term by step, and perplexities if they were measured."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10, 4), layout="constrained")

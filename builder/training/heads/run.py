@@ -1,4 +1,4 @@
-"""The loop that trains new heads: stages of steps, the loss curve, and what a resumed run needs."""
+"""The loop that trains new heads: stages of steps, the loss curve, and the saved state."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from specbuild.builder.training.run_state import RunFolder
 from specbuild.runtime.errors import SpecbuildError
 
 BETAS = (0.9, 0.95)
-POINTS = 200  # of the loss curve
+POINTS = 200  # in the loss curve
 
 
 @dataclass(frozen=True)
 class HeadPoint:
-    """Means over the steps since the point before: the weighted sum, and each term."""
+    """Means of the steps since the previous point: the weighted sum, and each term."""
 
     step: int
     stage: str
@@ -41,10 +41,10 @@ class HeadPoint:
 
 @dataclass
 class HeadRun:
-    """What one training run owns. ``step`` counts over all stages.
+    """The state of one training run. ``step`` counts over all stages.
 
-    ``optimiser`` and ``learn``, which takes a micro batch, are those of the stage last entered;
-    ``graphs`` says whether that may be one launch.
+    ``optimiser`` and ``learn``, which runs a micro batch, are those of the current stage. With
+    ``graphs`` a micro batch is one launch.
     """
 
     options: HeadOptions
@@ -65,9 +65,9 @@ class HeadRun:
 
 
 def train(run: HeadRun, folder: RunFolder, started_s: float) -> bool:
-    """Takes the remaining steps; False if the time limit came first.
+    """Take the remaining steps; return False if the time limit stops them.
 
-    None of them where the options say to finish what there is.
+    With ``finish`` no step is taken.
     """
     options, steps, progress = run.options, run.schedule.steps, run.progress
     if options.finish:
@@ -75,8 +75,8 @@ def train(run: HeadRun, folder: RunFolder, started_s: float) -> bool:
     progress.start("training", steps, "steps")
     progress.advance(run.step)
     while run.step < steps:
-        late = options.time_limit_s and time.monotonic() - started_s > options.time_limit_s
-        if options.time_limit_s and run.workers.agreed(late):
+        is_late = options.time_limit_s and time.monotonic() - started_s > options.time_limit_s
+        if options.time_limit_s and run.workers.broadcast(is_late):
             _save(run, folder)
             progress.note(f"stopped by the time limit after {run.step} of {steps} steps")
             return False
@@ -86,8 +86,8 @@ def train(run: HeadRun, folder: RunFolder, started_s: float) -> bool:
         run.recent.append(_step(run, stage, within))
         run.step += 1
         progress.advance(1)
-        if run.step % max(1, steps // POINTS) == 0 or within + 1 == stage.pace.steps:
-            _mark_point(run, stage, within)
+        if run.step % max(1, steps // POINTS) == 0 or within + 1 == stage.rates.steps:
+            _add_point(run, stage, within)
         if run.step % options.save_every == 0 and run.step < steps:
             _save(run, folder)
             if run.points:
@@ -96,17 +96,17 @@ def train(run: HeadRun, folder: RunFolder, started_s: float) -> bool:
 
 
 def enter(run: HeadRun, stage: Stage) -> None:
-    """Each stage has an optimiser of its own."""
+    """Prepare a stage, with an optimiser of its own."""
     _prepare(run, stage)
     on_gpu = run.workers.device.startswith("cuda")
     run.optimiser = torch.optim.AdamW(
-        stage.trained(), lr=stage.pace.peak, betas=BETAS, weight_decay=0.0, fused=on_gpu
+        stage.trained(), lr=stage.rates.peak, betas=BETAS, weight_decay=0.0, fused=on_gpu
     )
-    run.learn = _learning(run, stage)
+    run.learn = _make_learn(run, stage)
 
 
 def _prepare(run: HeadRun, stage: Stage) -> None:
-    """Nothing but the stage's heads wants gradients."""
+    """Enable gradients of the stage's heads only."""
     leave(run)
     for other in run.schedule.stages:
         other.heads.requires_grad_(False)
@@ -115,13 +115,13 @@ def _prepare(run: HeadRun, stage: Stage) -> None:
 
 
 def leave(run: HeadRun) -> None:
-    """Frees what a stage needed beside its parameters."""
+    """Free the optimiser and gradients of a stage."""
     run.optimiser = run.learn = None
     for stage in run.schedule.stages:
         stage.heads.zero_grad(set_to_none=True)
 
 
-def _learning(run: HeadRun, stage: Stage) -> Learn:
+def _make_learn(run: HeadRun, stage: Stage) -> Learn:
     learn = Learning(run.options, run.backbone, stage)
     if run.graphs:
         try:
@@ -133,17 +133,17 @@ def _learning(run: HeadRun, stage: Stage) -> Learn:
 
 
 def _cause(error: BaseException) -> str:
-    """The first line of what went wrong first: a capture that ends by an error adds its own."""
+    """Return the first line of the first error; a failed capture raises an additional one."""
     while isinstance(error.__context__, RuntimeError):
         error = error.__context__
     return str(error).partition("\n")[0]
 
 
 def trial(run: HeadRun) -> Trial:
-    """What the first step will take: its first micro batch is computed, and then forgotten.
+    """Measure the first micro batch of the first step, and discard it.
 
-    Twice, since the first pass on a device loads what the second finds. What it keeps is counted
-    in the first, kernel by kernel; what it takes, in the second, as it will run.
+    It runs twice, because the first pass on a device loads kernels. The first pass, kernel by
+    kernel, counts the saved bytes. The second, as in training, measures the time.
     """
     stage, _ = run.schedule.at(0)
     _prepare(run, stage)
@@ -153,16 +153,16 @@ def trial(run: HeadRun) -> Trial:
         Learning(run.options, run.backbone, stage)(parts[0])
     enter(run, stage)
     assert run.learn is not None
-    _synchronised(run.workers.device)
+    _synchronize(run.workers.device)
     started_s = time.perf_counter()
     run.learn(parts[0])
-    _synchronised(run.workers.device)
+    _synchronize(run.workers.device)
     step_s = (time.perf_counter() - started_s) * len(parts)
     leave(run)
     return Trial(step_s=step_s, activation_bytes=saved.total)
 
 
-def _synchronised(device: str) -> None:
+def _synchronize(device: str) -> None:
     if device != "cpu":
         torch.cuda.synchronize()
 
@@ -171,28 +171,28 @@ def _step(run: HeadRun, stage: Stage, within: int) -> torch.Tensor:
     optimiser, learn = run.optimiser, run.learn
     assert optimiser is not None and learn is not None
     for group in optimiser.param_groups:
-        group["lr"] = stage.pace.rate(within)
-    found = torch.zeros(len(stage.losses), device=run.workers.device)
+        group["lr"] = stage.rates.rate(within)
+    term_sums = torch.zeros(len(stage.losses), device=run.workers.device)
     for part in _micro_batches(run):
-        found = found + learn(part)
+        term_sums = term_sums + learn(part)
     run.workers.sum_gradients(stage.trained())
     nn.utils.clip_grad_norm_(stage.trained(), run.options.gradient_clip)
     optimiser.step()
-    optimiser.zero_grad(set_to_none=False)  # a graph adds to the tensors that it has seen
-    return run.workers.summed(found)
+    optimiser.zero_grad(set_to_none=False)  # a graph adds to the tensors of its capture
+    return run.workers.summed(term_sums)
 
 
 def _micro_batches(run: HeadRun) -> list[Batch]:
-    """This process's rows of the step's batch, as many at a time as it runs."""
+    """Return this process's rows of the step's batch, split into micro batches."""
     options = run.options
-    whole = run.text.batch(run.step, options.batch_size, run.workers.device)
-    own = slice(run.workers.rank, None, run.workers.count)
-    ids, counted = whole.ids[own], whole.counted[own]
+    batch = run.text.batch(run.step, options.batch_size, run.workers.device)
+    rank_rows = slice(run.workers.rank, None, run.workers.count)
+    ids, counted = batch.ids[rank_rows], batch.counted[rank_rows]
     size = options.micro_batch_size or len(ids)
     return [Batch(*rows) for rows in zip(ids.split(size), counted.split(size), strict=True)]
 
 
-def _mark_point(run: HeadRun, stage: Stage, within: int) -> None:
+def _add_point(run: HeadRun, stage: Stage, within: int) -> None:
     means = torch.stack(run.recent).mean(dim=0)
     run.recent.clear()
     weighted = float(total(means, stage.losses))
@@ -200,8 +200,10 @@ def _mark_point(run: HeadRun, stage: Stage, within: int) -> None:
         raise SpecbuildError(
             f"train: the loss is {weighted} by step {run.step}; lower --learning-rate"
         )
-    found = dict(zip(stage.losses, means.tolist(), strict=True))
-    run.points.append(HeadPoint(run.step, stage.name, stage.pace.rate(within), weighted, found))
+    term_means = dict(zip(stage.losses, means.tolist(), strict=True))
+    run.points.append(
+        HeadPoint(run.step, stage.name, stage.rates.rate(within), weighted, term_means)
+    )
 
 
 def _save(run: HeadRun, folder: RunFolder) -> None:
@@ -218,7 +220,7 @@ def _save(run: HeadRun, folder: RunFolder) -> None:
 
 
 def restore(run: HeadRun, state: dict[str, Any] | None) -> None:
-    """Goes on from a saved state, if there is one."""
+    """Continue from a saved state, if there is one."""
     if state is None:
         return
     for stage, heads in zip(run.schedule.stages, state["heads"], strict=True):

@@ -1,4 +1,4 @@
-"""What every training of new heads does around its steps: read, estimate, train, judge, write."""
+"""The frame of every training of new heads: read, estimate, train, evaluate, write."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from specbuild.builder.training.run_state import INITIAL_FILE, RunFolder
 from specbuild.builder.training.training_text import read_training_text
 from specbuild.runtime.errors import SpecbuildError
 
-# What does not change the result of a run, and may differ when it is resumed.
+# These options do not change a run's result, so they may differ when it resumes.
 FREE_OPTIONS = ("output", "save_every", "resume", "finish", "time_limit_s")
 UNREPORTED_OPTIONS = (*FREE_OPTIONS, "model", "texts", "held_out", "initial", "device")
 
@@ -38,9 +38,9 @@ Measure = Callable[..., float]
 
 @dataclass(frozen=True)
 class Judge:
-    """Perplexities to measure before training and after it, by name.
+    """Measures perplexities by name, before and after training.
 
-    Both get a function that measures held-out text with (``heads=True``) or without the new heads.
+    Both functions get one that measures held-out text with (``heads=True``) or without new heads.
     """
 
     before: Callable[[Measure], dict[str, float]]
@@ -48,12 +48,12 @@ class Judge:
 
 
 def require_hidden_layers(options: HeadOptions, target: TargetCheckpoint) -> None:
-    """SpecbuildError where ``--hidden-layers`` names one that the model has not."""
+    """Raise SpecbuildError if ``--hidden-layers`` has a layer that the model lacks."""
     count = len(target.geometry.layer_types)
     for layer in options.hidden_layers or ():
         if not 0 <= layer < count:
             raise SpecbuildError(
-                f"--hidden-layers: {layer} is no layer of the model, expected 0 to {count - 1}"
+                f"--hidden-layers: the model has no layer {layer}, expected 0 to {count - 1}"
             )
 
 
@@ -68,17 +68,17 @@ class Session:
 
     @classmethod
     @contextmanager
-    def begun(cls, options: HeadOptions, progress: Progress) -> Iterator[Session]:
-        """Joins the other processes and opens the run's folder; a refused run leaves nothing."""
+    def open(cls, options: HeadOptions, progress: Progress) -> Iterator[Session]:
+        """Join the other processes and open the run's folder; a refused run leaves no files."""
         workers = Workers.joined(options.device)
-        # Processes meet in every layer of every pass: all run as many.
+        # Processes communicate in every layer of every pass, so all must run the same number.
         if options.batch_size % workers.count:
             raise SpecbuildError(
-                f"train: a batch of {options.batch_size} sequences for {workers.count} processes; "
-                "give each as many, with a --batch-size that is a multiple"
+                f"train: --batch-size {options.batch_size} is not a multiple of the "
+                f"{workers.count} processes; use a multiple"
             )
         values = {k: v for k, v in asdict(options).items() if k not in FREE_OPTIONS}
-        values["processes"] = workers.count  # sums come out differently in the last bits
+        values["processes"] = workers.count  # the rounding of sums depends on it
         text = json.dumps(values, default=str, sort_keys=True)
         fingerprint = hashlib.sha256(text.encode()).hexdigest()
         if workers.leads:
@@ -98,7 +98,7 @@ class Session:
             workers.leave()
 
     def backbone(self, *, checkpointing: bool) -> Backbone:
-        """The model, frozen, on this process's device."""
+        """Return the frozen model on this process's device."""
         options = self.options
         model = load_target(options.model, device=self.workers.device, dtype=options.dtype)
         return Backbone(model, checkpointing=checkpointing)
@@ -111,31 +111,31 @@ class Session:
         write: Callable[[Path], None],
         started_s: float,
     ) -> HeadReport:
-        """Plans, trains, judges, and publishes what ``write`` puts in a folder."""
+        """Estimate, train and evaluate; publish the files that ``write`` puts in a folder."""
         options, workers = self.options, self.workers
         text, held_out = read_training_text(self.options, backbone.model)
-        own = [p for stage in schedule.stages for p in stage.heads.parameters()]
-        workers.shard(backbone.layers, own)
+        parameters = [p for stage in schedule.stages for p in stage.heads.parameters()]
+        workers.shard(backbone.layers, parameters)
         run = HeadRun(options, backbone, schedule, text, workers, self.progress)
         size = options.micro_batch_size or options.batch_size
 
         def measure(*, heads: bool) -> float:
             return perplexity(backbone, held_out, heads=heads, batch_size=size)
 
-        found = judge.before(measure) if len(held_out.ids) else {}
-        estimate = self._estimate(run, own)
+        perplexities = judge.before(measure) if len(held_out.ids) else {}
+        estimate = self._estimate(run, parameters)
         restore(run, self.folder.load())
         finished = train(run, self.folder, started_s)
         leave(run)
-        if finished and found:
-            found |= judge.after(measure)
+        if finished and perplexities:
+            perplexities |= judge.after(measure)
         report = HeadReport(
             finished=finished,
             steps=run.step,
             plan=estimate,
             training_tokens=len(text.stream.ids),
             held_out_tokens=held_out.ids[:, 1:].size,
-            perplexities=found,
+            perplexities=perplexities,
             losses=tuple(run.points),
             options={k: v for k, v in asdict(options).items() if k not in UNREPORTED_OPTIONS},
         )
@@ -146,17 +146,19 @@ class Session:
                 write_head_report(folder, report)
 
             self.folder.publish(write_all, options.output)
-            for name, value in found.items():
+            for name, value in perplexities.items():
                 self.progress.note(f"perplexity, {name}: {value:.4f}")
-            self.progress.note(f"the tensors in {options.output} go beside the model, for build")
+            self.progress.note(
+                f"copy the tensors in {options.output} to the model's directory to build with them"
+            )
         return report
 
-    def _estimate(self, run: HeadRun, own: list[nn.Parameter]) -> TrainingEstimate:
+    def _estimate(self, run: HeadRun, parameters: list[nn.Parameter]) -> TrainingEstimate:
         options = self.options
         steps = run.schedule.steps
         estimate = estimate_training(
             run.backbone.model,
-            own,
+            parameters,
             processes=self.workers.count,
             tokens=steps * options.batch_size * options.sequence_length,
             steps=steps,
@@ -169,14 +171,14 @@ class Session:
 
 @torch.no_grad()
 def perplexity(backbone: Backbone, rows: Rows, *, heads: bool, batch_size: int) -> float:
-    """``exp`` of the mean cost of the rows' next tokens, each row read alone."""
+    """Return ``exp`` of the mean loss of the rows' next tokens; rows are independent."""
     device = str(backbone.head.weight.device)
-    costs = []
+    losses = []
     for start in range(0, len(rows.ids), batch_size):
         ids = rows.batch(slice(start, start + batch_size), device).ids
-        with backbone.switch.turned(heads):
+        with backbone.switch.enabled(heads):
             states = backbone.run(ids).last[:, :-1]
-        for row, wanted in zip(states, ids[:, 1:], strict=True):
+        for row, next_ids in zip(states, ids[:, 1:], strict=True):
             logits = backbone.head(row).float()
-            costs.append(F.cross_entropy(logits, wanted, reduction="none").double())
-    return float(torch.cat(costs).mean().exp())
+            losses.append(F.cross_entropy(logits, next_ids, reduction="none").double())
+    return float(torch.cat(losses).mean().exp())

@@ -1,4 +1,4 @@
-"""A stage of a schedule: what it trains, by which losses, for how long."""
+"""A stage of a schedule: its parameters, losses and steps."""
 
 from __future__ import annotations
 
@@ -13,39 +13,39 @@ from specbuild.builder.training.schedule import LearningRateSchedule
 
 @dataclass(frozen=True)
 class Stage:
-    """``losses`` maps terms to weights; ``heads`` holds all parameters that it trains.
+    """``losses`` maps terms to weights; ``heads`` has all parameters that the stage trains.
 
-    ``enter`` prepares the heads for it. ``beside`` gives terms that heads computed themselves in
-    the last forward pass, each a sum over its positions.
+    ``enter`` prepares the heads. ``extra_terms`` returns terms that heads computed in the last forward
+    pass, each a sum over its positions.
     """
 
     name: str
-    pace: LearningRateSchedule
+    rates: LearningRateSchedule
     losses: Mapping[str, float]
     heads: nn.Module
     enter: Callable[[], None] = lambda: None
-    beside: Callable[[], Mapping[str, torch.Tensor]] = dict
+    extra_terms: Callable[[], Mapping[str, torch.Tensor]] = dict
 
     def trained(self) -> list[nn.Parameter]:
-        """What its optimiser holds."""
+        """Return the parameters of the optimiser."""
         return list(self.heads.parameters())
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """Stages one after another."""
+    """A sequence of stages."""
 
     stages: tuple[Stage, ...]
 
     @property
     def steps(self) -> int:
-        """Of all stages together."""
-        return sum(stage.schedule.steps for stage in self.stages)
+        """Return the steps of all stages."""
+        return sum(stage.rates.steps for stage in self.stages)
 
     def at(self, step: int) -> tuple[Stage, int]:
-        """The stage of ``step``, and which of the stage's steps that is."""
+        """Return the stage of ``step``, and the step's index in it."""
         for stage in self.stages:
-            if step < stage.schedule.steps:
+            if step < stage.rates.steps:
                 return stage, step
-            step -= stage.schedule.steps
+            step -= stage.rates.steps
         raise IndexError(step)

@@ -1,4 +1,4 @@
-"""The names of the terms that training of new heads may minimise, and what each is."""
+"""The terms of the loss of new heads: names and definitions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``specbuild train dsa``: indexers that predict attention, alone and then beside latents."""
+"""``specbuild train dsa``: indexers that predict attention, alone and then with latents."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ from specbuild.runtime.errors import SpecbuildError
 
 
 def train_indexers(options: IndexerTraining, progress: Progress) -> HeadReport:
-    """Trains indexers and writes ``options.output``: their file, a report and a plot of the losses.
+    """Train indexers and write ``options.output``: their file, a report and a plot of the losses.
 
-    After joint training the latents are written beside them. Ended by its time limit, it writes no
-    output; the same options with ``resume`` go on.
+    Joint training also writes the latents. A run that its time limit stops writes no output; the
+    same options with ``resume`` continue it.
 
     Raises:
-        SpecbuildError: options, text or model do not do, the output exists, or the loss diverges.
+        SpecbuildError: options, text or model are invalid, the output exists, or the loss diverges.
     """
     started_s = time.monotonic()
     target = read_retrofit_target(options.model, command="train dsa", mla=options.mla)
@@ -50,10 +50,10 @@ def train_indexers(options: IndexerTraining, progress: Progress) -> HeadReport:
     latent = target.geometry.latent_dims != ()
     if options.joint_steps and not latent:
         raise SpecbuildError(
-            f"--joint-steps {options.joint_steps}: {options.model} has no {LATENT_FILE} to train "
-            "with the indexers; make it with specbuild train mla, and leave --no-mla out"
+            f"--joint-steps {options.joint_steps}: {options.model} has no {LATENT_FILE}, whose "
+            "latents these steps train; create it with specbuild train mla, and remove --no-mla"
         )
-    with Session.begun(options, progress) as session:
+    with Session.open(options, progress) as session:
         backbone = session.backbone(checkpointing=options.checkpointing)
         latents = None
         if latent:
@@ -85,7 +85,7 @@ def _layers(options: IndexerTraining, target: TargetCheckpoint) -> tuple[int, ..
     if windowed or not layers:
         raise SpecbuildError(
             f"--layers {options.layers}: layer {windowed[0] if windowed else 'none'} attends to a "
-            f"window only; name some of the full-attention layers {', '.join(map(str, full))}"
+            f"window only; use full-attention layers: {', '.join(map(str, full))}"
         )
     return layers
 
@@ -93,7 +93,7 @@ def _layers(options: IndexerTraining, target: TargetCheckpoint) -> tuple[int, ..
 def _stages(
     options: IndexerTraining, indexers: IndexerHeads, latents: LatentHeads | None
 ) -> tuple[Stage, ...]:
-    """Indexers first; then both, attention sparse as an engine's is."""
+    """Return a stage for the indexers, and one for both with an engine's sparse attention."""
     alone: Mode = "whole" if set(dict(options.losses)) == {ATTENTION_KL} else "relaxed"
     stages = (_stage("indexers", options, indexers, indexers, alone),)
     if latents is None or not options.joint_steps:
@@ -115,27 +115,27 @@ def _stage(
         indexers.pattern.mode = mode
         indexers.pattern.learns = learns
 
-    def beside() -> Mapping[str, torch.Tensor]:
+    def extra_terms() -> Mapping[str, torch.Tensor]:
         return {ATTENTION_KL: indexers.divergence()} if learns else {}
 
     peak = options.joint_learning_rate if joint else options.learning_rate
-    pace = LearningRateSchedule(steps, peak, options.warmup_fraction)
-    return Stage(name, pace, dict(losses), heads, enter, beside)
+    rates = LearningRateSchedule(steps, peak, options.warmup_fraction)
+    return Stage(name, rates, dict(losses), heads, enter, extra_terms)
 
 
 def _judge(options: IndexerTraining, pattern: SparsePattern, *, latent: bool) -> Judge:
     def before(measure: Measure) -> dict[str, float]:
-        found = {"model": measure(heads=False)}
+        perplexities = {"model": measure(heads=False)}
         if latent:
             pattern.mode, pattern.learns = "whole", False
-            found["latents"] = measure(heads=True)
-        return found
+            perplexities["latents"] = measure(heads=True)
+        return perplexities
 
     def after(measure: Measure) -> dict[str, float]:
         pattern.mode, pattern.learns = "sparse", False
-        found = {}
+        perplexities = {}
         for pattern.top_k in options.top_k:
-            found[f"top {pattern.top_k}"] = measure(heads=True)
-        return found
+            perplexities[f"top {pattern.top_k}"] = measure(heads=True)
+        return perplexities
 
     return Judge(before, after)

@@ -1,4 +1,4 @@
-"""``specbuild train mla``: the latents of a retrofit, trained so that the model changes least."""
+"""``specbuild train mla``: trains a retrofit's latents to preserve the model's outputs."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ from specbuild.builder.training.schedule import LearningRateSchedule
 
 
 def train_latents(options: LatentTraining, progress: Progress) -> HeadReport:
-    """Trains latents and writes ``options.output``: the file, a report and a plot of the losses.
+    """Train latents and write ``options.output``: the file, a report and a plot of the losses.
 
-    Ended by its time limit, it writes no output; the same options with ``resume`` go on.
+    A run that its time limit stops writes no output; the same options with ``resume`` continue it.
 
     Raises:
-        SpecbuildError: options, text, model or latents do not do, the output exists, or the loss
+        SpecbuildError: options, text, model or latents are invalid, the output exists, or the loss
             diverges.
     """
     started_s = time.monotonic()
     target = read_retrofit_target(options.model, command="train mla", mla=False)
     require_hidden_layers(options, target)
-    with Session.begun(options, progress) as session:
+    with Session.open(options, progress) as session:
         tensors = _initial(options, target, session)
         backbone = session.backbone(checkpointing=options.checkpointing)
         heads = LatentHeads(
@@ -52,8 +52,8 @@ def train_latents(options: LatentTraining, progress: Progress) -> HeadReport:
             lora_rank=options.lora_rank,
             seed=options.seed,
         )
-        pace = LearningRateSchedule(options.steps, options.learning_rate, options.warmup_fraction)
-        schedule = Schedule((Stage("latents", pace, dict(options.losses), heads),))
+        rates = LearningRateSchedule(options.steps, options.learning_rate, options.warmup_fraction)
+        schedule = Schedule((Stage("latents", rates, dict(options.losses), heads),))
 
         def write(folder: Path) -> None:
             stored = heads.tensors(getattr(torch, options.stored_dtype))
@@ -67,18 +67,18 @@ def train_latents(options: LatentTraining, progress: Progress) -> HeadReport:
 
 
 def plain_outputs(target: TargetCheckpoint) -> Callable[[int], torch.Tensor]:
-    """The checkpoint's own ``o_proj.weight`` of a layer."""
+    """Return a function that loads the checkpoint's ``o_proj.weight`` of a layer."""
     return lambda layer: target.tensors[latent_name(layer, OUTPUT)].load()
 
 
 def _initial(
     options: LatentTraining, target: TargetCheckpoint, session: Session
 ) -> dict[str, torch.Tensor]:
-    """The latents that training begins with; made by the first process where none are given."""
+    """Return the initial latents; without a file the first process computes them."""
     file = options.initial or session.folder.path / INITIAL_FILE
     if options.initial is None and session.workers.leads and not file.exists():
         assert options.rank is not None
-        wanted = LatentOptions(
+        latent_options = LatentOptions(
             model=options.model,
             rank=options.rank,
             calibration=options.texts,
@@ -86,7 +86,7 @@ def _initial(
             sequence_length=options.sequence_length,
             output=file,
         )
-        retrofit_mla(wanted, session.progress)
+        retrofit_mla(latent_options, session.progress)
     session.workers.wait()
     read_latent_file(file, target.geometry)
     return load_file(file)

@@ -1,8 +1,8 @@
-"""Several processes that train one set of new heads, by torch's own engine (FSDP2).
+"""Several processes that train one set of new heads with PyTorch's FSDP2.
 
 ``torchrun -m specbuild.cli.main train …`` starts them, on one machine or several. The frozen layers
-are sharded over the processes and gathered one at a time; new parameters are small and whole in
-each, their gradients summed after every step.
+are sharded over the processes and gathered one at a time. New parameters are small and replicated,
+and their gradients are summed after every step.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
 
 @dataclass(frozen=True)
 class Workers:
-    """This process among ``count``; ``device`` is its own."""
+    """This process, with ``rank`` among ``count``, and its ``device``."""
 
     rank: int
     count: int
@@ -27,7 +27,7 @@ class Workers:
 
     @classmethod
     def joined(cls, kind: Literal["cpu", "cuda"]) -> Workers:
-        """As ``torchrun`` has started it; alone where it has not."""
+        """Return the process as ``torchrun`` started it, or a single one without it."""
         if not distributed.is_torchelastic_launched():
             return cls(0, 1, kind)
         device: str = kind
@@ -39,16 +39,16 @@ class Workers:
 
     @property
     def leads(self) -> bool:
-        """Whether this process writes files and speaks."""
+        """Return whether this process writes files and messages."""
         return self.rank == 0
 
     def wait(self) -> None:
-        """Until all are here."""
+        """Wait for all processes."""
         if self.count > 1:
             distributed.barrier()
 
-    def shard(self, layers: nn.ModuleList, whole: Iterable[nn.Parameter]) -> None:
-        """Shards the frozen parameters of ``layers``; those of ``whole`` stay as they are."""
+    def shard(self, layers: nn.ModuleList, replicated: Iterable[nn.Parameter]) -> None:
+        """Shard the frozen parameters of ``layers``; those in ``replicated`` stay replicated."""
         if self.count == 1:
             return
         from torch.distributed.device_mesh import init_device_mesh
@@ -56,10 +56,12 @@ class Workers:
 
         mesh = init_device_mesh(self.device.partition(":")[0], (self.count,))
         for layer in layers:
-            fully_shard(layer, mesh=mesh, reshard_after_forward=True, ignored_params=set(whole))
+            fully_shard(
+                layer, mesh=mesh, reshard_after_forward=True, ignored_params=set(replicated)
+            )
 
     def sum_gradients(self, parameters: list[nn.Parameter]) -> None:
-        """Every process gets the sum of all processes' gradients."""
+        """Replace gradients with the sum of all processes' gradients."""
         if self.count == 1:
             return
         gradients = [p.grad if p.grad is not None else torch.zeros_like(p) for p in parameters]
@@ -70,20 +72,20 @@ class Workers:
             parameter.grad = part.view_as(parameter)
 
     def summed(self, values: torch.Tensor) -> torch.Tensor:
-        """The sum of all processes' ``values``."""
+        """Return the sum of all processes' ``values``."""
         if self.count > 1:
             distributed.all_reduce(values)
         return values
 
-    def agreed(self, value: Any) -> Any:
-        """The first process's ``value``."""
+    def broadcast(self, value: Any) -> Any:
+        """Return the first process's ``value``."""
         if self.count == 1:
             return value
-        held = [value]
-        distributed.broadcast_object_list(held, src=0)
-        return held[0]
+        values = [value]
+        distributed.broadcast_object_list(values, src=0)
+        return values[0]
 
     def leave(self) -> None:
-        """Ends the group."""
+        """Leave the process group."""
         if distributed.is_torchelastic_launched() and distributed.is_initialized():
             distributed.destroy_process_group()

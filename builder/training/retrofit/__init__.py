@@ -1,1 +1,1 @@
-"""Latents and indexers for a checkpoint that was made without."""
+"""Latents and indexers for a checkpoint without them."""

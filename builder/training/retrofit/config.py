@@ -1,4 +1,4 @@
-"""What a retrofit is asked for."""
+"""Options of a retrofit."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from specbuild.runtime.errors import SpecbuildError
 class LatentOptions:
     """Options of ``specbuild retrofit mla``.
 
-    ``layers`` is a list such as ``0-11,15``, None for all. ``tokens`` bounds the calibration text,
-    ``sequence_length`` is the context in which it is read. ``output`` None means beside the
-    checkpoint, where ``build`` finds it.
+    ``layers`` is a list such as ``0-11,15``; None means all. ``tokens`` bounds the calibration
+    text, which is read in sequences of ``sequence_length``. ``output`` None means the checkpoint's
+    directory, where ``build`` reads it.
     """
 
     model: Path
@@ -31,13 +31,13 @@ class LatentOptions:
     force: bool = False
 
     def checked_layers(self, count: int, full_rank: int) -> tuple[int, ...]:
-        """The layers to give a latent, of a model with ``count``.
+        """Return the layers that get latents, of a model with ``count`` layers.
 
         Raises SpecbuildError for layers or a rank that the model does not have.
         """
         if not 1 <= self.rank <= full_rank:
             raise SpecbuildError(
                 f"--rank {self.rank}: keys and values of a layer together have rank {full_rank} at "
-                f"most; ask for 1 to {full_rank}"
+                f"most; use 1 to {full_rank}"
             )
         return tuple(range(count)) if self.layers is None else parse_layers(self.layers, count)

@@ -1,4 +1,4 @@
-"""Lists of layers as they are typed: ``0-11,15``."""
+"""Lists of layers on the command line: ``0-11,15``."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ _PART = re.compile(r"(\d+)(?:-(\d+))?")
 
 
 def parse_layers(text: str, count: int) -> tuple[int, ...]:
-    """The layers that ``text`` names, rising; SpecbuildError if a model of ``count`` lacks one."""
+    """Return the layers of ``text`` in ascending order; SpecbuildError for layers ≥ ``count``."""
     layers: set[int] = set()
     for part in text.split(","):
         match = _PART.fullmatch(part.strip())
         if match is None:
-            raise SpecbuildError(f"--layers {text}: {part!r} is no layer; write 0-11,15")
+            raise SpecbuildError(f"--layers {text}: {part!r} is not a layer; write 0-11,15")
         first, last = int(match[1]), int(match[2] or match[1])
         if not first <= last < count:
             raise SpecbuildError(f"--layers {text}: {part} is not within 0-{count - 1}")

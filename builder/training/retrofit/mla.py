@@ -1,4 +1,4 @@
-"""``specbuild retrofit mla``: latents for a checkpoint's keys and values, by factorisation."""
+"""``specbuild retrofit mla``: latents for a checkpoint's keys and values, by factorization."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from specbuild.builder.training.retrofit.config import LatentOptions
 from specbuild.builder.training.retrofit.factorise import (
     Importance,
     Spectrum,
-    allotted_ranks,
+    allocate_ranks,
     factors_of,
     spectrum_of,
 )
@@ -46,7 +46,7 @@ LoadedTensors = dict[str, torch.Tensor]
 
 @dataclass(frozen=True)
 class _Survey:
-    """What a pass over the unchanged model found: spectra and input moments of the layers."""
+    """The result of a pass over the unchanged model: spectra and input moments of layers."""
 
     spectra: dict[int, Spectrum]
     moments: dict[int, torch.Tensor]
@@ -54,28 +54,28 @@ class _Survey:
 
 
 def retrofit_mla(options: LatentOptions, progress: Progress) -> LatentReport:
-    """Writes the latents and says what they cost.
+    """Write the latents and return a report of their errors.
 
-    Raises SpecbuildError for a rank, layer, text or output that cannot be; nothing is written then.
+    Raises SpecbuildError for an invalid rank, layer, text or output, and then writes nothing.
     """
     file = options.output or options.model / LATENT_FILE
     _require_replaceable(file, force=options.force)
     target = read_retrofit_target(options.model, command="retrofit mla", mla=False)
     if not target.geometry.attention.qkv_bias:
         raise SpecbuildError(
-            f"{options.model}: attention_bias is false; latents are made beside biases only"
+            f"{options.model}: attention_bias is false, but latents need a model with biases"
         )
     layers = options.checked_layers(target.geometry.layers, full_rank(target.geometry))
     text = read_text(options, target)
     streamed = StreamedTarget(target.geometry, target.tensors)
-    survey = _survey(streamed, layers, text, progress)
+    survey = _survey_model(streamed, layers, text, progress)
     ranks = _ranks(options, survey, layers, calibrated=text.calibration is not None)
-    progress.start("factorising", len(layers), "layer")
+    progress.start("factorizing", len(layers), "layer")
     tensors: LoadedTensors = {}
     errors = []
     for layer, rank in zip(layers, ranks, strict=True):
         weight = streamed.projections(layer)
-        parts = _stored(weight, survey.spectra[layer], rank, getattr(torch, options.dtype))
+        parts = _factorize(weight, survey.spectra[layer], rank, getattr(torch, options.dtype))
         tensors |= {latent_name(layer, part): tensor for part, tensor in parts.items()}
         errors.append(_errors(layer, weight, parts, survey.moments.get(layer)))
         progress.advance(1)
@@ -87,26 +87,26 @@ def retrofit_mla(options: LatentOptions, progress: Progress) -> LatentReport:
 
 
 def _require_replaceable(file: Path, *, force: bool) -> None:
-    """SpecbuildError where writing latents would destroy something else."""
+    """Raise SpecbuildError if the latents would replace another file."""
     if not file.exists():
         return
     if not force:
-        raise SpecbuildError(f"{file} exists; replace it with --force, or name another --output")
+        raise SpecbuildError(f"{file} exists; use --force or another --output")
     try:
         names = read_header(file)
     except SpecbuildError:
         names = {}
     if not any(name.endswith((DOWN, UP_KEYS, UP_VALUES)) for name in names):
         raise SpecbuildError(
-            f"{file} exists and holds no latents, which are all that --force replaces; "
-            "name another --output"
+            f"{file} exists and is not a file of latents, so --force does not replace it; use "
+            "another --output"
         )
 
 
-def _survey(
+def _survey_model(
     target: StreamedTarget, layers: tuple[int, ...], text: RetrofitText, progress: Progress
 ) -> _Survey:
-    """Walks the model as it is: over text where there is any, over the projections otherwise."""
+    """Run the unchanged model on the text; without text read its projections only."""
     spectra: dict[int, Spectrum] = {}
     moments: dict[int, torch.Tensor] = {}
     streams = [ids for ids in (text.calibration, text.evaluation) if ids is not None]
@@ -118,9 +118,9 @@ def _survey(
             layer = target.layer(index)
             normed = [layer.normed(x) for x in states]
             if index in layers and text.calibration is not None:
-                seen = moments_of(normed[0])
-                moments[index] = seen.second
-                importance = _importance(target, index, seen)
+                input_moments = moments_of(normed[0])
+                moments[index] = input_moments.second
+                importance = _importance(target, index, input_moments)
             states = [
                 layer.forward(x, y, layer.keys_values) for x, y in zip(states, normed, strict=True)
             ]
@@ -144,13 +144,13 @@ def _importance(target: StreamedTarget, index: int, inputs: InputMoments) -> Imp
 def _ranks(
     options: LatentOptions, survey: _Survey, layers: tuple[int, ...], *, calibrated: bool
 ) -> tuple[int, ...]:
-    """The mean rank for every layer, or shares of it by what the text shows that each needs."""
+    """Return the mean rank for every layer, or with calibration the rank that each needs."""
     if not calibrated:
         return (options.rank,) * len(layers)
-    return allotted_ranks([survey.spectra[layer].values for layer in layers], options.rank)
+    return allocate_ranks([survey.spectra[layer].values for layer in layers], options.rank)
 
 
-def _stored(
+def _factorize(
     weight: torch.Tensor, spectrum: Spectrum, rank: int, dtype: torch.dtype
 ) -> LoadedTensors:
     factors = factors_of(weight, spectrum, rank)
@@ -162,16 +162,18 @@ def _stored(
 def _errors(
     layer: int, weight: torch.Tensor, parts: LoadedTensors, moment: torch.Tensor | None
 ) -> LayerErrors:
-    """Of the factors as they are stored. ``tr(Dᵀ C D)`` is the mean of ``‖x D‖²``."""
+    """Return the errors of the stored factors. ``tr(Dᵀ C D)`` is the mean of ``‖x D‖²``."""
     down, keys, values = (parts[name].double() for name in (DOWN, UP_KEYS, UP_VALUES))
-    wholes = weight.chunk(2, dim=1)
-    lost = [whole - down @ up for whole, up in zip(wholes, (keys, values), strict=True)]
-    by_weight = [float(d.norm() / w.norm()) for d, w in zip(lost, wholes, strict=True)]
+    projections = weight.chunk(2, dim=1)
+    residuals = [
+        projection - down @ up for projection, up in zip(projections, (keys, values), strict=True)
+    ]
+    by_weight = [float(d.norm() / w.norm()) for d, w in zip(residuals, projections, strict=True)]
     by_output: list[float | None] = [None, None]
     if moment is not None:
         by_output = [
             float(((d * (moment @ d)).sum().clamp(min=0) / (w * (moment @ w)).sum()).sqrt())
-            for d, w in zip(lost, wholes, strict=True)
+            for d, w in zip(residuals, projections, strict=True)
         ]
     return LayerErrors(layer, down.shape[1], *by_weight, *by_output)
 
@@ -179,8 +181,8 @@ def _errors(
 def losses_with(
     target: StreamedTarget, tensors: LoadedTensors, ids: torch.Tensor, progress: Progress
 ) -> torch.Tensor:
-    """What the tokens of ``ids`` [N, T] cost, [N, T − 1] nats, with the latents in ``tensors``."""
-    progress.start("judging", target.geometry.layers, "layer")
+    """Return the losses of ``ids`` [N, T], [N, T − 1] nats, with the latents in ``tensors``."""
+    progress.start("evaluating", target.geometry.layers, "layer")
     x = target.embedded(ids)
     for index in range(target.geometry.layers):
         layer = target.layer(index)
@@ -207,17 +209,17 @@ def _report(
     losses: tuple[torch.Tensor | None, torch.Tensor | None],
 ) -> LatentReport:
     g = target.geometry
-    per_value = DTYPE_BITS[target.tensors[EMBEDDING].dtype] // 8
-    plain = 2 * g.kv_heads * g.head_dim
-    held = sum(entry.rank for entry in errors) + plain * (g.layers - len(errors))
+    value_bytes = DTYPE_BITS[target.tensors[EMBEDDING].dtype] // 8
+    values_before = 2 * g.kv_heads * g.head_dim
+    values_after = sum(entry.rank for entry in errors) + values_before * (g.layers - len(errors))
     before, after = (None if loss is None else float(loss.mean().exp()) for loss in losses)
     return LatentReport(
         file=file.name,
         method="svd" if text.calibration is None else "calibrated",
         mean_rank=sum(entry.rank for entry in errors) / len(errors),
         layers=tuple(errors),
-        bytes_per_token_before=plain * g.layers * per_value,
-        bytes_per_token_after=held * per_value,
+        bytes_per_token_before=values_before * g.layers * value_bytes,
+        bytes_per_token_after=values_after * value_bytes,
         calibrated_tokens=0 if text.calibration is None else text.calibration.numel(),
         evaluated_tokens=0 if losses[0] is None else losses[0].numel(),
         perplexity_before=before,

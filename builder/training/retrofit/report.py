@@ -1,4 +1,4 @@
-"""What a retrofit says of itself."""
+"""The report of a retrofit."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class LayerErrors:
-    """One layer: its rank, and relative Frobenius errors of its keys' and values' projections.
+    """A layer's rank, and relative Frobenius errors of its key and value projections.
 
-    The ``output`` errors are those of the keys and values themselves on calibration text.
+    The ``output`` errors are those of keys and values on the calibration text.
     """
 
     layer: int
@@ -23,9 +23,9 @@ class LayerErrors:
 
 @dataclass(frozen=True)
 class LatentReport:
-    """``bytes_per_token`` count the caches of all layers in the checkpoint's own type.
+    """``bytes_per_token`` are those of all layers' caches in the checkpoint's type.
 
-    Perplexities are those of ``evaluated_tokens`` predictions; None where no text was given.
+    Perplexities are those of ``evaluated_tokens`` predictions; None without text.
     """
 
     file: str

@@ -1,4 +1,4 @@
-"""Runs a checkpoint over whole sequences, one layer's weights in memory at a time."""
+"""Runs a checkpoint on full sequences, with one layer's weights in memory at a time."""
 
 from __future__ import annotations
 
@@ -17,46 +17,46 @@ _HEAD_ROWS = 256
 
 
 class StreamedTarget:
-    """The tensors of a checkpoint, loaded in fp32 where they are needed and then let go."""
+    """The tensors of a checkpoint, loaded in fp32 for each use."""
 
     def __init__(self, geometry: TargetGeometry, tensors: Mapping[str, SourceTensor]) -> None:
         self.geometry = geometry
         self._tensors = tensors
 
     def embedded(self, ids: torch.Tensor) -> torch.Tensor:
-        """``ids`` [N, T] → the residual stream [N, T, H] before layer 0."""
+        """Map ``ids`` [N, T] to the hidden states [N, T, H] before layer 0."""
         return self._tensors[EMBEDDING].load()[ids].float()
 
     def layer(self, index: int) -> StreamedLayer:
-        """Layer ``index``, to be dropped before the next."""
+        """Load layer ``index``; the caller must drop it before the next."""
         prefix = f"model.layers.{index}."
         weights = {
             name.removeprefix(prefix): tensor.load()
             for name, tensor in self._tensors.items()
             if name.startswith(prefix)
         }
-        windowed = self.geometry.layer_types[index] == "sliding_attention"
-        window = self.geometry.sliding_window if windowed else 0
+        has_window = self.geometry.layer_types[index] == "sliding_attention"
+        window = self.geometry.sliding_window if has_window else 0
         retrofit = target_family(self.geometry.model_type).retrofit
         assert retrofit is not None
         return retrofit(self.geometry, weights, window)
 
     def projections(self, index: int) -> torch.Tensor:
-        """``[W_k | W_v]`` of layer ``index``, fp64 [H, 2·kv_width]."""
+        """Return ``[W_k | W_v]`` of layer ``index``, fp64 [H, 2·kv_width]."""
         return torch.cat([self.attention(index, f"{part}_proj.weight") for part in "kv"]).T
 
     def attention(self, index: int, name: str) -> torch.Tensor:
-        """The tensor ``name`` of a layer's attention, fp64."""
+        """Return the tensor ``name`` of a layer's attention, fp64."""
         return self._tensors[f"model.layers.{index}.self_attn.{name}"].load().double()
 
     @torch.no_grad()
     def losses(self, x: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-        """What the text's next tokens cost: the final stream [N, T, H] → nats [N, T − 1]."""
+        """Return the losses of the text's next tokens: final states [N, T, H] → nats [N, T − 1]."""
         head = self._tensors[HEAD].load().float()
         norm = self._tensors["model.norm.weight"].load().float()
         normed = F.rms_norm(x[:, :-1], norm.shape, norm, self.geometry.norm.eps).flatten(0, 1)
-        wanted = ids[:, 1:].flatten()
-        parts = zip(normed.split(_HEAD_ROWS), wanted.split(_HEAD_ROWS), strict=True)
-        costs = [F.cross_entropy(rows @ head.T, next_ids, reduction="none")
+        targets = ids[:, 1:].flatten()
+        parts = zip(normed.split(_HEAD_ROWS), targets.split(_HEAD_ROWS), strict=True)
+        losses = [F.cross_entropy(rows @ head.T, next_ids, reduction="none")
                  for rows, next_ids in parts]  # fmt: skip
-        return torch.cat(costs).view(len(ids), -1)
+        return torch.cat(losses).view(len(ids), -1)

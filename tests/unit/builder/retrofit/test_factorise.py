@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from specbuild.builder.training.retrofit.factorise import (
     Importance,
-    allotted_ranks,
+    allocate_ranks,
     factors_of,
     spectrum_of,
 )
@@ -92,7 +92,7 @@ def lost_energy(spectra: list[torch.Tensor], ranks: tuple[int, ...]) -> float:
 @given(st.integers(1, 3), st.integers(1, 5), st.integers(0, 2**31))
 def test_ranks_lose_the_least_energy(layers: int, mean: int, seed: int) -> None:
     spectra = [drawn(5, seed=seed + i).exp().sort(descending=True).values for i in range(layers)]
-    ranks = allotted_ranks(spectra, mean)
+    ranks = allocate_ranks(spectra, mean)
     assert sum(ranks) == mean * layers
     choices = [r for r in product(range(1, 6), repeat=layers) if sum(r) == mean * layers]
     best = min(lost_energy(spectra, choice) for choice in choices)
@@ -101,7 +101,7 @@ def test_ranks_lose_the_least_energy(layers: int, mean: int, seed: int) -> None:
 
 def test_ranks_come_in_steps_where_their_mean_does() -> None:
     spectra = [drawn(64, seed=i).abs().sort(descending=True).values ** (i + 1) for i in range(6)]
-    ranks = allotted_ranks(spectra, 24)
+    ranks = allocate_ranks(spectra, 24)
     assert sum(ranks) == 6 * 24 and all(rank % 8 == 0 and rank > 0 for rank in ranks)
     assert len(set(ranks)) > 1
-    assert allotted_ranks(spectra, 64) == (64,) * 6
+    assert allocate_ranks(spectra, 64) == (64,) * 6

@@ -144,9 +144,9 @@ def test_without_text_it_is_a_plain_svd_of_one_rank(model: Path, tmp_path: Path)
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"rank": 65}, "--rank 65: .* have rank 64 at most; ask for 1 to 64"),
+        ({"rank": 65}, "--rank 65: .* have rank 64 at most; use 1 to 64"),
         ({"layers": "2-4"}, "--layers 2-4: 2-4 is not within 0-3"),
-        ({"layers": "1,x"}, "--layers 1,x: 'x' is no layer; write 0-11,15"),
+        ({"layers": "1,x"}, "--layers 1,x: 'x' is not a layer; write 0-11,15"),
         ({"tokens": 50}, "--calibration: 50 tokens .* hidden size of 64"),
         ({"sequence_length": 800}, "--calibration: 0 tokens in whole sequences of 800"),
         ({"evaluation": True, "sequence_length": 1000}, "--evaluation: the text has fewer tokens"),
@@ -172,7 +172,7 @@ def test_an_output_is_replaced_on_request_only(
     report = json.loads(capsys.readouterr().out)
     assert report["file"] == "mla_kv.safetensors" and len(report["layers"]) == 4
     assert main(words) == 2
-    assert "replace it with --force" in capsys.readouterr().err
+    assert "exists; use --force" in capsys.readouterr().err
     assert main([*words, "--force"]) == 0
     shown = capsys.readouterr().out
     assert "perplexity" in shown and "(4.00 times)" in shown
@@ -181,11 +181,11 @@ def test_an_output_is_replaced_on_request_only(
 def test_a_named_output_is_replaced_on_request_only(model: Path, tmp_path: Path) -> None:
     output = tmp_path / "kept.safetensors"
     output.write_bytes(b"mine")
-    with pytest.raises(SpecbuildError, match="replace it with --force"):
+    with pytest.raises(SpecbuildError, match="exists; use --force"):
         retrofit_mla(asked(model, 8, output=output), SilentProgress())
     assert output.read_bytes() == b"mine"
     for other in (b"mine", (model / "model.safetensors").read_bytes()):
         output.write_bytes(other)
-        with pytest.raises(SpecbuildError, match="holds no latents, which are all that --force"):
+        with pytest.raises(SpecbuildError, match="is not a file of latents, so --force"):
             retrofit_mla(asked(model, 8, output=output, force=True), SilentProgress())
         assert output.read_bytes() == other

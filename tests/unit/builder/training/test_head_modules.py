@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from specbuild.builder.families.checkpoints import read_target
 from specbuild.builder.training.frozen_target import load_target
 from specbuild.builder.training.heads import indexers
-from specbuild.builder.training.heads.attention import Scene, attend
+from specbuild.builder.training.heads.attention import AttentionInputs, attend
 from specbuild.builder.training.heads.backbone import Backbone, States
 from specbuild.builder.training.heads.indexers import (
     IndexerHeads,
@@ -58,7 +58,7 @@ def by_transformers(reference: ReferenceTarget, ids: torch.Tensor) -> torch.Tens
 
 @torch.no_grad()
 def logits(one: Backbone, ids: torch.Tensor, *, heads: bool) -> torch.Tensor:
-    with one.switch.turned(heads):
+    with one.switch.enabled(heads):
         return one.head(one.run(ids).last)
 
 
@@ -80,7 +80,7 @@ def test_attention_is_a_softmax_over_what_is_seen(
     q = torch.randn(2, 2 * groups, rows, dim, generator=generator)
     k, v = torch.randn(2, 2, 2, rows, dim, generator=generator)
     sinks = 3 * torch.randn(2 * groups, generator=generator)
-    got = attend(Scene(q, k, v, sinks, 0.3, window))
+    got = attend(AttentionInputs(q, k, v, sinks, 0.3, window))
     for head in range(2 * groups):
         for t in range(rows):
             first = max(0, t + 1 - window) if window else 0
@@ -134,7 +134,7 @@ def test_checkpointing_changes_no_gradient(model: Path, ids: torch.Tensor, tmp_p
         pattern = SparsePattern(6, 1, 4, "sparse", learns=True)
         indexers = IndexerHeads(one, (1, 3), IndexerShape(2, 8), pattern, seed=0)
         teacher = one.teach(ids)
-        with one.switch.turned(True):
+        with one.switch.enabled(True):
             student = one.run(ids)
             beside = {"attention-kl": indexers.divergence() / ids.numel()}
             counted = torch.ones_like(ids, dtype=torch.bool)
@@ -225,10 +225,10 @@ def test_an_indexer_learns_and_judges_attention(
         lambda _m, _a, kwargs: seen.update(x=kwargs["hidden_states"]), with_kwargs=True
     )
     torch.testing.assert_close(logits(one, ids, heads=True), plain)
-    scene = seen["scene"]
-    k = scene.k.repeat_interleave(2, dim=1)
-    sinks = scene.sinks.view(1, -1, 1, 1).expand(2, -1, LENGTH, 1)
-    joined = torch.cat([scene.q @ k.mT * scene.scale, sinks], -1)
+    inputs = seen["scene"]
+    k = inputs.k.repeat_interleave(2, dim=1)
+    sinks = inputs.sinks.view(1, -1, 1, 1).expand(2, -1, LENGTH, 1)
+    joined = torch.cat([inputs.q @ k.mT * inputs.scale, sinks], -1)
     causal = torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril()
     joined[..., :-1].masked_fill_(~causal, -torch.inf)
     p = joined.double().softmax(-1)[..., :-1].mean(1)
@@ -250,7 +250,7 @@ def test_an_indexer_learns_and_judges_attention(
         torch.testing.assert_close(logits(one, ids, heads=True), plain, atol=1e-4, rtol=1e-4)
         pattern.top_k = 6
         assert (logits(one, ids, heads=True) - plain).abs().max() > 1e-3
-    with one.switch.turned(True):
+    with one.switch.enabled(True):
         one.run(ids).last.square().mean().backward()
     assert all(p.grad.abs().max() > 0 for p in indexers.parameters())
 
@@ -273,7 +273,7 @@ def test_a_long_context_begins_within_the_sequence() -> None:
 def test_the_least_of_the_numbers_must_be_sparse() -> None:
     assert indexer_options(top_k=(4, 40)).top_k == (4, 40)
     assert indexer_options(top_k=(27,)).top_k == (27,)
-    with pytest.raises(SpecbuildError, match="--top-k 28: sequences of 32 tokens are never"):
+    with pytest.raises(SpecbuildError, match="--top-k 28: selects all tokens of sequences of 32"):
         indexer_options(top_k=(28,))
 
 
@@ -284,7 +284,7 @@ def test_joint_losses_are_checked_too() -> None:
 
 def test_a_relaxed_choice_fades_by_the_scores_that_are_chosen_among() -> None:
     """A kept key's score, however large, moves no other key."""
-    scene = type("Scene", (), {"visible": lambda _: torch.ones(6, 6, dtype=torch.bool).tril()})()
+    inputs = type("Inputs", (), {"visible": lambda _: torch.ones(6, 6, dtype=torch.bool).tril()})()
     pattern = indexers.SparsePattern(2, 1, 1, "relaxed")
     layer = indexers.LayerIndexer(
         4, indexers.IndexerShape(1, 4), pattern, torch.Generator().manual_seed(0)
@@ -296,6 +296,6 @@ def test_a_relaxed_choice_fades_by_the_scores_that_are_chosen_among() -> None:
         scores[..., 0] = first
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(indexers, "indexer_scores", lambda *_, found=scores: found)
-            joins.append(layer._joins(x, scene)[0, 0, 5])
+            joins.append(layer._joins(x, inputs)[0, 0, 5])
     torch.testing.assert_close(joins[0], joins[1])
     assert joins[0][0] == 0 and (joins[0][1:5] < 0).all()

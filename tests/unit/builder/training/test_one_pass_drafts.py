@@ -213,7 +213,7 @@ def test_a_draft_begins_where_another_ended(model: Path, text: Path, tmp_path: P
     assert report.held_out_text.agreement[0] == pytest.approx(before.agreement[0], abs=0.02)
     stored = [load_file(tmp_path / n / "model.safetensors") for n in ("eagle3", "p-eagle")]
     assert torch.equal(stored[0]["d2t"], stored[1]["d2t"])
-    with pytest.raises(SpecbuildError, match="says 48 tokens, 40 are asked for"):
+    with pytest.raises(SpecbuildError, match="a vocabulary of 48 tokens, expected 40"):
         train_draft(replace(begun, output=tmp_path / "x", draft_vocab=40), SilentProgress())
     other = replace(begun, kind="dflash", output=tmp_path / "y", draft_vocab=None, initial=model)
     with pytest.raises(SpecbuildError, match="has no tensor of this draft's names and shapes"):

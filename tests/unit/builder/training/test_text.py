@@ -120,7 +120,7 @@ def test_batches_depend_on_seed_and_step_alone():
 
 
 def test_text_shorter_than_a_sequence_is_refused():
-    with pytest.raises(SpecbuildError, match="has 10 tokens"):
+    with pytest.raises(SpecbuildError, match="has 10 training tokens"):
         TrainingText(Stream(np.arange(10), np.ones(10, bool)), no_rows(16), 16, 0)
 
 
