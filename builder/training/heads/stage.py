@@ -15,8 +15,8 @@ from specbuild.builder.training.schedule import LearningRateSchedule
 class Stage:
     """``losses`` maps terms to weights; ``heads`` has all parameters that the stage trains.
 
-    ``enter`` prepares the heads. ``extra_terms`` returns terms that heads computed in the last forward
-    pass, each a sum over its positions.
+    ``enter`` prepares the heads. ``extra_terms`` returns terms that heads computed in the last
+    forward pass, each a sum over its positions.
     """
 
     name: str

@@ -172,8 +172,8 @@ def test_what_is_not_given_keeps_the_fields_default() -> None:
     ("line", "message"),
     [
         ("--hidden-layers 1;2", "--hidden-layers 1;2 is not a list of numbers"),
-        ("--loss logits-kl=x", "^--loss logits-kl=x: 'x' is no number"),
-        ("--joint-loss logits-kl=x", "^--joint-loss logits-kl=x: 'x' is no number"),
+        ("--loss logits-kl=x", "^--loss logits-kl=x: 'x' is not a number"),
+        ("--joint-loss logits-kl=x", "^--joint-loss logits-kl=x: 'x' is not a number"),
     ],
 )
 def test_what_cannot_be_read_is_refused_by_its_option(line: str, message: str) -> None:

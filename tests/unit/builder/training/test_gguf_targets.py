@@ -89,6 +89,9 @@ def test_a_draft_is_trained_on_a_gguf_target_and_read_for_it(tmp_path: Path, kin
 
 def test_latents_and_indexers_are_for_directories_of_some_families(tmp_path: Path) -> None:
     file = llama_file(tmp_path, "llama")
-    for path, message in ((file, "is a GGUF file"), (tmp_path / "model", "train mla is for")):
+    for path, message in (
+        (file, "is a GGUF file"),
+        (tmp_path / "model", "train mla supports only"),
+    ):
         with pytest.raises(SpecbuildError, match=message):
             read_retrofit_target(path, command="train mla", mla=False)

@@ -183,7 +183,7 @@ def test_training_chooses_as_the_op_does(
     rows: int, top_k: int, first: int, recent: int, heads: int, seed: int
 ) -> None:
     """A prefill in DsaIndexer's reference, with ties, attends to the same keys."""
-    from specbuild.builder.training.heads.indexers import _kept
+    from specbuild.builder.training.heads.indexers import _always_selected
     from specbuild.plugins_cuda.dsa_indexer.reference import indexer_scores
 
     generator = torch.Generator().manual_seed(seed)
@@ -191,7 +191,7 @@ def test_training_chooses_as_the_op_does(
     keys = torch.randint(-1, 2, (rows, 2), generator=generator).float()
     weights = torch.randint(0, 3, (rows, heads), generator=generator).float()
     seen = torch.ones(rows, rows, dtype=torch.bool).tril()
-    kept = _kept(seen, SparsePattern(top_k, first, recent))
+    kept = _always_selected(seen, SparsePattern(top_k, first, recent))
     chosen, _ = choose(indexer_scores(q, keys, weights), seen, kept, top_k)
     page = 8
     pages = -(-rows // page)
@@ -278,7 +278,7 @@ def test_the_least_of_the_numbers_must_be_sparse() -> None:
 
 
 def test_joint_losses_are_checked_too() -> None:
-    with pytest.raises(SpecbuildError, match="--loss logits-k: expected each once"):
+    with pytest.raises(SpecbuildError, match="--loss logits-k: expected each term once"):
         indexer_options(joint_losses=(("logits-k", 1.0),))
 
 
@@ -296,6 +296,6 @@ def test_a_relaxed_choice_fades_by_the_scores_that_are_chosen_among() -> None:
         scores[..., 0] = first
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(indexers, "indexer_scores", lambda *_, found=scores: found)
-            joins.append(layer._joins(x, inputs)[0, 0, 5])
+            joins.append(layer._attention_bias(x, inputs)[0, 0, 5])
     torch.testing.assert_close(joins[0], joins[1])
     assert joins[0][0] == 0 and (joins[0][1:5] < 0).all()

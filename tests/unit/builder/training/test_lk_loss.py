@@ -153,8 +153,11 @@ def test_training_with_it_lowers_it_at_every_position(model, text, tmp_path, kin
     [
         (LkLoss(lk_loss_type="lambda", kl_scale=1.5), "kl_scale is 1.5, expected 0 to 1"),
         (LkLoss(lk_loss_type="lambda", kl_decay=-1.0), "kl_decay is -1.0, expected 0 or more"),
-        (LkLoss(lk_loss_type="alpha", kl_decay=1.0), "kl_decay is of lk_loss_type lambda"),
-        (LkLoss(kl_scale=0.5), "kl_scale is of lk_loss_type lambda"),
+        (
+            LkLoss(lk_loss_type="alpha", kl_decay=1.0),
+            "kl_decay has an effect only with lk_loss_type lambda",
+        ),
+        (LkLoss(kl_scale=0.5), "kl_scale has an effect only with lk_loss_type lambda"),
     ],
 )
 def test_values_out_of_bounds_or_of_another_loss_are_refused(model, text, tmp_path, asked, message):

@@ -225,7 +225,7 @@ def test_a_draft_begins_where_another_ended(model: Path, text: Path, tmp_path: P
     [
         ({"kind": "eagle3", "layers": 2}, "an EAGLE3 draft has one"),
         ({"kind": "eagle3", "mask_token": 3}, "has no masked rows"),
-        ({"kind": "dflash", "draft_vocab": 9}, "a dflash draft says every token"),
+        ({"kind": "dflash", "draft_vocab": 9}, "a dflash draft uses the target's vocabulary"),
         ({"kind": "p-eagle", "keep": 1.5}, "keep is 1.5, expected at most 1"),
         ({"kind": "p-eagle", "layers": 0}, "layers is 0, expected 1 or more"),
     ],

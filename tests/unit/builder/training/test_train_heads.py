@@ -318,10 +318,7 @@ def test_two_processes_train_what_one_does(
     [
         ({"rank": None}, "expected either --rank, or --initial"),
         ({"rank": 33}, "--rank 33: .* have rank 32 at most"),
-        (
-            {"losses": (("logits-k", 1.0),)},
-            "--loss logits-k: expected each term once, of attention-kl",
-        ),
+        ({"losses": (("logits-k", 1.0),)}, "--loss logits-k: expected each term once, of "),
         ({"losses": (("attention-kl", 1.0),)}, "trains indexers"),
         ({"losses": (("long-logits-l2", 1.0),)}, "never reach the context of 8192"),
         ({"losses": (("logits-kl", 0.0),)}, "the weight of logits-kl is 0.0, expected above 0"),
@@ -347,7 +344,7 @@ def test_processes_have_equal_shares_of_a_batch(
     left: list[bool] = []
     three = SimpleNamespace(count=3, leads=True, leave=lambda: left.append(True))
     monkeypatch.setattr(session.Workers, "joined", lambda _: three)
-    with pytest.raises(SpecbuildError, match=r"--batch-size 4 is not a multiple of the 3 processes"):
+    with pytest.raises(SpecbuildError, match="--batch-size 4 is not a multiple of the 3 processes"):
         train_latents(latent_options(model, text, tmp_path / "out"), SilentProgress())
     assert not any(tmp_path.iterdir())
 
@@ -370,7 +367,7 @@ def test_a_config_that_asks_for_indexers_keeps_nobody_from_making_them(
     ("changes", "message"),
     [
         ({"layers": "0"}, "layer 0 attends to a window only; use .* layers: 1"),
-        ({"joint_steps": 2}, "has no mla_kv.safetensors to train"),
+        ({"joint_steps": 2}, "has no mla_kv.safetensors, whose latents"),
         ({"top_k": (40,)}, "--top-k 40: selects all tokens of sequences of 32"),
         ({"top_k": ()}, "--top-k: got"),
         ({"heads": 0}, "heads is 0, expected 1 or more"),
@@ -391,11 +388,9 @@ def test_the_command_prints_its_estimate_first(
     words += ["--output", str(tmp_path / "out"), "--sequence-length", "32", "--top-k", "4,8"]
     words += ["--first-tokens", "1", "--recent-tokens", "3", "--heads", "2", "--width", "8"]
     assert main(words) == 0
-    said = capsys.readouterr().err
-    estimate, steps = (
-        said.index("estimate: 832 parameters to train"),
-        said.index("training: 2 steps"),
-    )
-    assert estimate < steps and "device-hours" in said and "perplexity, top 8" in said
+    output = capsys.readouterr().err
+    estimate = output.index("estimate: 832 parameters to train")
+    assert estimate < output.index("training: 2 steps")
+    assert "device-hours" in output and "perplexity, top 8" in output
     assert main(words) == 2
     assert "the output exists" in capsys.readouterr().err
