@@ -101,7 +101,7 @@ def test_configurations_are_read_back(name: str, layers: int | None) -> None:
 def test_hybrids_are_read_back_if_a_layer_has_keys(name: str) -> None:
     named = named_geometry(name)
     assert read_back(named.with_layers(4)) == named.target
-    with pytest.raises(SpecbuildError, match=r"--layers 3 leaves .* choose 4 or more"):
+    with pytest.raises(SpecbuildError, match=r"--layers 3 leaves .* use 4 or more"):
         named.with_layers(3)
 
 

@@ -253,4 +253,4 @@ def test_requests_of_every_tunable_op_have_rows() -> None:
     for op in all_ops().values():
         if op.tactics is not None:
             names = {spec.name for spec in op.inputs}
-            assert names & {"x", "q"}, op.name
+            assert names & {"x", "q", "rows"}, op.name
