@@ -12,6 +12,8 @@ from specbuild.runtime.engine_dir.manifest import DraftShape
 DEFAULT_TREE_LIMITS = DraftShape(draft_top_k=8, draft_depth=8, draft_tokens=60)
 # On a GPU every verified row reads more experts, so chains are short.
 SHORT_CHAIN = DraftShape(draft_top_k=1, draft_depth=4, draft_tokens=4)
+# Longer runs of forced tokens take several steps. The rows of this chain and its root fill a tile.
+GUIDE_CHAIN = 7
 # CUDA kernels are batch-invariant up to this number of rows of a launch.
 MAX_DECODE_ROWS = 256
 
@@ -22,8 +24,9 @@ class BackendSizes:
 
     ``draft_dtype`` is the default storage of a draft's weights. ``decode_rows`` limits the rows of
     a launch that decodes or verifies, None for no limit; pages are then powers of two, as kernels
-    require. ``one_form``: layers of one kind (with or without a window) must cache either latents
-    or keys and values, if SpecPV re-verifies them.
+    require. ``guide_chain`` is the longest chain of tokens that a guide forces, in engines without
+    a drafter on the host. ``one_form``: layers of one kind (with or without a window) must cache
+    either latents or keys and values, if SpecPV re-verifies them.
     """
 
     page_size: int
@@ -33,6 +36,7 @@ class BackendSizes:
     pool_axes: tuple[str, ...]
     draft_dtype: Literal["fp32", "bf16"]
     decode_rows: int | None = None
+    guide_chain: int = 0
     one_form: bool = False
 
 

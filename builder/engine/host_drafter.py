@@ -39,12 +39,25 @@ def host_drafter_of(options: BuildOptions, *, max_seq_len: int) -> HostRecord | 
     return replace(record, **{"max_tokens": fitting} | given)
 
 
-def holding_chains(shape: DraftShape, drafter: HostRecord | None) -> DraftShape:
-    """The largest tree of an engine, wide enough for the chains of a drafter on the host too."""
-    if drafter is None:
+def holding_chains(shape: DraftShape, longest: int) -> DraftShape:
+    """The largest tree of an engine, wide enough for host chains of ``longest`` tokens too."""
+    if not longest:
         return shape
     return DraftShape(
         max(shape.draft_top_k, 1),
-        max(shape.draft_depth, drafter.max_tokens),
-        max(shape.draft_tokens, drafter.max_tokens),
+        max(shape.draft_depth, longest),
+        max(shape.draft_tokens, longest),
     )
+
+
+def longest_host_chain(
+    shape: DraftShape, drafter: HostRecord | None, *, guide_chain: int, max_seq_len: int
+) -> int:
+    """The longest chain that the host proposes: the drafter's, or what guides force.
+
+    With draft models of trees up to ``shape``, forced chains do not need further cache slots.
+    """
+    if drafter is not None:
+        return drafter.max_tokens
+    fitting = min(shape.draft_depth, shape.draft_tokens) or max_seq_len - 1
+    return min(guide_chain, fitting)

@@ -8,7 +8,11 @@ from dataclasses import dataclass, field, replace
 from specbuild.builder.engine.backend_sizes import BackendSizes, holding
 from specbuild.builder.engine.draft_shapes import largest_shapes
 from specbuild.builder.engine.dsa import dsa_of
-from specbuild.builder.engine.host_drafter import holding_chains, host_drafter_of
+from specbuild.builder.engine.host_drafter import (
+    holding_chains,
+    host_drafter_of,
+    longest_host_chain,
+)
 from specbuild.builder.engine.pool_sizes import PoolBudget, state_groups
 from specbuild.builder.engine.specpv import PAGE_SIZE as SPECPV_PAGE_SIZE
 from specbuild.builder.engine.specpv import require_full_step_rows, specpv_of
@@ -47,8 +51,9 @@ class EngineSizes:
     """All sizes of an engine.
 
     ``model_shapes`` are the largest trees of the draft models, by cache group; ``limits`` also
-    cover the chains of ``host_drafter``. ``states`` are the groups of recurrent states. ``ranks``
-    GPUs run the engine together.
+    cover host chains of up to ``host_chain`` tokens: those of ``host_drafter``, or what guides
+    force without one. ``states`` are the groups of recurrent states. ``ranks`` GPUs run the engine
+    together.
     """
 
     limits: Limits
@@ -60,6 +65,7 @@ class EngineSizes:
     adjusted_steps: bool = False
     ragged_steps: bool = False
     host_drafter: HostRecord | None = None
+    host_chain: int = 0
     model_shapes: Mapping[str, DraftShape] = field(default_factory=dict)
     states: tuple[StateGroup, ...] = ()
     ranks: int = 1
@@ -133,7 +139,16 @@ def compute_engine_sizes(
     page_size = asked.page_size or usual
     model_shapes, default = largest_shapes(options, sizes, drafts, max_seq_len)
     host_drafter = host_drafter_of(options, max_seq_len=max_seq_len)
-    shape = holding_chains(holding(model_shapes.values()), host_drafter)
+    shape = holding(model_shapes.values())
+    # Guides check tokens afterwards, which recurrent states do not allow, nor do lossy modes.
+    checks_guides = not (options.specpv.enabled or target.indexer or target.gated_delta)
+    longest = longest_host_chain(
+        shape,
+        host_drafter,
+        guide_chain=sizes.guide_chain if checks_guides else 0,
+        max_seq_len=max_seq_len,
+    )
+    shape = holding_chains(shape, longest)
     if default is None and host_drafter is not None:
         default = shape
     if sizes.decode_rows is not None:
@@ -193,6 +208,7 @@ def compute_engine_sizes(
         dsa,
         budget,
         host_drafter=host_drafter,
+        host_chain=longest,
         model_shapes=model_shapes,
         states=states,
         ranks=options.ranks,

@@ -23,7 +23,7 @@ from specbuild.runtime.engine_dir.feed_forward import (
 from specbuild.runtime.engine_dir.geometry import (
     TargetGeometry,
 )
-from specbuild.runtime.engine_dir.manifest import DraftShape, Limits, Manifest, SpecPv
+from specbuild.runtime.engine_dir.manifest import DraftShape, Manifest, SpecPv
 from specbuild.runtime.engine_dir.rope_scaling import LongRopeScaling
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def build_summary(engine: Path, manifest: Manifest) -> Table:
     table = fact_table("built")
     table.add_row("engine", str(engine))
     table.add_row("size", size_text(sum(file.bytes for file in manifest.files.values())))
-    _add_limits(table, manifest.limits)
+    _add_limits(table, manifest)
     _add_draft_default(table, manifest.draft_default)
     if manifest.specpv is not None:
         table.add_row("SpecPV", specpv_summary(manifest.specpv))
@@ -76,7 +76,7 @@ def engine_table(manifest: Manifest) -> Table:
     table.add_row("built for", manifest.device)
     if manifest.ranks > 1:
         table.add_row("GPUs", f"{manifest.ranks}, which share the target's layers")
-    _add_limits(table, manifest.limits)
+    _add_limits(table, manifest)
     _add_draft_default(table, manifest.draft_default)
     if manifest.specpv is not None:
         table.add_row("SpecPV", specpv_summary(manifest.specpv))
@@ -90,11 +90,14 @@ def engine_table(manifest: Manifest) -> Table:
     return table
 
 
-def _add_limits(table: Table, limits: Limits) -> None:
+def _add_limits(table: Table, manifest: Manifest) -> None:
+    limits = manifest.limits
     table.add_row("max sequence length", f"{limits.max_seq_len} tokens")
     table.add_row("max batch size", f"{limits.max_batch_size} sequences")
     table.add_row("max rows per launch", f"{limits.max_rows} rows")
-    if limits.draft_tokens > 0:
+    if not manifest.drafters and limits.draft_tokens > 0:
+        table.add_row("max chain of forced tokens", f"{limits.draft_tokens} tokens")
+    elif limits.draft_tokens > 0:
         largest = DraftShape(limits.draft_top_k, limits.draft_depth, limits.draft_tokens)
         table.add_row("max draft tree", describe_shape(largest))
 

@@ -51,7 +51,7 @@ def body(
     b: BodyBuilder, inputs: Sequence[ir.Value | None], attributes: Mapping[str, Any]
 ) -> Sequence[ir.Value]:
     """Return the standard-ONNX body's outputs."""
-    logits, score, d2t, top_k, *sampling = inputs
+    logits, score, d2t, top_k, *sampling, form = inputs
     assert logits is not None and score is not None and d2t is not None and top_k is not None
     sampling_inputs = [value for value in sampling if value is not None]
     if sampling_inputs:
@@ -63,6 +63,8 @@ def body(
     log_p = b.Min(log_p, b.scalar(0.0))
     per_sequence = b.Concat(b.size(score, 0), b.i64(-1), axis=0)
     scores = b.Reshape(b.Add(b.reshape(score, -1, 1), log_p), per_sequence)
+    if form is not None:
+        scores = b.Where(b.Less(form, b.scalar(0.0)), form, scores)
     tokens = b.Add(b.cast(draft_ids, INT32), b.Gather(d2t, draft_ids))
     _, frontier = b.topk(scores, k)
     return [b.Reshape(tokens, per_sequence), scores, b.cast(frontier, INT32)]

@@ -21,11 +21,13 @@ def expand(
     identity: bool = False,
     offset: int = 0,
     per_node: int = 0,
+    fixed: float | None = None,
 ) -> Case:
     """One level; ``certain`` gives every row a token with probability 1 up to rounding.
 
     With ``levels`` the logits have only so many distinct values. With ``temperatures``, one per
-    sequence, the logits have noise. ``identity``: the draft has the target's vocabulary.
+    sequence, the logits have noise. ``identity``: the draft has the target's vocabulary. A share
+    ``fixed`` of the children has scores of a form, half of which are absent ones.
     """
 
     def make(rng: np.random.Generator) -> Arrays:
@@ -41,10 +43,17 @@ def expand(
         if identity:
             offsets = np.zeros_like(offsets)
         arrays = logits, score, offsets.astype(np.int32), np.array(top_k, np.int32)
+        form = None
+        if fixed is not None:
+            form = np.where(
+                rng.random(frontier * top_k) < fixed, -rng.integers(1, 4, frontier * top_k), 0
+            )
+            form = np.where((form < 0) & (rng.random(len(form)) < 0.5), -1e30, form)
+            form = form.astype(np.float32)
         if temperatures is None:
-            return *arrays, None, None, None
+            return *arrays, None, None, None, form
         seed, position = rng.integers(0, 2**31, (2, batch)).astype(np.int32)
-        return *arrays, np.array(temperatures, np.float32), seed, position % 100_000
+        return *arrays, np.array(temperatures, np.float32), seed, position % 100_000, form
 
     attributes = {"offset": offset, "per_node": per_node} if temperatures else {}
     return Case(name, make, attributes=attributes, kernel_atol=1e-5, kernel_rtol=1e-5)
@@ -58,6 +67,8 @@ CASES: tuple[Case, ...] = (
     expand("ties", frontier=3, top_k=3, digits=0),
     expand("the whole vocabulary", vocab=5, top_k=5),
     expand("a certain token", frontier=3, certain=True),
+    expand("a fixed form", frontier=4, top_k=4, batch=3, fixed=1.0),
+    expand("a form for some children, sampled", frontier=3, fixed=0.5, temperatures=(0.7, 0.0)),
     expand("wide", frontier=8, top_k=8, vocab=500),
     expand("sampled and greedy", batch=3, top_k=1, vocab=96, temperatures=(0.7, 0.0, 1.3)),
     expand("sampled level", frontier=4, top_k=4, vocab=90, temperatures=(1.0, 0.5), offset=2),

@@ -218,6 +218,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
                 const float* temperature,  // [B], or null: no noise
                 const int* seed,           // [B]
                 const int* position,       // [B]
+                const float* form,         // [F·K], or null: scores below 0 replace children's
                 int* tokens,               // out [B, F·K]
                 float* scores,             // out [B, F·K]
                 int* frontier,             // out [B, K]
@@ -307,8 +308,10 @@ extern "C" __global__ void __launch_bounds__(kThreads)
       const int draft_id = static_cast<int>(ranked_index(candidate.ranked));
       const float log_p = key_value(static_cast<uint32_t>(candidate.ranked >> 32)) - log_total;
       // Written so that a NaN remains NaN.
-      const float child = parent + (log_p > 0.0f ? 0.0f : log_p);
+      float child = parent + (log_p > 0.0f ? 0.0f : log_p);
       const int place = node * k + rank;
+      const float fixed = form == nullptr ? 0.0f : load_l2_float(form + place);
+      if (fixed < 0.0f) child = fixed;
       tokens[b * nodes * k + place] = draft_id + candidate.offset;
       scores[b * nodes * k + place] = child;
       candidates[place] = ranked_key(ordered_key(child), place);

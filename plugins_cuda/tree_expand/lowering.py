@@ -17,7 +17,7 @@ _THREADS = 256
 _LOGITS_OF_A_PART = 2048
 _BEST, _SUMS, _ARRIVED = "workspace_best", "workspace_sums", "workspace_arrived"
 _SAMPLING = ("temperature", "seed", "position")
-_TENSORS = ("logits", "score", "d2t", "top_k", *_SAMPLING, "tokens", "scores", "frontier")
+_TENSORS = ("logits", "score", "d2t", "top_k", *_SAMPLING, "form", "tokens", "scores", "frontier")
 _POINTERS = (*_TENSORS, _BEST, _SUMS, _ARRIVED)
 
 

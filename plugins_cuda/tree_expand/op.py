@@ -52,6 +52,7 @@ def reference(
     temperature: torch.Tensor | None = None,
     seed: torch.Tensor | None = None,
     position: torch.Tensor | None = None,
+    form: torch.Tensor | None = None,
     *,
     offset: int = 0,
     per_node: int = 0,
@@ -68,6 +69,9 @@ def reference(
     temperature T > 0 are first replaced by logit / (0.7 · T) + noise. The noise is that which
     Choose adds to the target's logits at the node's position: node f of sequence b is at
     ``position[b] + offset + per_node · f``.
+
+    With ``form`` [F·K], the scores of a tree of fixed form: entries below 0 replace the children's
+    scores, for all sequences alike. −inf marks a child that the tree lacks.
     """
     import torch
 
@@ -86,6 +90,8 @@ def reference(
     best, draft_ids = stable_topk(logits, k)
     log_p = (best - torch.logsumexp(logits, dim=-1, keepdim=True)).clamp(max=0)
     scores = (score.reshape(-1, 1) + log_p).reshape(batch, -1)
+    if form is not None:
+        scores = torch.where(form < 0, form, scores)
     tokens = (draft_ids + d2t.long()[draft_ids]).reshape(batch, -1)
     frontier = stable_topk(scores, k)[1]
     return tokens.int(), scores, frontier.int()
@@ -102,6 +108,7 @@ OP = OpSpec(
         TensorSpec("temperature", "float32", ("B",), optional=True),
         TensorSpec("seed", "int32", ("B",), optional=True),
         TensorSpec("position", "int32", ("B",), optional=True),
+        TensorSpec("form", "float32", ("FK",), optional=True),
     ),
     outputs=(
         TensorSpec("tokens", "int32", ("B", "FK")),

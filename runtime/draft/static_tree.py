@@ -101,6 +101,52 @@ class StaticTree(DraftShape):
             full=True,
         )
 
+    def placed(self, program: DraftShape) -> PlacedTree | None:
+        """Return the tree in a device's step for trees up to ``program``; None if it has no place.
+
+        Such a step runs the draft over K nodes of each level, and keeps the children of K.
+        """
+        inner = np.bincount(self.depths[self.inner], minlength=1)
+        has_place = (
+            self.draft_top_k <= program.draft_top_k
+            and self.draft_depth <= program.draft_depth
+            and self.draft_tokens <= program.draft_tokens
+            and inner.max() <= program.draft_top_k
+        )
+        sizes = (self.draft_top_k, self.draft_depth, self.draft_tokens, self.parents)
+        return PlacedTree(*sizes, program) if has_place else None
+
     def of_positions(self, roots: Sequence[int], tokens: np.ndarray) -> DraftTrees:
         """Return the tree below each root, from ``tokens`` [B, D, K]: K ranked tokens per depth."""
         return self.trees(roots, tokens[:, self.depths[1:] - 1, self.ranks])
+
+
+@dataclass(frozen=True)
+class PlacedTree(StaticTree):
+    """A static tree in a step whose draft grows trees up to the shape ``program``.
+
+    The draft selects its frontier and its nodes by scores. So the form of a tree is a score of each
+    child: the lower its depth, the higher, and nodes with children before the others.
+    """
+
+    program: DraftShape
+
+    @cached_property
+    def form(self) -> np.ndarray:
+        """The score of every candidate of the pool, fp32 [K + (D − 1)·K²], −inf for absent ones.
+
+        Entry (f, r) of a level is child r of the f-th node of the frontier. A device's frontier is
+        the K best of a level, equal scores in the order of their entries.
+        """
+        top_k, inner = self.program.draft_top_k, set(self.inner.tolist())
+        levels, frontier = [], [0]
+        for level in range(1, self.program.draft_depth + 1):
+            scores = np.full((len(frontier) if level == 1 else top_k, top_k), -np.inf, np.float32)
+            places: dict[int, tuple[int, int]] = {}
+            for slot in np.flatnonzero(self.depths == level).tolist():
+                f, rank = frontier.index(self.parents[slot - 1]), int(self.ranks[slot - 1])
+                scores[f, rank] = -level if slot in inner else -level - 0.5
+                places[slot] = (f, rank)
+            levels.append(scores.ravel())
+            frontier = sorted(inner & places.keys(), key=places.__getitem__)
+        return np.concatenate(levels)

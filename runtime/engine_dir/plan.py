@@ -53,6 +53,8 @@ FIRST_ROWS = "first_rows"
 ROW_COUNTS = "row_counts"
 # The port of the chains that the host proposes (suffix decoding).
 OFFERED = "offered"
+# The scores of a tree of fixed form; 0 where the draft scores a candidate.
+TREE_FORM = "tree_form"
 
 # AdjustLogits: bits of a sequence's ``changes``, and bits of ``marks`` besides a token's count.
 # With ``FORCED_ROWS`` the first ``forced`` rows sample the tokens of the chain.
@@ -252,8 +254,8 @@ class Port:
     A program with fewer sequences or rows than the first axis uses the first entries. B: the
     sequences of the largest step program; N: depth of the deepest draft plus 1; C: width of aux
     hidden states; T: rows of the largest prefill program; W: words of ancestor bits; S: entries of
-    the ring; g: each cache group. Types are bf16 if stated, fp32 for temperatures, top_p, logits
-    and log-probabilities, and int32 for the rest. Ports of the draft exist only with a draft.
+    the ring; g: each cache group. Types are bf16 if stated, fp32 for temperatures, top_p, logits,
+    log-probabilities and forms, and int32 for the rest. Ports of the draft exist only with a draft.
 
     Sequences: ``length``, ``root``, ``limit``, ``done``, ``ignore_eos``, ``temperature``,
     ``top_k``, ``top_p``, ``seed``, ``floor`` (of min_p; 0: none) [B], ``eos_ids`` [8], ``step``
@@ -266,6 +268,9 @@ class Port:
     Host proposals: ``offered`` [B · (M + 2)], with M the longest chain that the host proposes. A
     program of b sequences and chains of n tokens reads b counts (1 + the number of proposed
     tokens), then the tokens [b, n + 1], of which it skips the first of each row.
+
+    Trees: ``tree_form`` [M], the scores of the candidates of a tree of fixed form, for a pool of M,
+    if a draft model drafts level by level. 0 for a score by the draft.
 
     Logit processors: ``adjusted_done``, ``changes`` (bits), ``forced`` (rows that a guide forces),
     ``min_position``, ``repetition``, ``frequency``, ``presence``, ``top_count`` [B], and ``bias``

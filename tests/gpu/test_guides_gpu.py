@@ -7,14 +7,18 @@ with others. So tokens are compared bit for bit.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import replace
 from unittest.mock import patch
 
 import numpy as np
 import pytest
-from example_engine import CHAIN, TREE, records
+from example_engine import CHAIN, EXAMPLE, TREE, on_gpu, records
 from test_sampling_fields_gpu import GUIDES
 
+from specbuild.builder.build import build
+from specbuild.builder.options import BuildOptions
+from specbuild.builder.progress import SilentProgress
 from specbuild.runtime.engine import Engine
 from specbuild.runtime.engine_dir.manifest import DraftShape
 from specbuild.runtime.executors.cuda.executor import CudaExecutor
@@ -87,6 +91,50 @@ def test_tokens_are_those_of_masked_decoding(
     print(
         f"{form} {shape} t={temperature}: {tokens} tokens, {chosen} masked, {ran['shared']} steps"
     )
+
+
+@pytest.fixture(scope="module")
+def undrafted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    """The example's target alone: its steps verify only what guides force."""
+    output = tmp_path_factory.mktemp("undrafted") / "engine"
+    options = BuildOptions.from_flat(
+        model=EXAMPLE / "target", output=output, backend="cuda", max_seq_len=1024, max_batch_size=8
+    )
+    build(options, SilentProgress())
+    with on_gpu(output) as engine:
+        yield engine
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("form", ["schema", "texts"])
+def test_guides_force_chains_without_a_drafter(
+    undrafted: Engine, prompts: list[Prompt], form: str, temperature: float
+) -> None:
+    """Tokens and log-probabilities stay those of masked decoding, alone and together."""
+    wanted = params(temperature, FORMS[form])
+    expected = masked(undrafted, prompts[:4], wanted)
+    assert isinstance(undrafted.executor, CudaExecutor)
+    before = Counter(undrafted.executor.launched)
+    alone = [records(undrafted, [prompt], wanted)[0] for prompt in prompts[:4]]
+    together = records(undrafted, prompts[:4], wanted)
+    for found in (alone, together):
+        assert [r.output_ids for r in found] == [r.output_ids for r in expected]
+        for ours, theirs in zip(found, expected, strict=True):
+            np.testing.assert_allclose(ours.logprobs, theirs.logprobs, atol=1e-4)
+    chains = sum(n for name, n in (undrafted.executor.launched - before).items() if "offer" in name)
+    steps, tokens = (sum(of(r) for r in alone) for of in (_steps, _tokens))
+    print(f"{form} t={temperature}: {tokens} tokens in {steps} steps, {chains} with chains")
+    assert chains
+    if form == "schema":
+        assert steps < 0.9 * tokens
+
+
+def _steps(record: RunRecord) -> int:
+    return record.stats.steps
+
+
+def _tokens(record: RunRecord) -> int:
+    return len(record.output_ids)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])

@@ -11,6 +11,7 @@ import pytest
 from dense_models import VOCAB, build_dense
 from example_engine import CHAIN, TREE, build_example, on_gpu, records
 
+from specbuild.runtime.draft.static_tree import StaticTree
 from specbuild.runtime.engine import Engine
 from specbuild.runtime.engine_dir.manifest import DraftShape
 from specbuild.runtime.engine_dir.plan import ProgramEntry
@@ -20,6 +21,8 @@ from specbuild.runtime.request import GenerateParams, Prompt
 from specbuild.runtime.sampling import SamplingParams
 
 PROMPTS, TOKENS = 100, 256
+# A tree that a user gives, for steps with trees up to TREE.
+FORM = StaticTree.of([-1, -1, -1, 0, 0, 1, 2, 3, 3, 7])
 # Of the small dense models, one with plain norms and one with norms of queries and keys.
 DENSE = ("llama, heads of 64", "qwen3, heads of 128")
 # By the sequence's seed and the position: the target's tapped hidden states, as bytes.
@@ -131,7 +134,7 @@ def plain(request: pytest.FixtureRequest, long: Long) -> tuple[float, Decoded]:
     return request.param, decode(long.engine, long.prompts, request.param, None)
 
 
-@pytest.mark.parametrize("shape", [CHAIN, TREE], ids=["chain", "tree"])
+@pytest.mark.parametrize("shape", [CHAIN, TREE, FORM], ids=["chain", "tree", "fixed form"])
 def test_a_draft_changes_no_bit_of_a_long_run(
     long: Long, plain: tuple[float, Decoded], shape: DraftShape
 ) -> None:

@@ -21,11 +21,11 @@ from specbuild.builder.backends.cuda.plan.plan_writer import (
     program_bytes,
 )
 from specbuild.builder.backends.cuda.report import CudaReport, cuda_report
+from specbuild.builder.backends.cuda.step.draft_levels import tree_candidates
 from specbuild.builder.backends.cuda.step.draft_parts import DraftParts
 from specbuild.builder.backends.cuda.step.engine_parts import EngineParts
-from specbuild.builder.backends.cuda.step.forms import step_forms
+from specbuild.builder.backends.cuda.step.forms import host_chain_forms, step_forms
 from specbuild.builder.backends.cuda.step.fused_graph import FusedGraph, WeightTensors
-from specbuild.builder.backends.cuda.step.host_proposals import host_proposal_sizes
 from specbuild.builder.backends.cuda.step.ir import ProgramIr
 from specbuild.builder.backends.cuda.step.logit_processor_steps import (
     first_token_program,
@@ -45,7 +45,6 @@ from specbuild.builder.backends.cuda.step.programs import (
     step_program,
 )
 from specbuild.builder.backends.cuda.step.state import StatePorts, StateSizes, ViewSizes
-from specbuild.builder.backends.cuda.step.target import WrittenLogits
 from specbuild.builder.backends.cuda.tactics.call_lowering import CallLowering
 from specbuild.builder.engine.sizes import EngineSizes, with_limits
 from specbuild.builder.engine.writer import json_bytes
@@ -245,7 +244,7 @@ def _parts(
 ) -> EngineParts:
     limits, groups = engine_sizes.limits, layouts(engine_sizes.groups, engine_sizes.ranks)
     (states,) = (*map(partial(state_layout, limits=limits), engine_sizes.states), None)[:1]
-    max_proposal = 0 if engine_sizes.host_drafter is None else engine_sizes.host_drafter.max_tokens
+    max_proposal = engine_sizes.host_chain
     depth = max(map(deepest, _shapes(model, engine_sizes).values()), default=0)
     sizes = StateSizes(
         batch=batch_buckets(limits.max_batch_size)[-1],
@@ -261,6 +260,7 @@ def _parts(
         checks=engine_sizes.dsa is not None and engine_sizes.dsa.check_interval > 0,
         has_processors=engine_sizes.adjusted_steps,
         max_proposal=max_proposal,
+        tree_candidates=tree_candidates(model.drafts, _shapes(model, engine_sizes)),
         max_replay=0 if states is None else max(depth, max_proposal) + 1,
         ranks=engine_sizes.ranks,
         exchange_width=model.target.hidden,
@@ -331,24 +331,8 @@ def _step(parts: EngineParts, form: StepForm, lower: Lower) -> tuple[ProgramEntr
 def _host_proposal_steps(
     parts: EngineParts, engine_sizes: EngineSizes, lower: Lower
 ) -> list[tuple[ProgramEntry, LoweredProgram]]:
-    """Return the steps that verify host proposals; none without a host drafter."""
-    if engine_sizes.host_drafter is None:
-        return []
-    max_length = engine_sizes.host_drafter.max_tokens
-    kinds: tuple[WrittenLogits, ...] = ("none", "all")
-    # Recurrent states, views and lists need equal numbers of rows per sequence.
-    is_ragged_supported = parts.states is None and parts.views is None and parts.dsa is None
-    forms = [
-        StepForm(
-            batch,
-            DraftShape(1, length, length),
-            host_proposal=True,
-            ragged_rows=rows if is_ragged_supported and batch > 1 else 0,
-        )
-        for batch in batch_buckets(engine_sizes.limits.max_batch_size)
-        for length, rows in host_proposal_sizes(batch, max_length, ragged=is_ragged_supported)
-    ]
-    return [_step(parts, replace(form, logits=kind), lower) for form in forms for kind in kinds]
+    """Return the steps that verify host proposals."""
+    return [_step(parts, form, lower) for form in host_chain_forms(parts, engine_sizes)]
 
 
 def _logit_processor_steps(

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from specbuild.builder.engine.backend_sizes import MAX_DECODE_ROWS, SHORT_CHAIN, BackendSizes
+from specbuild.builder.engine.backend_sizes import (
+    GUIDE_CHAIN,
+    MAX_DECODE_ROWS,
+    SHORT_CHAIN,
+    BackendSizes,
+)
 from specbuild.plugins_cuda.kv_write.op import POOL_AXES
 from specbuild.runtime.cache.layout import KV_DTYPE
 
@@ -14,5 +19,6 @@ SIZES = BackendSizes(
     pool_axes=POOL_AXES,
     draft_dtype="bf16",
     decode_rows=MAX_DECODE_ROWS,
+    guide_chain=GUIDE_CHAIN,
     one_form=True,
 )

@@ -20,19 +20,20 @@ from specbuild.runtime.decode.scheduler import Scheduler
 from specbuild.runtime.decode.scoring import ScoredRows
 from specbuild.runtime.draft.choice import require_shape
 from specbuild.runtime.draft.device_costs import StepCosts, prior_costs
-from specbuild.runtime.draft.draft_models import ModelShape, model_of, shape_of
+from specbuild.runtime.draft.draft_models import ModelShape, model_of, shape_of, shape_text
 from specbuild.runtime.draft.drafter import HostDrafter
 from specbuild.runtime.draft.policy import (
     DraftPolicy,
     no_draft_policy,
 )
 from specbuild.runtime.draft.proposal_policy import ProposalPolicy, UnmeasuredProposals
-from specbuild.runtime.draft.registry import AUTO, open_host_drafter, sources
+from specbuild.runtime.draft.registry import AUTO, kind_of, open_host_drafter, sources
 from specbuild.runtime.draft.sequence_policy import LearnedPolicies
-from specbuild.runtime.draft.static_tree import StaticTree
+from specbuild.runtime.draft.static_tree import PlacedTree, StaticTree
 from specbuild.runtime.engine_dir.cache_groups import SNAPSHOT_STEP
 from specbuild.runtime.engine_dir.drafters.record import ModelRecord
 from specbuild.runtime.engine_dir.manifest import DraftShape, Manifest
+from specbuild.runtime.engine_dir.plan import TREE_FORM
 from specbuild.runtime.errors import RequestError
 from specbuild.runtime.executors.executor import DeviceExecutor
 from specbuild.runtime.request import Request
@@ -93,12 +94,7 @@ class DeviceDecoder(Decoder):
                 "device and supports only its own drafts"
             )
         shape = self._fixed_shape(self._with_model(setting))
-        if isinstance(shape, StaticTree):
-            raise RequestError(
-                "this engine's steps draft on the device, in shapes that it was built with: omit "
-                "the draft tree, or use an engine for cpu"
-            )
-        if shape is not None:
+        if shape is not None and not isinstance(shape, PlacedTree):
             self._check_shape(shape)
         full_logits = self._full_logits(requests)
         if self._programs.max_sequences(shape, full_logits=full_logits) == 0:
@@ -125,6 +121,8 @@ class DeviceDecoder(Decoder):
             proposals=self._device_proposals(setting),
             snapshots=None if self._prefixes is None else self._prefixes.snapshots,
         )
+        if isinstance(setting.speculation, PlacedTree):
+            stepper.tree = setting.speculation
         # If a policy can choose between shapes, the limit is that of steps without a draft.
         shape = self._fixed_shape(setting)
         scheduler = Scheduler(
@@ -174,25 +172,28 @@ class DeviceDecoder(Decoder):
         return score_on_device(ids, self._executor, self._manifest, self._kv)
 
     def _device_proposals(self, setting: DraftSetting) -> DeviceProposals | None:
-        """Return the host drafter that proposes chains before each step; None for none."""
+        """Return what proposes chains before each step: a host drafter, or guides alone."""
         if setting.speculation != "default" or not isinstance(setting.drafter, str):
             return None
-        _, record = sources(self._manifest, setting.drafter)
-        if record is None:
+        if not self._programs.max_host_chain:
             return None
-        if record.kind not in self._host_drafters:
-            self._host_drafters[record.kind] = open_host_drafter(record)
-        return DeviceProposals(self._host_drafters[record.kind], self._executor, self._programs)
+        _, record = sources(self._manifest, setting.drafter)
+        drafter = None
+        if record is not None:
+            if record.kind not in self._host_drafters:
+                self._host_drafters[record.kind] = open_host_drafter(record)
+            drafter = self._host_drafters[record.kind]
+        return DeviceProposals(drafter, self._executor, self._programs)
 
     def _default_policy(self, drafter: str, *, full_logits: bool) -> DraftPolicy:
         models, host_record = sources(self._manifest, drafter)
         kinds = [record.kind for record in (models or (host_record,)) if record is not None]
-        costs = self._step_costs
+        costs, max_chain = self._step_costs, self._programs.max_host_chain
         policy: DraftPolicy
         if costs is None or not kinds:
             policy = self._unmeasured(models, full_logits=full_logits)
-            if host_record is not None:
-                policy = UnmeasuredProposals(policy, max_chain=self._programs.max_host_chain)
+            if max_chain:
+                policy = UnmeasuredProposals(policy, max_chain=max_chain)
         else:
             names = [self._name_of(model) for model in models]
             policy = measured = self._learned.next(
@@ -201,13 +202,11 @@ class DeviceDecoder(Decoder):
                 drafter="+".join(kinds),
                 exploration_share=MEASURED_SHARE,
             )
-            if host_record is not None:
+            if max_chain:
                 proposals = self._proposal_costs.setdefault(
                     full_logits, ProposalCosts(costs, self._programs, full_logits=full_logits)
                 )
-                policy = ProposalPolicy(
-                    measured, proposals, max_chain=self._programs.max_host_chain
-                )
+                policy = ProposalPolicy(measured, proposals, max_chain=max_chain)
         self._last = policy
         return policy
 
@@ -236,15 +235,44 @@ class DeviceDecoder(Decoder):
         return model.kind if len(self._manifest.models) > 1 else ""
 
     def _with_model(self, setting: DraftSetting) -> DraftSetting:
-        """Add the draft model to a setting's shape: the named one, or the first for ``auto``."""
+        """Add the draft model to a setting's shape: the named one, or the first for ``auto``.
+
+        A tree of fixed form gets the shape of the programs that draft it.
+        """
         shape, drafter = setting.speculation, setting.drafter
         if not isinstance(shape, DraftShape) or not isinstance(drafter, str):
             return setting
-        if isinstance(shape, StaticTree | ModelShape):
+        if isinstance(shape, PlacedTree | ModelShape):
             return setting
         models, _ = sources(self._manifest, drafter)
         name = self._name_of(models[0]) if models else ""
+        if isinstance(shape, StaticTree):
+            require_shape(shape, self._manifest)
+            return replace(setting, speculation=self._placed(shape, models[0] if models else None))
         return replace(setting, speculation=shape_of(name, shape))
+
+    def _placed(self, tree: StaticTree, model: ModelRecord | None) -> DraftShape:
+        """Return a tree of fixed form in the smallest programs that draft it.
+
+        Raises RequestError if there are none.
+        """
+        name = "" if model is None else self._name_of(model)
+        if tree.draft_top_k == 1:
+            return shape_of(name, DraftShape(1, tree.draft_depth, tree.draft_tokens))
+        by_levels = model is not None and kind_of(model).capabilities.passes == "levels"
+        shapes: list[DraftShape] = []
+        if by_levels and self._executor.port(TREE_FORM) is not None:
+            shapes = [s for s in self._programs.shapes() if model_of(s) == name]
+        placed = [p for s in shapes if s.draft_top_k > 1 and (p := tree.placed(s)) is not None]
+        if not placed:
+            available = ", ".join(shape_text(s) for s in shapes if s.draft_top_k > 1) or "none"
+            raise RequestError(
+                f"the engine has no steps for the draft tree {shape_text(tree)} (top-k x depth x "
+                f"tokens); its draft grows trees of {available} level by level, with at most "
+                "top-k nodes with children on a level; use a smaller tree, or build the engine "
+                "with a larger draft"
+            )
+        return min(placed, key=lambda p: (p.program.draft_tokens, p.program.draft_depth))
 
     def _fixed_shape(self, setting: DraftSetting) -> DraftShape | None:
         """Return the shape of every step; None for no draft, or if shapes may differ."""

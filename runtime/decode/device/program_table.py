@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from specbuild.runtime.draft.draft_models import shape_of, shape_text, sorted_by_model
+from specbuild.runtime.draft.static_tree import PlacedTree
 from specbuild.runtime.engine_dir.manifest import DraftShape
 from specbuild.runtime.engine_dir.plan import Plan, ProgramEntry
 from specbuild.runtime.errors import EngineFileError, RequestError
@@ -61,7 +62,7 @@ class ProgramTable:
 
     def max_sequences(self, shape: DraftShape | None, *, full_logits: bool) -> int:
         """Return the largest batch of the steps of this shape; 0 if there are none."""
-        key = (shape or _NO_DRAFT, full_logits)
+        key = (_program_shape(shape), full_logits)
         if key not in self._max_sequences:
             steps = (p for p in self._programs if p.kind == "step" and _shape(p) == key[0])
             batches = (p.batch for p in steps if p.full_logits >= full_logits)
@@ -95,7 +96,7 @@ class ProgramTable:
         If no program does exactly this, one that can do more is used. Values on the device then
         select what each sequence does, and the results are bit-identical.
         """
-        requested = shape or _NO_DRAFT
+        requested = _program_shape(shape)
         key = (requested, batch, full_logits, extends, reverified, sparse, checks)
         if key not in self._steps:
             candidates = [
@@ -227,6 +228,11 @@ def _missing(what: str, *, full_logits: bool) -> EngineFileError:
     return EngineFileError(
         f"the engine has no program for {what}{with_logits}; rebuild it with larger limits"
     )
+
+
+def _program_shape(shape: DraftShape | None) -> DraftShape:
+    """Return the shape of the step programs of a draft."""
+    return shape.program if isinstance(shape, PlacedTree) else shape or _NO_DRAFT
 
 
 def _shape(program: ProgramEntry) -> DraftShape:

@@ -15,8 +15,9 @@ from specbuild.runtime.decode.device.processor_rows import (
     unmasked_changes,
     uses_processor_steps,
 )
+from specbuild.runtime.draft.static_tree import PlacedTree
 from specbuild.runtime.engine_dir.manifest import STATE_GROUP
-from specbuild.runtime.engine_dir.plan import ADJUSTED_DONE
+from specbuild.runtime.engine_dir.plan import ADJUSTED_DONE, TREE_FORM
 from specbuild.runtime.executors.executor import DeviceExecutor
 from specbuild.runtime.request import SequenceState
 from specbuild.runtime.sampling import CHOOSE_INPUTS
@@ -70,8 +71,10 @@ class DeviceRows:
         self._device_eos: frozenset[int] = frozenset()
         self.sequences: list[SequenceState] = []
 
-    def clear(self, eos_token_ids: Sequence[int]) -> None:
-        """Clear every row, and write the end-of-sequence tokens.
+    def clear(self, eos_token_ids: Sequence[int], tree: PlacedTree | None = None) -> None:
+        """Clear every row, and write the end-of-sequence tokens and the form of draft trees.
+
+        ``tree`` has this form; None for trees by the draft's scores.
 
         The device stops at as many of them as its port holds. The host checks all of them.
         """
@@ -83,6 +86,12 @@ class DeviceRows:
         device_eos = list(eos_token_ids)[: len(ids)]
         ids[: len(device_eos)] = device_eos
         self._executor.write("eos_ids", ids)
+        port = self._executor.port(TREE_FORM)
+        if port is not None:
+            scores = np.zeros(port.shape, np.float32)
+            if tree is not None:
+                scores[: len(tree.form)] = tree.form
+            self._executor.write(TREE_FORM, scores)
         self._device_eos = frozenset(device_eos)
 
     def ends_with(self, sequence: SequenceState, tokens: Sequence[int]) -> bool:

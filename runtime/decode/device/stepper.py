@@ -33,6 +33,7 @@ from specbuild.runtime.decode.scheduler import Chunk
 from specbuild.runtime.decode.stepper import LaunchResult, NewTokens
 from specbuild.runtime.draft.costs import StepContext
 from specbuild.runtime.draft.policy import ChosenDraft
+from specbuild.runtime.draft.static_tree import PlacedTree
 from specbuild.runtime.engine_dir.manifest import Manifest
 from specbuild.runtime.engine_dir.plan import ROW_COUNTS, ProgramEntry
 from specbuild.runtime.executors.executor import DeviceExecutor
@@ -45,10 +46,11 @@ from specbuild.runtime.request import SequenceState
 class DeviceStepper:
     """Runs an engine's programs, which keep the state of their sequences on the device.
 
-    ``drafts``: steps may have a draft, or one of ``proposals``. ``snapshots``: see DevicePages.
+    ``drafts``: steps may have a draft, or one of ``proposals``. ``tree``: the form of drafts.
     """
 
     max_in_flight = 2
+    tree: PlacedTree | None = None
 
     def __init__(
         self,
@@ -89,9 +91,8 @@ class DeviceStepper:
         self._received_step: StepInFlight | None = None
         self._next_step = 0
         self._timer, self._warm = StepTimer(), set[str]()
-        pending = executor.port(PENDING[1])
         # Capacity of the draft's buffer of pending tokens, and an upper bound of the tokens in it.
-        self._max_pending = 0 if pending is None or not drafts else pending.shape[1]
+        self._max_pending = self._rows.max_pending if drafts else 0
         self._pending = 0
 
     @property
@@ -102,7 +103,7 @@ class DeviceStepper:
     def open(self) -> None:
         """Clear every row."""
         self._executor.use()
-        self._rows.clear(self._eos_token_ids)
+        self._rows.clear(self._eos_token_ids, self.tree)
         self._next_step = int(self._executor.read("step")[0])
 
     def admit(self, sequence: SequenceState) -> None:
@@ -208,11 +209,9 @@ class DeviceStepper:
             chains = self._proposals.write(entry, ahead.rows, ahead.proposal_lengths)
         if ahead.row_depths is not None:
             self._executor.write(ROW_COUNTS, ahead.row_counts(entry.batch))
-        num_masked = (
-            dict.fromkeys(ahead.rows, 1)
-            if uses_processor
-            else self._checks.before_step(ahead.rows, chains, self._ingests)
-        )
+        num_masked = dict.fromkeys(ahead.rows, 1)
+        if not uses_processor:
+            num_masked = self._checks.before_step(ahead.rows, chains, self._ingests)
         self._executor.start(entry, self._next_step)
         self._checks.after_step(ahead.rows[row] for row in num_masked)
         is_warm = entry.name in self._warm

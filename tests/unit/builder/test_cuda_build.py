@@ -118,6 +118,7 @@ def test_the_plan_has_the_programs_of_the_limits(plan: Plan) -> None:
         "prefill@64", "score@8", "score@64",
         "step@1", "step@1.logits", "step@1.extends", "step@1.extends.logits",
         "step@1.draft-1-1-1", "step@1.draft-1-1-1.logits",
+        "step@1.offered-1.logits",
         "step@1.adjusted", "step@1.adjusted.extends", "adjust",
     ]  # fmt: skip
     assert (plan.gpu, plan.multiprocessors) == ("sm_90a", 132)

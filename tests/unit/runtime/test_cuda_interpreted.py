@@ -23,9 +23,11 @@ from specbuild.builder.backends.cuda.step.logit_processor_steps import processor
 from specbuild.plugins_cuda.choose.op import gumbel_noise
 from specbuild.runtime.decode.device.decoder import DeviceDecoder
 from specbuild.runtime.decode.logit_rows import adjust, log_probability
+from specbuild.runtime.draft.static_tree import StaticTree
 from specbuild.runtime.engine import Engine
 from specbuild.runtime.engine_dir.manifest import DraftShape
 from specbuild.runtime.engine_dir.plan import ProgramEntry
+from specbuild.runtime.errors import RequestError
 from specbuild.runtime.executors.cuda.executor import CudaExecutor
 from specbuild.runtime.request import GenerateParams
 from specbuild.runtime.sampling import SamplingParams
@@ -133,6 +135,42 @@ def test_the_loop_emits_what_the_plan_emits_by_itself(
     lowered: LoweredEngine, shape: DraftShape | None
 ) -> None:
     assert_loop_and_plan_agree(lowered, shape)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_tree_of_fixed_form_changes_no_token(lowered: LoweredEngine, temperature: float) -> None:
+    """The second root child alone has children, which no tree by scores has."""
+    tree = StaticTree.of([-1, -1, 1, 1])
+    params = GenerateParams(
+        max_new_tokens=TOKENS, ignore_eos=True, sampling=SamplingParams(temperature, seed=4)
+    )
+    plain, _ = engine_of(lowered)
+    batch = prompts(plain)
+    expected = run(plain, batch, params, speculation=None)
+    engine, runner = engine_of(lowered)
+    result = run(engine, batch, params, speculation=tree)
+    assert {name for name in runner.started if name.startswith("step")} >= {step_name(2, TREE)}
+    for ids, *pair in zip(batch, expected.ids, result.ids, strict=True):
+        if temperature:
+            # Samples have no other scores by which two tokens could be as good as equal.
+            assert pair[0][:8] == pair[1][:8]
+        else:
+            assert_alike(lowered, ids, pair)
+    placed = tree.placed(TREE)
+    assert placed is not None
+    np.testing.assert_array_equal(runner.host.port("tree_form").numpy(), placed.form)
+    proposed = sum(record.stats.proposed_tokens for record in result.records)
+    steps = sum(record.stats.steps for record in result.records)
+    assert proposed > 3 * steps - 10
+    run(engine, batch[:1], params, speculation=TREE)
+    assert not runner.host.port("tree_form").any()
+
+
+def test_a_tree_without_a_place_is_refused(lowered: LoweredEngine) -> None:
+    engine, _ = engine_of(lowered)
+    for parents in ([-1, -1, -1], [-1, 0, 1], [-1, -1, 0, 0, 1]):
+        with pytest.raises(RequestError, match=r"no steps for the draft|was built for"):
+            run(engine, [[1]], GenerateParams(), speculation=StaticTree.of(parents))
 
 
 @pytest.mark.slow

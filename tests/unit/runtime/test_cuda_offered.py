@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from specbuild.runtime.engine_dir.manifest import DraftShape
 from specbuild.runtime.engine_dir.plan import FORCED_ROWS, MASKED_ROW
 
 LONGEST, TOKENS = 10, 40
+SUFFIX = {"drafter": "suffix", "suffix_max_tokens": LONGEST}
 # The references round differently with the number of rows, unlike the kernels.
 NEAR = 0.05
 
@@ -30,16 +32,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def lower(path: Path, draft: Path | None) -> LoweredEngine:
+def lower(path: Path, draft: Path | None, **options: Any) -> LoweredEngine:
     sizes = {"max_seq_len": 128, "max_batch_size": 2, "page_size": 16}
-    return lowered_engine(
-        path / "target", draft, drafter="suffix", suffix_max_tokens=LONGEST, **sizes
-    )
+    return lowered_engine(path / "target", draft, **sizes, **options)
 
 
 @pytest.fixture(scope="module")
 def alone(folder: Path) -> LoweredEngine:
-    return lower(folder, None)
+    return lower(folder, None, **SUFFIX)
 
 
 @pytest.fixture(scope="module", params=["eagle3", "p-eagle", *slow("dflash")])
@@ -48,7 +48,7 @@ def beside(
 ) -> LoweredEngine:
     """A draft of one layer, one of three whose caches attend, and one of the target's states."""
     if request.param == "eagle3":
-        return lower(folder, folder / "draft")
+        return lower(folder, folder / "draft", **SUFFIX)
     path = tmp_path_factory.mktemp(request.param)
     if request.param == "dflash":
         write_target(path / "target", layers=4, head_dim=32)
@@ -57,7 +57,7 @@ def beside(
         (path / "target").symlink_to(folder / "target")
         sizes = {"hidden": 96, "q_heads": 6, "kv_heads": 2, "head_dim": 32, "inner": 64}
         write_p_eagle(path / "draft", target_layers=2, target_hidden=96, layers=3, **sizes)
-    return lower(path, path / "draft")
+    return lower(path, path / "draft", **SUFFIX)
 
 
 def admitted(lowered: LoweredEngine, count: int) -> tuple[PlanHost, list[list[int]]]:
@@ -79,7 +79,7 @@ def offer(host: PlanHost, length: int, chains: list[list[int]]) -> str:
     if batch > 1:
         rows = batch * (length + 1)
         names = (e.name for e, _ in host.engine.programs if e.rows == rows and e.host_proposal)
-        name = next(name for name in names if name.endswith(f".rows-{rows}"))
+        name = next(name for name in names if f".rows-{rows}" in name)
         length = host.entry(name).draft_tokens
     port = host.port("offered").fill_(-1)
     tokens = port[batch : batch * (length + 2)].view(batch, length + 1)
@@ -121,12 +121,31 @@ def test_chains_are_accepted_as_far_as_they_are_right(alone: LoweredEngine, coun
     assert outputs == expected
 
 
-def test_forced_rows_choose_their_chains_and_the_next_is_masked(alone: LoweredEngine) -> None:
-    """Another sequence has a mask at its root. Log-probabilities are raw."""
-    host, outputs = admitted(alone, 2)
+@pytest.fixture(scope="module", params=["guides alone", "suffix decoding"])
+def forcing(request: pytest.FixtureRequest, folder: Path) -> LoweredEngine:
+    return lower(folder, None, **({} if "alone" in request.param else SUFFIX))
+
+
+def test_guides_alone_have_one_program_of_few_batches(folder: Path) -> None:
+    """Each for some tokens of every sequence; a draft's trees bound them, as they do the caches."""
+    programs = lower(folder, None).programs
+    chains = [(e.batch, e.draft_tokens, e.rows, e.full_logits) for e, _ in programs
+              if e.host_proposal]  # fmt: skip
+    assert chains == [(1, 7, 8, True), (2, 6, 8, True)]
+    drafted = lower(folder, folder / "draft", draft_top_k=1, draft_depth=3, draft_tokens=3)
+    chains = [(e.batch, e.draft_tokens, e.rows) for e, _ in drafted.programs if e.host_proposal]
+    assert chains == [(1, 3, 4), (2, 2, 4)]
+    assert drafted.engine_sizes.limits.draft_tokens == 3
+
+
+def test_forced_rows_choose_their_chains_and_the_next_is_masked(forcing: LoweredEngine) -> None:
+    """Beside a sequence whose choice at the root is masked, and with the raw log-probabilities."""
+    host, outputs = admitted(forcing, 2)
     vocab = host.port("score.logits").shape[1]
     chain, allowed = [9, 9, 5], [3, vocab - 2]
-    name = f"{offer(host, 7, [chain, []])}.logits"
+    is_alone = forcing.engine_sizes.host_drafter is None
+    name = offer(host, 3 if is_alone else 7, [chain, []]).removesuffix(".logits")
+    name = f"{name}.logits"
     host.port("changes")[:2] = torch.tensor([FORCED_ROWS | MASKED_ROW, MASKED_ROW])
     host.port("forced")[:2] = torch.tensor([len(chain), 0])
     mask = host.port("mask").zero_()
@@ -135,7 +154,7 @@ def test_forced_rows_choose_their_chains_and_the_next_is_masked(alone: LoweredEn
     forced, masked = host.step(name)
     assert (forced.tokens, forced.accepted) == ([*chain, allowed[0]], 3)
     assert (masked.tokens, masked.accepted) == ([allowed[1]], 0)
-    scorer = PlanHost(alone)
+    scorer = PlanHost(forcing)
     scorer.give_pages(0)
     ids = np.random.default_rng(8).integers(0, vocab, 21).tolist()
     logits = scorer.score(0, [*ids, outputs[0][0], *chain])[len(ids) :]

@@ -96,14 +96,21 @@ def test_any_order_of_steps_gives_the_tokens_of_masked_decoding(
         assert 0 <= accepted <= depth <= LONGEST
 
 
+@pytest.mark.parametrize("guides_alone", [False, True])
 @pytest.mark.parametrize("drafted", [False, True])
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
-def test_a_run_of_forced_tokens_takes_one_step(temperature: float, drafted: bool) -> None:
-    """For any tokens that the model prefers, and without masks for the tokens in between."""
+def test_a_run_of_forced_tokens_takes_one_step(
+    temperature: float, drafted: bool, guides_alone: bool
+) -> None:
+    """Whatever the model would choose, and with no mask of the tokens in between."""
     kinds = ([FREE] * 3 + [LED] * 8) * 3
     sampling = SamplingParams(temperature, seed=5)
     language, output, _ = form(PROMPTS[0], sampling, kinds)
-    toy = offering(drafted=drafted)
+    toy = offering(drafted=drafted, guides_alone=guides_alone)
+    if guides_alone and drafted:
+        toy.engine.decoder._default_policy = lambda _, **__: UnmeasuredProposals(
+            no_draft_policy(), max_chain=LONGEST
+        )
     forced: list[int] = []
     inner = toy.device._step
 
@@ -114,7 +121,8 @@ def test_a_run_of_forced_tokens_takes_one_step(temperature: float, drafted: bool
 
     toy.device._step = step
     guided = params_of(sampling, guide=language.guide)
-    ran = run(knowing_letters(toy.engine), PROMPTS[:1], guided, drafter="suffix")
+    drafter = "auto" if guides_alone else "suffix"
+    ran = run(knowing_letters(toy.engine), PROMPTS[:1], guided, drafter=drafter)
     assert ran.ids == [output]
     assert len(forced) >= 3 and sum(forced) >= 18
     assert ran.records[0].stats.steps < 22

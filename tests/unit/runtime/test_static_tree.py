@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from left_out import examples
@@ -15,11 +17,12 @@ from toy_engine import run, toy_engine
 from toy_model import D2T, DRAFT_VOCAB, VOCAB, ToyExecutor, draft_step, toy_manifest
 
 from specbuild.cli.options.draft_choice import read_tree
+from specbuild.plugins_cuda.registry import op_named
 from specbuild.runtime.cache.pages import KvPools
 from specbuild.runtime.cache.row_placement import SlotCounter
 from specbuild.runtime.draft.drafter import DrafterParts
 from specbuild.runtime.draft.eagle3 import Eagle3Drafter
-from specbuild.runtime.draft.static_tree import StaticTree
+from specbuild.runtime.draft.static_tree import PlacedTree, StaticTree
 from specbuild.runtime.draft.tree import check_shape
 from specbuild.runtime.engine_dir.drafters.suffix import SuffixRecord
 from specbuild.runtime.engine_dir.manifest import DraftShape
@@ -53,6 +56,66 @@ def ranked_paths(parents: Sequence[int]) -> list[Path_]:
         rank = parents[:node].count(parent)
         paths.append((*(paths[parent] if parent >= 0 else ()), rank))
     return paths
+
+
+def grown(tree: PlacedTree, seed: int) -> dict[Path_, int]:
+    """Depth by token path of the tree that a device's ops keep, by their references.
+
+    The logits of a node follow from its token path.
+    """
+    k, depth, vocab = tree.program.draft_top_k, tree.program.draft_depth, 40
+    d2t, form = torch.zeros(vocab, dtype=torch.int32), torch.from_numpy(tree.form)
+    frontier: list[Path_] = [()]
+    pool: list[Path_] = []
+    scores: list[torch.Tensor] = []
+    parents: list[int] = []
+    indices = [-1]
+    for _ in range(depth):
+        first = len(pool)
+        logits = torch.stack([logits_of_path(path, seed) for path in frontier])
+        tokens, child, best = op_named("TreeExpand").reference(
+            logits, torch.full((1, len(frontier)), -0.1), d2t, torch.tensor(k),
+            form=form[first : first + len(frontier) * k],
+        )  # fmt: skip
+        for i, token in enumerate(tokens[0].tolist()):
+            pool.append((*frontier[i // k], token))
+            parents.append(indices[i // k])
+        scores.append(child[0])
+        indices = [first + i for i in best[0].tolist()]
+        frontier = [pool[i] for i in indices]
+    assert len(pool) == tree.program.candidates == len(form)
+    kept = op_named("TreeSelect").reference(
+        torch.arange(len(pool)).int()[None], torch.cat(scores)[None],
+        torch.tensor(parents).int()[None], torch.tensor(tree.program.draft_tokens), depth=depth,
+    )  # fmt: skip
+    return {pool[i]: d for i, d in zip(kept[0][0, 1:], kept[2][0, 1:], strict=True) if i >= 0}
+
+
+def logits_of_path(path: Path_, seed: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(hash((seed, *path)) % 2**31)
+    return torch.randn(40, generator=generator)
+
+
+@given(parent_lists(), st.integers(0, 1000))
+@settings(max_examples=60, deadline=None)
+def test_a_devices_ops_grow_a_tree_of_fixed_form(parents: list[int], seed: int) -> None:
+    """In programs of larger trees: every node has the token of its rank, and there are no more."""
+    tree = StaticTree.of(parents)
+    expected: dict[Path_, Path_] = {}
+    for ranks in sorted(ranked_paths(parents), key=len):
+        above = expected.get(ranks[:-1], ())
+        best = logits_of_path(above, seed).sort(descending=True, stable=True).indices
+        expected[ranks] = (*above, int(best[ranks[-1]]))
+    wide = max(Counter(tree.depths[tree.inner].tolist()).values(), default=1)
+    top_k = max(tree.draft_top_k, wide)
+    for larger in (0, 1):
+        program = DraftShape(top_k + larger, tree.draft_depth + larger, len(parents) + 2 * larger)
+        placed = tree.placed(program)
+        assert placed is not None
+        assert grown(placed, seed) == {path: len(path) for path in expected.values()}
+    assert tree.placed(DraftShape(top_k, tree.draft_depth, len(parents) - 1)) is None
+    if top_k > 1:
+        assert tree.placed(DraftShape(top_k - 1, tree.draft_depth, len(parents))) is None
 
 
 @given(parent_lists())

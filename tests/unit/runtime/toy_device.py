@@ -15,7 +15,7 @@ from fake_gpu import FakeGpu, FakeKernel
 from page_ledger import PageLedger
 from toy_model import D2T, DRAFT_VOCAB, VOCAB, logits_of, mix
 from toy_offers import accepted_rows, counts_port, offered_tree, slot_rows
-from toy_plan import BATCHES, SHAPES, cuda_manifest, plan_file, toy_plan
+from toy_plan import BATCHES, SHAPES, cuda_manifest, plan_file, toy_plan, with_programs
 from toy_processors import processed
 
 from specbuild.plugins_cuda.paged_tree_attention.op import visibility
@@ -370,16 +370,16 @@ def toy_cuda(
     shapes: Sequence[DraftShape] = SHAPES,
     step_costs: StepCosts | None = None,
     without: str = "none",
+    guides_alone: bool = False,
     **options: object,
 ) -> ToyCuda:
-    """Return a new engine whose unwritten and released cache slots are NaN.
-
-    It has no programs with ``without`` in their names.
-    """
+    """Return a new engine whose unwritten and released cache slots are NaN."""
     manifest = cuda_manifest(**options)
     plan = toy_plan(manifest, shapes)
-    kept = tuple(entry for entry in plan.programs if without not in entry.name)
-    plan = dataclasses.replace(plan, programs=kept)
+    if guides_alone:
+        plan = with_programs(plan, lambda e: e.full_logits or not e.host_proposal)
+        manifest = dataclasses.replace(manifest, drafters=manifest.models)
+    plan = with_programs(plan, lambda e: without not in e.name)
     device, ledger = ToyDevice(manifest, plan), PageLedger()
     executor = CudaExecutor(
         device.gpu,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from toy_cubin import toy_cubin
@@ -164,6 +164,15 @@ def toy_plan(manifest: Manifest, shapes: Sequence[DraftShape] = SHAPES) -> Plan:
         for e in entries
     ]
     return Plan("sm_90a", 132, 13000, tuple(buffers), tuple(kernels), tuple(ports), tuple(entries))
+
+
+def with_programs(plan: Plan, keeps: Callable[[ProgramEntry], bool]) -> Plan:
+    """The plan with some of its programs. Kernel i is that of program i."""
+    kept = [i for i, entry in enumerate(plan.programs) if keeps(entry)]
+    programs, kernels = plan.programs, plan.kernels
+    return dataclasses.replace(
+        plan, programs=tuple(programs[i] for i in kept), kernels=tuple(kernels[i] for i in kept)
+    )
 
 
 def longest_offered(manifest: Manifest) -> int:

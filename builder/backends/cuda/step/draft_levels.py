@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from specbuild.builder.backends.cuda.step.draft import Drafting, fuse
 from specbuild.builder.backends.cuda.step.draft_parts import DraftParts
@@ -10,6 +10,7 @@ from specbuild.builder.backends.cuda.step.draft_trees import select
 from specbuild.builder.backends.cuda.step.engine_parts import EngineParts
 from specbuild.builder.backends.cuda.step.ir import ProgramIr, Tensor
 from specbuild.plugins_cuda.launches import TensorInfo
+from specbuild.runtime.engine_dir.manifest import DraftShape
 from specbuild.runtime.engine_dir.plan import SELECT, level_section
 
 
@@ -50,6 +51,18 @@ class LevelStep:
 
 
 LEVELS = LevelStep()
+
+
+def tree_candidates(
+    drafts: Iterable[DraftParts], shapes: Mapping[str, Sequence[DraftShape]]
+) -> int:
+    """The largest pool of the trees that drafts grow level by level; 0 for chains alone.
+
+    ``shapes`` are those of each draft, by what ``EngineParts.drafts`` calls it.
+    """
+    by_levels = (draft for draft in drafts if isinstance(draft.step, LevelStep))
+    trees = (s for draft in by_levels for s in shapes[draft.drafter] if s.draft_top_k > 1)
+    return max((shape.candidates for shape in trees), default=0)
 
 
 def _level(

@@ -8,7 +8,7 @@ from specbuild.builder.backends.cuda.step.draft_parts import DraftParts
 from specbuild.builder.backends.cuda.step.engine_parts import EngineParts
 from specbuild.builder.backends.cuda.step.ir import ProgramIr, Tensor
 from specbuild.runtime.engine_dir.manifest import DraftShape
-from specbuild.runtime.engine_dir.plan import SELECT
+from specbuild.runtime.engine_dir.plan import SELECT, TREE_FORM
 
 
 def expand(
@@ -26,6 +26,11 @@ def expand(
     sequences draft with the noise of the position at which the target verifies the children.
     """
     batch, nodes = frontier["score"].shape
+    form = None
+    if level is not None and children > 1 and TREE_FORM in parts.ports.tensors:
+        # The entries of the level in a pool.
+        first = 0 if level == 1 else children + (level - 2) * children**2
+        form = parts.ports[TREE_FORM].rows(first, nodes * children)
     return program.call(
         "TreeExpand",
         {
@@ -36,6 +41,7 @@ def expand(
             "temperature": parts.ports.first("temperature", batch),
             "seed": parts.ports.first("seed", batch),
             "position": parts.ports.first("length", batch),
+            "form": form,
         },
         {"offset": 0 if level is None else level - 1, "per_node": int(level is None)},
         sizes={"K": children, "FK": nodes * children},

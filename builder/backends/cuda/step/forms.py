@@ -21,6 +21,11 @@ from dataclasses import replace
 from itertools import product
 
 from specbuild.builder.backends.cuda.step.engine_parts import EngineParts
+from specbuild.builder.backends.cuda.step.host_proposals import (
+    forced_sizes,
+    host_proposal_sizes,
+)
+from specbuild.builder.backends.cuda.step.logit_processor_steps import processor_batches
 from specbuild.builder.backends.cuda.step.programs import (
     MAX_CHAIN,
     NO_DRAFT,
@@ -31,6 +36,7 @@ from specbuild.builder.backends.cuda.step.programs import (
 )
 from specbuild.builder.backends.cuda.step.target import WrittenLogits
 from specbuild.builder.backends.cuda.step.views import general_capacity, refresh_capacities
+from specbuild.builder.engine.sizes import EngineSizes
 from specbuild.runtime.engine_dir.manifest import DraftShape
 
 # The minimum number of sequences of a ragged step. From _MANY_ROWS rows on, the target's time grows
@@ -76,6 +82,35 @@ def step_forms(
             forms = _of_lossy_modes(parts, batches, shape, widest, can_extend=can_extend)
         all_forms += [replace(form, drafter=drafter) for form in forms]
     return sorted(all_forms, key=lambda form: form.batch)
+
+
+def host_chain_forms(parts: EngineParts, engine_sizes: EngineSizes) -> list[StepForm]:
+    """The steps that verify the host's chains.
+
+    Without a drafter on the host these are tokens that guides force, for few batches, with logits.
+    """
+    longest, most = engine_sizes.host_chain, engine_sizes.limits.max_batch_size
+    if not longest:
+        return []
+    # Recurrent states, views and lists have capacity for equal numbers of rows alone.
+    ragged = parts.states is None and parts.views is None and parts.dsa is None
+    kinds: tuple[WrittenLogits, ...] = ("none", "all")
+    sizes = {b: host_proposal_sizes(b, longest, ragged=ragged) for b in batch_buckets(most)}
+    if engine_sizes.host_drafter is None:
+        kinds = ("all",)
+        sizes = {batch: forced_sizes(batch, longest) for batch in processor_batches(most)}
+    return [
+        StepForm(
+            batch,
+            DraftShape(1, longest_of, longest_of),
+            kept,
+            host_proposal=True,
+            ragged_rows=rows if ragged and batch > 1 else 0,
+        )
+        for batch, of_batch in sizes.items()
+        for longest_of, rows in of_batch
+        for kept in kinds
+    ]
 
 
 def _exact(

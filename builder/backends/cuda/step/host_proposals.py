@@ -39,6 +39,15 @@ def host_proposal_sizes(
     return tuple(sizes)
 
 
+def forced_sizes(batch: int, longest: int) -> tuple[tuple[int, int], ...]:
+    """Return chain length and rows of the step for chains that guides force.
+
+    It has rows for one token of every sequence, or for more tokens of some.
+    """
+    rows = max(2 * batch, longest + 1)
+    return ((min(longest, rows - batch), rows),) if rows <= MAX_DECODE_ROWS else ()
+
+
 def host_chains(parts: EngineParts, batch: int, length: int) -> dict[str, Tensor]:
     """Return the host's chains in the form of TreeSelect's outputs."""
     port, nodes = parts.ports[OFFERED], length + 1

@@ -22,6 +22,7 @@ from specbuild.runtime.engine_dir.plan import (
     OFFERED,
     ROW_COUNTS,
     TOP_PATH,
+    TREE_FORM,
     Space,
     draft_write_slot,
 )
@@ -67,7 +68,8 @@ class StateSizes:
     There are ``sparse`` steps that attend to selected tokens (DSA), and steps that compare them
     with full attention (``checks``). With ``has_processors`` there are steps that apply logit
     processors and return top log-probabilities. The host proposes chains of up to ``max_proposal``
-    tokens. ``ranks`` GPUs exchange rows of ``exchange_width`` values. Recurrent states include up
+    tokens. The largest pool of trees drafted level by level has ``tree_candidates``, 0 for chains
+    alone. ``ranks`` GPUs exchange rows of ``exchange_width`` values. Recurrent states include up
     to ``max_replay`` rows of a step, 0 without such states.
     """
 
@@ -84,6 +86,7 @@ class StateSizes:
     checks: bool = False
     has_processors: bool = False
     max_proposal: int = 0
+    tree_candidates: int = 0
     ranks: int = 1
     exchange_width: int = 0
     max_replay: int = 0
@@ -171,6 +174,8 @@ def _sequences(s: StateSizes) -> Ports:
             "replay_path": ((*b, s.max_replay), _INT),
             "replay_count": (b, _INT),
         }
+    if s.tree_candidates:
+        ports[TREE_FORM] = ((s.tree_candidates,), _FLOAT)
     if s.max_proposal:
         ports[OFFERED] = ((s.batch * (s.max_proposal + 2),), _INT)
         ports[FIRST_ROWS] = ((s.batch + 1,), _INT)
