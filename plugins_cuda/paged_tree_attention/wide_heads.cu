@@ -78,7 +78,7 @@ struct Group {
 
 // The merged state of splits, for the lane's two rows g and g + 8 of the mma.
 struct Joined {
-  float most[2] = {minus_infinity(), minus_infinity()}, sum[2] = {0.0f, 0.0f};
+  float maximum[2] = {minus_infinity(), minus_infinity()}, sum[2] = {0.0f, 0.0f};
   float of[kParts][2][4] = {};
 
   template <class Value>

@@ -90,7 +90,7 @@ def reference(
     if factors is not None:
         turned = (turned.float() * factors[positions.long()][:, None, None]).to(x.dtype)
     if not kv_heads:
-        return turned, k_pool, v_pool
+        return turned, k_pool.clone(), v_pool.clone()
     return (
         turned,
         kv_write(k_pool, rotate(k, cos, sin, positions), write_slot),

@@ -111,7 +111,7 @@ def test_what_it_has_not_is_refused(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(SpecbuildError, match="hidden_act 'gelu' is not implemented"):
         read_target(tmp_path / "gelu", strict=True)
     with pytest.raises(
-        SpecbuildError, match=r"are built for gpt_oss, .* is a seed_oss; leave it out"
+        SpecbuildError, match=r"need gpt_oss, but .* is a seed_oss; remove the option"
     ):
         read_target(folder / "model", strict=True, dsa=True)
     edit_config(folder / "model", model_type="mamba")

@@ -76,7 +76,7 @@ def test_a_scale_that_is_no_fp16_number_is_refused() -> None:
     scale = GroupPart(torch.full((16, 1), 2.0**-30), 64)
     zeros = GroupPart(torch.zeros(16, 1), 64)
     weight = GroupedCodes(torch.zeros(16, 64, dtype=torch.uint8), {SCALE: scale, ZERO: zeros})
-    with pytest.raises(SpecbuildError, match=r"9\.31323e-10, expected a number of float16"):
+    with pytest.raises(SpecbuildError, match=r"9\.31323e-10, expected a float16 number"):
         pack_codes(weight, INT4)
 
 

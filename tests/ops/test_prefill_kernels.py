@@ -23,6 +23,7 @@ from specbuild.builder.backends.cuda.tuning.kernel_case import (
 )
 from specbuild.plugins_cuda.launches import Lowering, LoweringRequest, TensorInfo
 from specbuild.plugins_cuda.linear.cases import linear
+from specbuild.plugins_cuda.linear.storage import MXFP4
 from specbuild.plugins_cuda.opspec import OpSpec
 from specbuild.plugins_cuda.prefill_gemm import (
     MAX_COLUMNS,
@@ -34,6 +35,8 @@ from specbuild.plugins_cuda.prefill_gemm import (
 from specbuild.plugins_cuda.registry import op_named
 from specbuild.plugins_cuda.rms_low_rank.cases import project as low_rank
 from specbuild.plugins_cuda.rms_moe.cases import DEEPSEEK_V3, Layer
+from specbuild.plugins_cuda.rms_moe.expert_codes import expert_weight
+from specbuild.plugins_cuda.rms_moe.packing import down_steps
 from specbuild.plugins_cuda.rms_moe.prefill import lower_prefill as lower_moe
 from specbuild.plugins_cuda.rms_qkv_rope.cases import project
 from specbuild.plugins_cuda.rms_swiglu.cases import swiglu
@@ -145,6 +148,7 @@ def sort_launch(rows: int, experts: int, top_k: int, columns: int) -> tuple[Lowe
     tensors = {
         "x": TensorInfo((rows, 32), "bfloat16"),
         "gate_up": TensorInfo((experts, 4, 512), "uint8"),
+        "down": expert_weight(MXFP4, experts, 4, down_steps(32)),
         "gate_up_bias": TensorInfo((experts, 64), "bfloat16"),
         "row_start": TensorInfo((2,), "int32"),
     }
@@ -287,7 +291,9 @@ def test_a_form_for_few_rows_that_no_kernel_has_is_refused(
 
 def test_a_weight_of_another_width_is_refused() -> None:
     tensors = {**linear_request().tensors, "x": TensorInfo((64, 128), "bfloat16")}
-    with pytest.raises(SpecbuildError, match=r"3 units of 32 columns .* rows of 128 values"):
+    with pytest.raises(
+        SpecbuildError, match=r"3 units of 32 columns, expected those of rows of 128 values"
+    ):
         lower(op_named("Linear"), linear_request(tensors=tensors))
 
 
@@ -302,6 +308,7 @@ def test_a_router_that_no_kernel_has_is_refused(changes: dict[str, Any], message
     tensors = {
         "x": TensorInfo((64, 96), "bfloat16"),
         "gate_up": TensorInfo((16, 4, 1024), "uint8"),
+        "down": expert_weight(MXFP4, 16, 12, down_steps(32)),
         "gate_up_bias": TensorInfo((16, 64), "bfloat16"),
         "row_start": TensorInfo((3,), "int32"),
     }

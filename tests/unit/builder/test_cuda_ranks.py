@@ -150,6 +150,7 @@ class InParts(PlanInterpreter):
     def _moe(self, given: dict[str, torch.Tensor], attributes: dict[str, Any]) -> torch.Tensor:
         choice = dict(attributes)
         eps, rounding, logits, shared = map(choice.pop, ("eps", "rounding", "logits", "shared"))
+        assert choice.pop("residual")
         x, router = given["x"], (given["router_weight"], given["router_bias"])
         normed, scores = router_input(x, given["norm"], router, eps, rounding, logits)
         bias = unpack_gate_up_bias(given["gate_up_bias"])

@@ -117,8 +117,8 @@ def test_experts_are_stacked(written: Path) -> None:
     down, *outer = stored(written, checkpoint, f"{prefix}down_proj")
     assert gate_up.shape == (8, HIDDEN, 48) and down.shape == (8, 24, HIDDEN)
     for expert in range(8):
-        assert torch.equal(gate_up[expert, :, 0::2], inner[expert].T)
-        assert torch.equal(gate_up[expert, :, 1::2], inner[8 + expert].T)
+        assert torch.equal(gate_up[expert, :, 0::2], inner[2 * expert].T)
+        assert torch.equal(gate_up[expert, :, 1::2], inner[2 * expert + 1].T)
         assert torch.equal(down[expert], outer[expert].T)
 
 

@@ -46,7 +46,7 @@ def test_release_eos_where_the_folder_stands_alone(tmp_path: Path) -> None:
     write_target(tmp_path, layout="original", vocab=201088, hidden=32, layers=1)
     checkpoint = read_target(tmp_path, strict=True)
     assert checkpoint.geometry.eos_token_ids == (200002, 199999, 200012)
-    assert "the release's (200002, 199999, 200012) used" in checkpoint.warnings[0]
+    assert "the build uses the release's (200002, 199999, 200012)" in checkpoint.warnings[0]
 
 
 def test_text_and_eos_of_the_folder_above(tmp_path: Path) -> None:
