@@ -169,8 +169,12 @@ class ChatChoice:
     @property
     def is_plain(self) -> bool:
         """Whether chunks describe no tokens."""
-        body = self._body
-        return not (body.logprobs or body.return_draft_tokens or body.return_token_ids)
+        return not (self._describes_tokens or self._body.return_draft_tokens)
+
+    @property
+    def _describes_tokens(self) -> bool:
+        """Whether chunks have the log-probabilities or the ids of tokens."""
+        return bool(self._body.logprobs or self._body.return_token_ids)
 
     def events(self, head: Mapping[str, Any], batch: TokenBatch) -> bytes:
         """Return the events of a batch in a stream, while the choice ``is_plain``."""
@@ -189,10 +193,14 @@ class ChatChoice:
     def chunks(self, batch: TokenBatch) -> list[dict[str, Any]]:
         """Return the choices of chunks for a batch.
 
-        The last one has the log-probabilities and the finish reason.
+        The last one has the finish reason. If chunks describe tokens, each token of a batch has
+        chunks of its own, as if it had arrived alone.
         """
         if self.output.finish_reason is not None:
             return []
+        body = self._body
+        if len(batch.tokens) > 1 and self._describes_tokens and not body.return_draft_tokens:
+            return [choice for single in batch.split_by_token() for choice in self.chunks(single)]
         num_before = len(self.output.tokens)
         deltas = self.add(batch)
         # A stop string may end the output within the batch.
@@ -205,7 +213,7 @@ class ChatChoice:
         contents = [content for delta in deltas if (content := self._delta(delta))]
         chunks = [self.choice(content, None) for content in contents]
         finish_reason, body = self.output.finish_reason, self._body
-        by_token = body.logprobs or body.return_draft_tokens or body.return_token_ids
+        by_token = self._describes_tokens or body.return_draft_tokens
         ends_in_text = bool(contents) and "tool_calls" not in contents[-1]
         if finish_reason is not None and ends_in_text:
             chunks[-1] = self.choice(contents[-1], finish_reason)
@@ -215,7 +223,7 @@ class ChatChoice:
             for chunk in chunks[:-1]:
                 chunk.update(source_fields(tokens), token_count=0)
             chunks[-1] |= source_fields(tokens)
-        if chunks and (body.logprobs or body.return_token_ids):
+        if chunks and self._describes_tokens:
             chunks[-1] |= self._details(tokens)
         return chunks
 

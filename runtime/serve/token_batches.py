@@ -28,6 +28,12 @@ class TokenBatch:
     tokens: list[TokenEvent] = field(default_factory=list)
     finish_reason: str | None = None
 
+    def split_by_token(self) -> list[TokenBatch]:
+        """Return a part for each token; the last one ends the output as this batch does."""
+        parts = [TokenBatch(self.choice, [token]) for token in self.tokens]
+        parts[-1].finish_reason = self.finish_reason
+        return parts
+
     def split_by_source(self) -> list[TokenBatch]:
         """Return parts whose tokens all come from the draft or all from the target."""
         parts = [

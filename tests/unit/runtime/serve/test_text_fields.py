@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 import httpx
@@ -17,8 +18,10 @@ from transformers import PreTrainedTokenizerFast
 
 from specbuild.runtime.errors import RequestError
 from specbuild.runtime.request import TokenEvent
+from specbuild.runtime.serve.chat_choice import ChatChoice, ChatFields
 from specbuild.runtime.serve.output import Output
 from specbuild.runtime.serve.parsers.marker_parser import MarkerParser
+from specbuild.runtime.serve.parsers.parser import TextParser
 from specbuild.runtime.serve.parsers.tool_call_formats import TOOL_CALL_FORMATS
 from specbuild.runtime.serve.token_batches import TokenBatch
 from specbuild.runtime.text.codec import TextCodec
@@ -232,6 +235,22 @@ def test_a_template_without_the_last_message_cannot_continue_it() -> None:
 def test_a_request_id_is_that_of_the_answer(client: httpx.Client, route: str) -> None:
     answer = post(client, route, max_tokens=1, request_id="mine").json()
     assert answer["id"].endswith("-mine")
+
+
+@pytest.mark.parametrize("cuts", [(1, 2, 3), (3,), (2, 3)])
+def test_tokens_of_one_batch_have_chunks_of_their_own(cuts: tuple[int, ...]) -> None:
+    """A step may accept several draft tokens, and steps are merged while nobody reads."""
+    body = ChatFields(messages=[], return_token_ids=True)
+    parser = TextParser(PlainDecoder(lambda ids: "".join(map(chr, ids))), ())
+    choice = ChatChoice.__new__(ChatChoice)
+    choice.__dict__.update(_body=body, _index=0, output=Output(parser, single_call=False))
+    tokens = [TokenEvent(0, ord(c), c, False, None) for c in "abc"]
+    chunks = []
+    for first, end in pairwise((0, *cuts)):
+        batch = TokenBatch(0, tokens[first:end], "length" if end == 3 else None)
+        chunks += choice.chunks(batch)
+    found = [(c["delta"].get("content"), c["token_ids"], c["finish_reason"]) for c in chunks]
+    assert found == [("a", [97], None), ("b", [98], None), ("c", [99], "length")]
 
 
 def test_one_call_is_left_without_parallel_calls() -> None:
