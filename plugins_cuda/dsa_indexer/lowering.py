@@ -92,13 +92,13 @@ def refusal(request: LoweringRequest) -> Unsupported | None:
     _, heads, width = tensors["q"].shape
     if request.phase == "prefill":
         return Unsupported(
-            "DsaIndexer: no kernel takes the chunks of a prompt: build for the cpu target."
+            "DsaIndexer: no kernel takes the chunks of a prompt: build for the cpu backend."
         )
     if tensors["q"].dtype != "bfloat16" or width % 8 or width > MAX_WIDTH or heads > MAX_HEADS:
         return Unsupported(
             f"DsaIndexer: {heads} heads of {width} {tensors['q'].dtype} values; its kernels take "
             f"up to {MAX_HEADS} of up to {MAX_WIDTH} bfloat16 values, in multiples of 8: build "
-            "for the cpu target."
+            "for the cpu backend."
         )
     capacity = tensors["page_table"].shape[2] * tensors["key_pool"].shape[2]
     select_bytes = _select_bytes(request)

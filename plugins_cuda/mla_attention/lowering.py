@@ -107,7 +107,7 @@ def refusal(request: LoweringRequest) -> Unsupported | None:
         if shape.window:
             return Unsupported(
                 f"MlaAttention: selected slots in a layer with a window of {shape.window}, the "
-                "CUDA kernels take them in full-attention layers: build for the cpu target."
+                "CUDA kernels take them in full-attention layers: build for the cpu backend."
             )
     if prompt and not shape.rebuilt:
         return absorbed_refusal(shape)

@@ -31,7 +31,7 @@ def refusal(request: LoweringRequest) -> Unsupported | None:
     if window:
         return Unsupported(
             f"PagedTreeAttention: selected slots in a layer with a window of {window}, the "
-            "CUDA kernels take them in full-attention layers: build for the cpu target."
+            "CUDA kernels take them in full-attention layers: build for the cpu backend."
         )
     return None
 
