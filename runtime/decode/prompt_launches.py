@@ -34,10 +34,11 @@ def prompt_launches(tokens: int, max_rows: int) -> list[int]:
 
 
 def whole_steps(length: int, count: int, remaining: int, *, step: int, is_first: bool) -> int:
-    """Return at most ``count`` of a prompt's next tokens, ending at a multiple of ``step``.
+    """Return how many of a prompt's next tokens a chunk has, to end at a multiple of ``step``.
 
-    ``length`` tokens precede them, and ``remaining`` are left. The first chunk of a launch always
-    has tokens, so prompts advance whatever the row limit is.
+    ``length`` tokens precede them, and ``remaining`` are left. There are at most ``count``, perhaps
+    none. Only the first chunk of a launch always reaches the next multiple, so prompts advance
+    whatever ``count`` is.
     """
     last = (length + count) // step * step
     if last <= length and is_first:

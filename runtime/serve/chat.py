@@ -141,11 +141,11 @@ class _ChatEvents(EventSource):
         return _all_ended(self._choices)
 
     def begin(self) -> Iterator[Mapping[str, Any]]:
-        """Yield a chunk with the role for each choice; the first has the fields that are given."""
+        """Yield a chunk with the role for each choice; the first has the fields of the prompt."""
         for i, choice in enumerate(self._choices):
-            first = {} if i else self._first_fields
-            given = {name: value for name, value in first.items() if value is not None}
-            yield {**self._chunk(choice, choice.begin()), **given}
+            fields = {} if i else self._first_fields
+            prompt_fields = {name: value for name, value in fields.items() if value is not None}
+            yield {**self._chunk(choice, choice.begin()), **prompt_fields}
 
     def add(self, batch: TokenBatch) -> Iterator[Mapping[str, Any]]:
         """Yield the chunks of a batch."""
