@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import glob
 import os
 import shutil
 import socket
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 _AT_FDCWD = -100
@@ -43,18 +45,45 @@ def replace_file(file: Path, write: Callable[[Path], object]) -> None:
     """Let ``write`` fill a new file, then rename it to ``path``; creates the folder.
 
     The path has its old contents until the new file is complete and synced, also if ``write`` or
-    the disk fails, whose error is raised.
+    the disk fails, whose error is raised. Processes that replace the same file take turns.
     """
     file.parent.mkdir(parents=True, exist_ok=True)
     staged = file.with_name(staged_name(file.name))
-    try:
-        write(staged)
-        fsync(staged)
-        staged.replace(file)
-    except BaseException:
-        staged.unlink(missing_ok=True)
-        raise
+    with _locked(staged):
+        try:
+            write(staged)
+            fsync(staged)
+            staged.replace(file)
+        except BaseException:
+            staged.unlink(missing_ok=True)
+            raise
     fsync(file.parent)
+
+
+@contextmanager
+def _locked(staged: Path) -> Iterator[None]:
+    """Create a file and lock it against other processes that would write it.
+
+    While a process waits for the lock, its holder renames or removes the file, so the name is
+    opened again until it is the name of the locked file.
+    """
+    while True:
+        descriptor = os.open(staged, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            with suppress(OSError):  # Some network drives have no locks.
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+            if _is_file(descriptor, staged):
+                yield
+                return
+        finally:
+            os.close(descriptor)
+
+
+def _is_file(descriptor: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except FileNotFoundError:
+        return False
 
 
 def staged_name(name: str) -> str:

@@ -6,6 +6,8 @@ import json
 import os
 import shutil
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -165,3 +167,22 @@ def test_another_users_running_build_is_left_alone(
     monkeypatch.setattr(os, "kill", refuse)
     durable.staging_folder(tmp_path / "e")
     assert running.is_dir()
+
+
+_REPLACE = """
+import sys, pathlib
+from specbuild.builder.durable import replace_bytes
+file, letter = pathlib.Path(sys.argv[1]), sys.argv[2]
+for _ in range(200):
+    replace_bytes(file, letter.encode() * 4096)
+"""
+
+
+def test_processes_that_replace_one_file_take_turns(tmp_path: Path) -> None:
+    file = tmp_path / "index.json"
+    words = [sys.executable, "-c", _REPLACE, str(file)]
+    writers = [subprocess.Popen([*words, letter], stderr=subprocess.PIPE) for letter in "abc"]
+    messages = [writer.communicate(timeout=120)[1].decode() for writer in writers]
+    assert messages == [""] * 3
+    assert file.read_bytes() in {letter * 4096 for letter in (b"a", b"b", b"c")}
+    assert [path.name for path in tmp_path.iterdir()] == ["index.json"]
