@@ -120,9 +120,9 @@ def shape_of(kind: str | None, depth: int = LEVELS) -> ModelShape | None:
 
 
 def test_programs_are_the_sum_of_the_drafts(both: LoweredEngine) -> None:
-    """Programs are named after the draft; all others exist once."""
+    """Programs are named after the draft; all others, host proposals among them, exist once."""
     steps = [entry for entry, _ in both.programs if entry.kind == "step" and entry.batch == 1]
-    drafted = [entry for entry in steps if entry.draft_depth]
+    drafted = [entry for entry in steps if entry.draft_depth and not entry.host_proposal]
     for kind in KINDS:
         own = [entry for entry in drafted if entry.drafter == kind]
         assert len(own) == 2 * LEVELS
@@ -323,7 +323,7 @@ def test_auto_tries_each_where_no_costs_were_measured(made: Made, both: LoweredE
     plain, auto = (run(engine, made.prompts[:1], PARAMS, drafter=d).ids for d in ("none", "auto"))
     policy = engine.default_draft
     assert auto == plain and "this process's own steps" in policy.reason
-    assert [*dict.fromkeys(map(model_of, policy._costs.shapes))] == [*KINDS]
+    assert [*dict.fromkeys(map(model_of, policy._model_policy._costs.shapes))] == [*KINDS]
 
 
 @pytest.mark.parametrize("seed", [5, pytest.param(6, marks=pytest.mark.slow)])
