@@ -19,7 +19,7 @@ from specbuild.runtime.engine_dir.cache_groups import slots_per_sequence
 from specbuild.runtime.engine_dir.files import check_sizes, read_manifest
 from specbuild.runtime.engine_dir.manifest import Manifest, Port
 from specbuild.runtime.engine_dir.weights_file import open_weights
-from specbuild.runtime.errors import EngineFileError, SpecbuildError
+from specbuild.runtime.errors import OutdatedEngineError, SpecbuildError
 from specbuild.runtime.executors.cpu.executor import CpuExecutor
 from specbuild.runtime.executors.cpu.graphs import read_graphs
 from specbuild.runtime.lossy.specpv.host_tables import launch_feeds
@@ -188,9 +188,7 @@ def _with_outputs(graph: bytes, names: Sequence[str], where: str) -> bytes:
     existing = {name for node in model.graph.node for name in node.output}
     missing = [name for name in names if name not in existing]
     if missing:
-        raise EngineFileError(
-            f"{where}: has no value named {missing[0]} to look at; rebuild the engine"
-        )
+        raise OutdatedEngineError(f"{where}: has no value named {missing[0]} to look at")
     for name in names:
         value = onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None)
         model.graph.output.append(value)

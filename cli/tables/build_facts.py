@@ -11,7 +11,7 @@ from specbuild.runtime.engine_dir.files import read_file
 from specbuild.runtime.engine_dir.manifest import Manifest
 from specbuild.runtime.engine_dir.quantized import QuantizedProducts
 from specbuild.runtime.engine_dir.strict_json import from_json, parsed
-from specbuild.runtime.errors import EngineFileError, SpecbuildError
+from specbuild.runtime.errors import OutdatedEngineError, SpecbuildError
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -86,8 +86,8 @@ def build_facts(engine: Path, manifest: Manifest) -> BuildFacts:
             reasons, types, quantization, passes, tactics and _of(TacticFacts, tactics)
         )
     except (ValueError, KeyError, TypeError, AttributeError, SpecbuildError) as error:
-        raise EngineFileError(
-            f"{engine}: {REPORT_FILE} is no build report ({error!r}); build the engine again"
+        raise OutdatedEngineError(
+            f"{engine}: {REPORT_FILE} is no build report ({error!r})"
         ) from error
 
 

@@ -15,7 +15,7 @@ from specbuild.runtime.engine_dir.geometry import TargetGeometry
 from specbuild.runtime.engine_dir.manifest import FP8_DTYPE, INDEXER_GROUP, CacheGroup, Limits
 from specbuild.runtime.engine_dir.plan import ITEM_BYTES
 from specbuild.runtime.engine_dir.ranks import groups_of_rank
-from specbuild.runtime.errors import EngineFileError
+from specbuild.runtime.errors import EngineFileError, OutdatedEngineError
 
 KV_DTYPE = "bfloat16"
 MIN_PAGE_SIZE = 16
@@ -102,15 +102,15 @@ class KvLayout:
         g = self.group
         self._validate_widths(model)
         if g.page_size < MIN_PAGE_SIZE or g.page_size & (g.page_size - 1):
-            raise EngineFileError(
+            raise OutdatedEngineError(
                 f"cache group {g.name} has pages of {g.page_size} tokens, but kernels need a power "
-                f"of two from {MIN_PAGE_SIZE} on; rebuild the engine"
+                f"of two from {MIN_PAGE_SIZE} on"
             )
         may_be_quantized = g.name == INDEXER_GROUP or not g.latent_widths
         if g.dtype != KV_DTYPE and not (may_be_quantized and g.coded):
-            raise EngineFileError(
+            raise OutdatedEngineError(
                 f"cache group {g.name} holds {g.dtype}, but kernels need {KV_DTYPE}, or "
-                f"{FP8_DTYPE} for keys and values; rebuild the engine"
+                f"{FP8_DTYPE} for keys and values"
             )
         self._validate_layers(model)
 
@@ -132,9 +132,8 @@ class KvLayout:
             expected = (1, *map(padded_width, latent_dims))
             actual = (g.kv_heads, *g.latent_widths)
         if actual != expected:
-            raise EngineFileError(
-                f"cache group {g.name} has heads and widths {actual}, but its model has "
-                f"{expected}; rebuild the engine"
+            raise OutdatedEngineError(
+                f"cache group {g.name} has heads and widths {actual}, but its model has {expected}"
             )
 
     def _validate_layers(self, model: TargetGeometry | DraftGeometry) -> None:
@@ -147,9 +146,9 @@ class KvLayout:
             window = window if g.window else 0
         outside = [layer for layer in g.layers if not 0 <= layer < count]
         if outside or not g.layers or g.window != window:
-            raise EngineFileError(
+            raise OutdatedEngineError(
                 f"cache group {g.name} has layers {g.layers} and window {g.window}, but its "
-                f"model has {count} layers and window {window}; rebuild the engine"
+                f"model has {count} layers and window {window}"
             )
 
 

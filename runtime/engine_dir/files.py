@@ -20,10 +20,10 @@ from specbuild.runtime.engine_dir.manifest import (
 )
 from specbuild.runtime.engine_dir.manifest_check import check_manifest
 from specbuild.runtime.engine_dir.origin import Origin
-from specbuild.runtime.engine_dir.rebuild import build_again, version_problem
+from specbuild.runtime.engine_dir.rebuild import build_command, check_version
 from specbuild.runtime.engine_dir.regular_file import open_regular, read_regular
 from specbuild.runtime.engine_dir.strict_json import brief, from_json, parsed
-from specbuild.runtime.errors import EngineFileError, SpecbuildError
+from specbuild.runtime.errors import EngineFileError, OutdatedEngineError, SpecbuildError
 
 MAX_MANIFEST_BYTES = 16 << 20
 # The last one can remain after an interrupted ``sign``. It is never read, and the next one replaces
@@ -46,10 +46,8 @@ def read_manifest(directory: Path, origin: Origin | None = None) -> Manifest:
     try:
         decoded = parsed(data)
     except ValueError as error:
-        raise EngineFileError(f"{where} is not JSON ({error}); build the engine again") from error
-    problem = version_problem(directory, where, decoded)
-    if problem is not None:
-        raise EngineFileError(problem)
+        raise OutdatedEngineError(f"{where} is not JSON ({error})") from error
+    check_version(directory, where, decoded)
     features = decoded.get("features", [])
     if not isinstance(features, list) or not all(isinstance(name, str) for name in features):
         raise EngineFileError(f"{where}: features are {brief(features)}, expected a list of names")
@@ -61,8 +59,8 @@ def read_manifest(directory: Path, origin: Origin | None = None) -> Manifest:
         manifest = from_json(Manifest, decoded, MANIFEST_FILE)
         check_manifest(manifest)
     except (SpecbuildError, ValueError) as error:
-        again = build_again(directory, decoded)
-        raise EngineFileError(f"{directory}: {error}; {again}") from error
+        command = build_command(directory, decoded)
+        raise OutdatedEngineError.of(directory, error, command) from error
     return manifest
 
 
@@ -126,9 +124,7 @@ def mapped_file(directory: Path, manifest: Manifest, name: str) -> memoryview:
     """
     entry = manifest.files.get(name)
     if entry is None:
-        raise EngineFileError(
-            f"{directory}: {name} is no file that the manifest lists; rebuild the engine"
-        )
+        raise OutdatedEngineError(f"{directory}: {name} is no file that the manifest lists")
     return _mapped(directory, name, entry.bytes)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,35 +13,33 @@ from specbuild.runtime.engine_dir.drafters.record import ModelRecord
 from specbuild.runtime.engine_dir.drafters.registry import RECORDS
 from specbuild.runtime.engine_dir.manifest import Manifest
 from specbuild.runtime.engine_dir.strict_json import brief, to_json
-from specbuild.runtime.errors import EngineFileError
+from specbuild.runtime.errors import EngineFileError, OutdatedEngineError
 
 _MAX_VALUE_CHARACTERS = 100
-# The ends of messages about engines that another version built. A damaged engine may also be
-# copied again, so those messages do not match.
-_ADVICE = re.compile(r"; (?:build (?:the engine|it) again|rebuild (?:the engine|it))$")
 
 
-def version_problem(directory: Path, where: Path, decoded: Any) -> str | None:
-    """Return the advice if a decoded manifest has another format than this runtime's, else None."""
+def check_version(directory: Path, where: Path, decoded: Any) -> None:
+    """Raise EngineFileError if a decoded manifest has another format than this runtime's."""
     version = decoded.get("format_version") if isinstance(decoded, dict) else None
     if type(version) is int and version == FORMAT_VERSION:
-        return None
+        return
     # Imported here because it takes longer than the other modules of a manifest.
     import importlib.metadata
 
     own = importlib.metadata.version("specbuild")
     if type(version) is int and version > FORMAT_VERSION:
-        return (
+        raise EngineFileError(
             f"{where} is of format version {brief(version)}, of a newer specbuild"
             f"{_built_by(decoded)}; this one ({own}) reads {FORMAT_VERSION}: update specbuild"
         )
-    return (
+    raise OutdatedEngineError(
         f"{where} is of format version {brief(version)}{_built_by(decoded)}, specbuild {own} "
-        f"reads {FORMAT_VERSION}; {build_again(directory, decoded)}"
+        f"reads {FORMAT_VERSION}",
+        build_command(directory, decoded),
     )
 
 
-def build_again(directory: Path, decoded: Any) -> str:
+def build_command(directory: Path, decoded: Any) -> str:
     """Return the command that rebuilds an engine, with the options in its manifest.
 
     A manifest has no paths: checkpoint and drafts are placeholders. ``decoded`` may be of any
@@ -64,19 +61,18 @@ def build_again(directory: Path, decoded: Any) -> str:
     options = fields.get("options")
     for name, value in sorted(options.items()) if isinstance(options, dict) else ():
         words += _option(name, value)
-    return f"build the engine again: {shlex.join([*words, '--force'])}"
+    return shlex.join([*words, "--force"])
 
 
 @contextmanager
 def naming_build_command(directory: Path, manifest: Manifest) -> Iterator[None]:
-    """Add the command to each EngineFileError whose advice is to build the engine again."""
+    """Add the command to each OutdatedEngineError that has none."""
     try:
         yield
-    except EngineFileError as error:
-        problem, changes = _ADVICE.subn("", str(error))
-        if not changes:
-            raise
-        raise EngineFileError(f"{problem}; {build_again(directory, to_json(manifest))}") from error
+    except OutdatedEngineError as error:
+        if error.command is None:
+            error.command = build_command(directory, to_json(manifest))
+        raise
 
 
 def _option(name: str, value: Any) -> Iterator[str]:

@@ -18,7 +18,7 @@ from specbuild.runtime.engine_dir.files import mapped_file, read_file
 from specbuild.runtime.engine_dir.manifest import WEIGHTS_FILE, Manifest, StoredTensor
 from specbuild.runtime.engine_dir.ranks import tensors_in
 from specbuild.runtime.engine_dir.strict_json import parsed
-from specbuild.runtime.errors import EngineFileError
+from specbuild.runtime.errors import EngineFileError, OutdatedEngineError
 
 TensorMap = dict[str, np.ndarray]
 
@@ -80,10 +80,10 @@ def tensors_of(data: memoryview, expected: Mapping[str, StoredTensor], where: st
         first, end = _span(name, entry, expected[name], where)
         spans.append((first, end, name))
         if start + end > len(data):
-            raise EngineFileError(f"{where}: tensor {name} ends outside the file; rebuild it")
+            raise OutdatedEngineError(f"{where}: tensor {name} ends outside the file")
         dtype, shape = DTYPES[entry["dtype"]], tuple(entry["shape"])
         if (start + first) % dtype.itemsize:
-            raise EngineFileError(f"{where}: tensor {name} is not aligned; rebuild the engine")
+            raise OutdatedEngineError(f"{where}: tensor {name} is not aligned")
         arrays[name] = np.frombuffer(data[start + first : start + end], dtype).reshape(shape)
     _check_cover(spans, len(data) - start, where)
     for name, tensor in expected.items():
@@ -102,13 +102,13 @@ def _same(
     """Return the array of a tensor that is stored under another name."""
     other = expected.get(tensor.same_as or "")
     if other is None or other.same_as is not None or tensor.same_as not in arrays:
-        raise EngineFileError(
-            f"{where}: tensor {name} is to be {tensor.same_as}, which is not stored; rebuild it"
+        raise OutdatedEngineError(
+            f"{where}: tensor {name} is to be {tensor.same_as}, which is not stored"
         )
     if (other.dtype, other.shape) != (tensor.dtype, tensor.shape):
-        raise EngineFileError(
+        raise OutdatedEngineError(
             f"{where}: tensor {name} is {tensor.dtype} {list(tensor.shape)}, but {tensor.same_as}, "
-            f"which it is to be, {other.dtype} {list(other.shape)}; rebuild the engine"
+            f"which it is to be, {other.dtype} {list(other.shape)}"
         )
     return arrays[tensor.same_as]
 
@@ -120,7 +120,7 @@ def _header(
     length = int.from_bytes(data[:_LENGTH_BYTES], "little")
     start = _LENGTH_BYTES + length
     if len(data) < _LENGTH_BYTES or start > len(data):
-        raise EngineFileError(f"{where}: its header ends outside the file; rebuild the engine")
+        raise OutdatedEngineError(f"{where}: its header ends outside the file")
     bound = max_header_bytes(expected)
     if length > bound:
         raise EngineFileError(
@@ -130,29 +130,29 @@ def _header(
     try:
         header = parsed(bytes(data[_LENGTH_BYTES:start]))
     except ValueError as error:
-        raise EngineFileError(f"{where}: its header is not JSON; rebuild the engine") from error
+        raise OutdatedEngineError(f"{where}: its header is not JSON") from error
     if not isinstance(header, dict):
-        raise EngineFileError(f"{where}: its header is no object; rebuild the engine")
+        raise OutdatedEngineError(f"{where}: its header is no object")
     return header, start
 
 
 def _span(name: str, entry: Any, expected: StoredTensor, where: str) -> tuple[int, int]:
     """Return the offsets of a tensor, after a comparison of its entry with the manifest."""
     if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
-        raise EngineFileError(f"{where}: the entry of tensor {name} is malformed; rebuild it")
+        raise OutdatedEngineError(f"{where}: the entry of tensor {name} is malformed")
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
     if dtype != expected.dtype or shape != list(expected.shape):
-        raise EngineFileError(
+        raise OutdatedEngineError(
             f"{where}: tensor {name} is {dtype} {shape}, the manifest says "
-            f"{expected.dtype} {list(expected.shape)}; rebuild the engine"
+            f"{expected.dtype} {list(expected.shape)}"
         )
     if dtype not in DTYPES:
-        raise EngineFileError(f"{where}: tensor {name} has dtype {dtype}; rebuild the engine")
+        raise OutdatedEngineError(f"{where}: tensor {name} has dtype {dtype}")
     if not (isinstance(offsets, list) and [type(o) for o in offsets] == [int, int]):
-        raise EngineFileError(f"{where}: the offsets of tensor {name} are malformed; rebuild it")
+        raise OutdatedEngineError(f"{where}: the offsets of tensor {name} are malformed")
     first, end = offsets
     if first < 0 or end - first != prod(expected.shape) * DTYPES[dtype].itemsize:
-        raise EngineFileError(f"{where}: tensor {name} has another size than its shape; rebuild it")
+        raise OutdatedEngineError(f"{where}: tensor {name} has another size than its shape")
     return first, end
 
 
@@ -161,9 +161,7 @@ def _check_cover(spans: list[tuple[int, int, str]], total: int, where: str) -> N
     for first, end, name in sorted(spans):
         if first != reached:
             problem = "overlaps the one before" if first < reached else "leaves a gap before it"
-            raise EngineFileError(f"{where}: tensor {name} {problem}; rebuild the engine")
+            raise OutdatedEngineError(f"{where}: tensor {name} {problem}")
         reached = end
     if reached != total:
-        raise EngineFileError(
-            f"{where}: {total - reached} bytes belong to no tensor; rebuild the engine"
-        )
+        raise OutdatedEngineError(f"{where}: {total - reached} bytes belong to no tensor")

@@ -12,7 +12,7 @@ import numpy as np
 
 from specbuild.runtime.cache.state_snapshots import HostStateCopies
 from specbuild.runtime.engine_dir.manifest import Limits, Manifest, Port, Role, StateGroup
-from specbuild.runtime.errors import EngineFileError, UnsupportedHereError
+from specbuild.runtime.errors import EngineFileError, OutdatedEngineError, UnsupportedHereError
 from specbuild.runtime.executors.cpu.row_padding import (
     PROBE_FILE,
     Padding,
@@ -251,9 +251,9 @@ class _RoleSession:
         arrays = {name: values[first + i].numpy() for i, name in enumerate(self._outputs)}
         for name, array in arrays.items():
             if array.ndim != self._ranks[name]:
-                raise EngineFileError(
+                raise OutdatedEngineError(
                     f"{self._role.file}: output {name} has {array.ndim} axes, the manifest says "
-                    f"{self._ranks[name]}; build the engine again"
+                    f"{self._ranks[name]}"
                 )
         return arrays
 

@@ -17,7 +17,7 @@ from specbuild.runtime.engine_dir.manifest import (
     Role,
     StoredTensor,
 )
-from specbuild.runtime.errors import EngineFileError
+from specbuild.runtime.errors import EngineFileError, OutdatedEngineError
 from specbuild.runtime.executors.cpu.onnx_graph import (
     ExternalTensor,
     GraphPort,
@@ -47,17 +47,15 @@ def read_graphs(directory: Path, manifest: Manifest) -> dict[str, bytes]:
     for role in manifest.roles.values():
         entry = manifest.files.get(role.file)
         if entry is not None and entry.bytes > MAX_GRAPH_BYTES:
-            raise EngineFileError(
+            raise OutdatedEngineError(
                 f"{directory}: {role.file} has {entry.bytes} bytes, no graph has over "
-                f"{MAX_GRAPH_BYTES}; build the engine again"
+                f"{MAX_GRAPH_BYTES}"
             )
         data = bytes(read_file(directory, manifest, role.file))
         try:
             check_graph(read_onnx(data), role, manifest.tensors)
         except (WireError, EngineFileError) as error:
-            raise EngineFileError(
-                f"{directory}: {role.file}: {error}; build the engine again"
-            ) from error
+            raise OutdatedEngineError.of(f"{directory}: {role.file}", error) from error
         graphs[role.file] = data
     return graphs
 
@@ -67,7 +65,7 @@ def check_probe(directory: Path, name: str, data: bytes) -> bytes:
     try:
         external = read_onnx(data).external
     except WireError as error:
-        raise EngineFileError(f"{directory}: {name}: {error}; build the engine again") from error
+        raise OutdatedEngineError.of(f"{directory}: {name}", error) from error
     if external:
         raise EngineFileError(
             f"{directory}: {name} reads tensor {external[0].name!r} from a file; build the engine "

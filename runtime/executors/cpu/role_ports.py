@@ -28,7 +28,7 @@ from specbuild.runtime.engine_dir.port_forms import (
     view_forms,
     written,
 )
-from specbuild.runtime.errors import EngineFileError
+from specbuild.runtime.errors import EngineFileError, OutdatedEngineError
 from specbuild.runtime.sampling import CHOOSE_INPUTS, HOST_CHOOSE_INPUTS
 
 
@@ -49,7 +49,7 @@ def check_ports(manifest: Manifest) -> None:
         absent = [n for n in outputs if n not in output_names]
         absent += [n for n in inputs if n.endswith("_pool") and n not in input_names]
         if absent:
-            raise EngineFileError(f"role {name} has no {absent[0]}; build the engine again")
+            raise OutdatedEngineError(f"role {name} has no {absent[0]}")
 
 
 def _check_window(manifest: Manifest, group: CacheGroup) -> None:
@@ -71,15 +71,15 @@ def _check_window(manifest: Manifest, group: CacheGroup) -> None:
 def _require_known(role: str, ports: tuple[Port, ...], forms: Mapping[str, Form]) -> None:
     names = [port.name for port in ports]
     if len(set(names)) < len(names):
-        raise EngineFileError(f"role {role}: two ports share a name; build the engine again")
+        raise OutdatedEngineError(f"role {role}: two ports share a name")
     for port in ports:
         form = forms.get(port.name)
         if form is None:
-            raise EngineFileError(f"role {role} has no use for {port.name}; build the engine again")
+            raise OutdatedEngineError(f"role {role} has no use for {port.name}")
         if port.dtype != form.dtype or not _agree(port.shape, form.shape):
-            raise EngineFileError(
+            raise OutdatedEngineError(
                 f"role {role}: {port.name} is {port.dtype} {list(port.shape)}, expected "
-                f"{form.dtype} {list(form.shape)}; build the engine again"
+                f"{form.dtype} {list(form.shape)}"
             )
 
 
@@ -108,7 +108,7 @@ def _forms_of(manifest: Manifest, role: str) -> tuple[Forms, Forms]:
         for name in model.ROLES:
             if role == model.role(name):
                 return _drafting(manifest, model, name)
-    raise EngineFileError(f"role {role} is of no drafter; build the engine again")
+    raise OutdatedEngineError(f"role {role} is of no drafter")
 
 
 def _target(manifest: Manifest) -> tuple[Forms, Forms]:

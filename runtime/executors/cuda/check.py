@@ -11,9 +11,9 @@ from specbuild.runtime.device import Device
 from specbuild.runtime.engine_dir.files import read_file
 from specbuild.runtime.engine_dir.manifest import Manifest
 from specbuild.runtime.engine_dir.plan import PLAN_FILE, Plan
-from specbuild.runtime.engine_dir.rebuild import build_again
-from specbuild.runtime.engine_dir.strict_json import from_json, to_json
-from specbuild.runtime.errors import EngineFileError, SpecbuildError, UnsupportedHereError
+from specbuild.runtime.engine_dir.rebuild import naming_build_command
+from specbuild.runtime.engine_dir.strict_json import from_json
+from specbuild.runtime.errors import OutdatedEngineError, SpecbuildError, UnsupportedHereError
 from specbuild.runtime.executors.cuda.driver import gpu_count, open_gpu
 from specbuild.runtime.executors.cuda.gpu import Gpu, GpuFacts
 from specbuild.runtime.executors.cuda.memory import lack_of_memory
@@ -25,12 +25,12 @@ _ARCHITECTURE = re.compile(r"sm_(\d+)(\d)([af]?)")
 def read_plan(directory: Path, manifest: Manifest) -> Plan:
     """Return the engine's plan, checked against the manifest. Raises EngineFileError."""
     data = bytes(read_file(directory, manifest, PLAN_FILE))
-    try:
-        plan = from_json(Plan, json.loads(data), PLAN_FILE)
-        check_plan(plan, manifest)
-    except (SpecbuildError, ValueError, RecursionError) as error:
-        problem = f"{directory}: {error}; {build_again(directory, to_json(manifest))}"
-        raise EngineFileError(problem) from error
+    with naming_build_command(directory, manifest):
+        try:
+            plan = from_json(Plan, json.loads(data), PLAN_FILE)
+            check_plan(plan, manifest)
+        except (SpecbuildError, ValueError, RecursionError) as error:
+            raise OutdatedEngineError.of(directory, error) from error
     return plan
 
 

@@ -10,7 +10,7 @@ import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from specbuild.runtime.errors import EngineFileError
+from specbuild.runtime.errors import EngineFileError, OutdatedEngineError
 
 # An argument of a launch is a pointer, or 32 bits.
 PARAMETER_BYTES = (4, 8)
@@ -141,4 +141,4 @@ def _slice(data: bytes, start: int, size: int, where: str) -> bytes:
 
 
 def _refusal(where: str, reason: str) -> EngineFileError:
-    return EngineFileError(f"{where} is no cubin as it is expected ({reason}); build it again")
+    return OutdatedEngineError(f"{where} is no cubin as it is expected ({reason})")

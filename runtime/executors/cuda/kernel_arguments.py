@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from specbuild.runtime.engine_dir.plan import FLOAT32, INT32, RANK, CompiledKernel, Launch
-from specbuild.runtime.errors import EngineFileError
+from specbuild.runtime.errors import OutdatedEngineError
 from specbuild.runtime.executors.cuda.cubin import PARAMETER_BYTES, Signatures, kernel_parameters
 
 ReadFile = Callable[[str], bytes]
@@ -33,9 +33,9 @@ class KernelArguments:
             parameters = self._parameters(kernel)
             passed = argument_bytes(launch.arguments)
             if passed != parameters:
-                raise EngineFileError(
+                raise OutdatedEngineError(
                     f"{where}: launch {i} passes arguments of {passed} bytes, {kernel.name} takes "
-                    f"{parameters}; build the engine again"
+                    f"{parameters}"
                 )
 
     def _parameters(self, kernel: CompiledKernel) -> tuple[int, ...] | None:

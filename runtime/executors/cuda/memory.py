@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from specbuild.runtime.engine_dir.plan import Buffer, Plan, Port
-from specbuild.runtime.errors import EngineFileError, UnsupportedHereError
+from specbuild.runtime.errors import OutdatedEngineError, UnsupportedHereError
 from specbuild.runtime.executors.cuda.gpu import Gpu, Handle
 
 # Bulk copies require 128 bytes; cuMemAlloc itself aligns to at least 512.
@@ -143,7 +143,7 @@ class Ports:
         """Return the port; EngineFileError if the plan has none of this name."""
         place = self._places.get(name)
         if place is None:
-            raise EngineFileError(f"the plan has no port {name!r}; build the engine again")
+            raise OutdatedEngineError(f"the plan has no port {name!r}")
         return place
 
     def ring(self, name: str) -> np.ndarray:
@@ -151,7 +151,7 @@ class Ports:
         place, port = self[name], self._ports[name]
         ring_bytes = self._memory.ring.get(port.buffer)
         if ring_bytes is None:
-            raise EngineFileError(f"port {name!r} lies in no ring buffer; build the engine again")
+            raise OutdatedEngineError(f"port {name!r} lies in no ring buffer")
         data = ring_bytes[port.offset : port.offset + place.nbytes]
         return data.view(place.dtype).reshape(place.shape)
 
@@ -165,7 +165,7 @@ def _place_of(port: Port, addresses: Sequence[int]) -> PortPlace:
 def _item_type(port: Port) -> np.dtype[np.generic]:
     """Return the numpy type of the port's elements."""
     if port.dtype not in _ITEMS:
-        raise EngineFileError(f"port {port.name!r} has element type {port.dtype!r}; build it again")
+        raise OutdatedEngineError(f"port {port.name!r} has element type {port.dtype!r}")
     return _ITEMS[port.dtype]
 
 
@@ -178,9 +178,7 @@ def check_ports(plan: Plan) -> None:
     """Raise EngineFileError if a port is outside its buffer, or the ring's ports disagree."""
     for port in plan.ports:
         if not _lies_inside(port, plan.buffers):
-            raise EngineFileError(
-                f"port {port.name!r} lies outside its buffer; build the engine again"
-            )
+            raise OutdatedEngineError(f"port {port.name!r} lies outside its buffer")
     _check_ring([port for port in plan.ports if port.name.startswith("ring.")])
 
 
@@ -196,9 +194,9 @@ def _check_ring(ports: list[Port]) -> None:
     widest = max(ports, key=lambda port: len(port.shape), default=None)
     for port in ports:
         if widest is not None and port.shape[:2] != widest.shape[: min(2, len(port.shape))]:
-            raise EngineFileError(
+            raise OutdatedEngineError(
                 f"ports {widest.name!r} {widest.shape} and {port.name!r} {port.shape} differ in "
-                "steps or sequences; build the engine again"
+                "steps or sequences"
             )
 
 

@@ -12,7 +12,7 @@ from specbuild.runtime.engine_dir.cache_groups import choosing_group
 from specbuild.runtime.engine_dir.drafters.record import own_name
 from specbuild.runtime.engine_dir.manifest import Manifest
 from specbuild.runtime.engine_dir.plan import ITEM_BYTES, OFFERED, Plan, ProgramEntry
-from specbuild.runtime.errors import EngineFileError
+from specbuild.runtime.errors import EngineFileError, OutdatedEngineError
 from specbuild.runtime.executors.cuda.memory import check_ports
 from specbuild.runtime.executors.cuda.program_file import MAX_SHARED_BYTES
 
@@ -57,9 +57,9 @@ def check_draft_offsets(name: str, offsets: np.ndarray, manifest: Manifest) -> N
     ids = np.arange(len(offsets)) + offsets
     outside = np.flatnonzero((ids < 0) | (ids >= manifest.target.vocab))
     if len(outside):
-        raise EngineFileError(
+        raise OutdatedEngineError(
             f"{name}: the draft's id {outside[0]} is {ids[outside[0]]}, outside the "
-            f"vocabulary of {manifest.target.vocab}; build the engine again"
+            f"vocabulary of {manifest.target.vocab}"
         )
 
 

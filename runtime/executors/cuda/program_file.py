@@ -27,7 +27,7 @@ from specbuild.runtime.engine_dir.plan import (
 )
 from specbuild.runtime.engine_dir.strict_json import from_json
 from specbuild.runtime.engine_dir.tensor_table import without_table
-from specbuild.runtime.errors import EngineFileError, SpecbuildError
+from specbuild.runtime.errors import EngineFileError, OutdatedEngineError, SpecbuildError
 
 # CUDA's limits: CTAs along x, y and z, threads of a CTA, and shared memory on any GPU.
 MAX_CTAS = (2**31 - 1, 65_535, 65_535)
@@ -52,7 +52,7 @@ def read_launches(data: bytes, plan: Plan, entry: ProgramEntry) -> tuple[Launch,
     ) as error:  # fmt: skip
         raise _no_program(entry, error) from error
     if problem is not None:
-        raise EngineFileError(f"{entry.file}: {problem}; build the engine again")
+        raise OutdatedEngineError(f"{entry.file}: {problem}")
     return launches
 
 
@@ -65,11 +65,11 @@ def read_program(data: bytes, entry: ProgramEntry) -> Program:
     try:
         return from_json(Program, program, entry.file)
     except SpecbuildError as error:
-        raise EngineFileError(f"{error}; build the engine again") from error
+        raise OutdatedEngineError(str(error)) from error
 
 
 def _no_program(entry: ProgramEntry, error: Exception) -> EngineFileError:
-    return EngineFileError(f"{entry.file} is no program ({error!r}); build the engine again")
+    return OutdatedEngineError(f"{entry.file} is no program ({error!r})")
 
 
 def _launch(item: dict[str, Any]) -> Launch:

@@ -16,7 +16,12 @@ from typing import Literal
 from specbuild.runtime.device import Device
 from specbuild.runtime.engine_dir.files import check_sizes, mapped_file
 from specbuild.runtime.engine_dir.manifest import Manifest, TensorRtBuild
-from specbuild.runtime.errors import EngineFileError, SpecbuildError, UnsupportedHereError
+from specbuild.runtime.errors import (
+    EngineFileError,
+    OutdatedEngineError,
+    SpecbuildError,
+    UnsupportedHereError,
+)
 from specbuild.runtime.executors.cuda.driver import open_gpu
 from specbuild.runtime.executors.cuda.gpu import GpuFacts
 from specbuild.runtime.executors.tensorrt.creators import creatable
@@ -74,7 +79,7 @@ class EngineHeader:
 def read_header(data: bytes, where: str) -> EngineHeader:
     """Return the header of a TensorRT-RTX engine. Raises EngineFileError if it is invalid."""
     if len(data) < _HEADER_BYTES or data[:4] != _TAG or data[28:32] != _TAG:
-        raise EngineFileError(f"{where} is no TensorRT-RTX engine; build the engine again")
+        raise OutdatedEngineError(f"{where} is no TensorRT-RTX engine")
     mask = int.from_bytes(data[32:36], "little")
     if mask >> len(_CAPABILITY_BITS):
         raise EngineFileError(
@@ -100,19 +105,19 @@ def check_engines(directory: Path, manifest: Manifest) -> None:
         header = read_header(bytes(head), f"{directory}: {entry.file}")
         stated = (build.version, build.compute_capabilities, manifest.files[entry.file].bytes)
         if (header.version, header.compute_capabilities, header.engine_bytes) != stated:
-            raise EngineFileError(
+            raise OutdatedEngineError(
                 f"{directory}: the engine of role {role} is of version {header.version} for "
                 f"{', '.join(header.compute_capabilities)} with {header.engine_bytes} bytes, the "
-                f"manifest says {stated[0]}, {', '.join(stated[1])} and {stated[2]}; build it again"
+                f"manifest says {stated[0]}, {', '.join(stated[1])} and {stated[2]}"
             )
 
 
 def built_by(manifest: Manifest) -> TensorRtBuild:
     """Return the library of a TensorRT engine. Raises EngineFileError if the manifest has none."""
     if manifest.tensorrt is None:
-        raise EngineFileError(
+        raise OutdatedEngineError(
             f"manifest.json: backend is {manifest.backend}, but it does not say what built the "
-            "engines; build the engine again"
+            "engines"
         )
     return manifest.tensorrt
 

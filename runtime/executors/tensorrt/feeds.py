@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from specbuild.runtime.engine_dir.manifest import Port, Role, ShapeProfile
-from specbuild.runtime.errors import EngineFileError, SpecbuildError
+from specbuild.runtime.errors import OutdatedEngineError, SpecbuildError
 
 # Added rows write to page 0, after the last sequence; added candidates, nodes and pairs are absent.
 _FILL: Mapping[str, float] = {
@@ -32,9 +32,9 @@ _DEVICE_TYPES: Mapping[str, np.dtype[Any]] = {**_HOST_TYPES, "bfloat16": np.dtyp
 def device_type(port: Port) -> np.dtype[Any]:
     """Return the numpy type of a port's elements on the device; bf16 as bit patterns."""
     if port.dtype not in _DEVICE_TYPES:
-        raise EngineFileError(
+        raise OutdatedEngineError(
             f"port {port.name} has element type {port.dtype!r}, an engine for TensorRT has "
-            f"{', '.join(_DEVICE_TYPES)}; build the engine again"
+            f"{', '.join(_DEVICE_TYPES)}"
         )
     return _DEVICE_TYPES[port.dtype]
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from specbuild.runtime.engine_dir.strict_json import from_json, to_json
-from specbuild.runtime.errors import EngineFileError, SpecbuildError
+from specbuild.runtime.errors import OutdatedEngineError, SpecbuildError
 from specbuild.runtime.executors.tensorrt.plugin_record import (
     FIELD_NAMES,
     PluginRecord,
@@ -57,7 +57,7 @@ def read_launched_role(data: bytes, where: str, profiles: int) -> LaunchedRole:
     try:
         file = from_json(_RoleFile, json.loads(data), where)
     except (SpecbuildError, ValueError, RecursionError) as error:
-        raise EngineFileError(f"{error}; build the engine again") from error
+        raise OutdatedEngineError(str(error)) from error
     records: list[PluginRecord] = []
     cubins: dict[str, bytes] = {}
     for texts in file.records:
@@ -66,7 +66,7 @@ def read_launched_role(data: bytes, where: str, profiles: int) -> LaunchedRole:
         cubins |= code
     problem = next(_problems(records, file.calls, profiles), None)
     if problem is not None:
-        raise EngineFileError(f"{where}: {problem}; build the engine again")
+        raise OutdatedEngineError(f"{where}: {problem}")
     return LaunchedRole(tuple(records), cubins, file.calls)
 
 

@@ -22,7 +22,7 @@ from specbuild.runtime.engine_dir.plan import (
     Launch,
 )
 from specbuild.runtime.engine_dir.strict_json import from_json, to_json
-from specbuild.runtime.errors import EngineFileError, SpecbuildError
+from specbuild.runtime.errors import EngineFileError, OutdatedEngineError, SpecbuildError
 from specbuild.runtime.executors.cuda.kernel_arguments import KernelArguments
 
 RECORD_FORMAT = 1
@@ -173,7 +173,7 @@ def read_fields(fields: Mapping[str, bytes]) -> tuple[PluginRecord, dict[str, by
     """Return the record and its cubins. Raises EngineFileError if they are invalid."""
     missing = [name for name in FIELD_NAMES if name not in fields]
     if missing:
-        raise EngineFileError(f"a plugin node lacks the fields {missing}; build the engine again")
+        raise OutdatedEngineError(f"a plugin node lacks the fields {missing}")
     try:
         description = json.loads(_text(fields[DESCRIPTION]))
         form = description.get("format") if isinstance(description, dict) else None
@@ -190,10 +190,10 @@ def read_fields(fields: Mapping[str, bytes]) -> tuple[PluginRecord, dict[str, by
     except (
         SpecbuildError, ValueError, zlib.error, AttributeError, TypeError, RecursionError,
     ) as error:  # fmt: skip
-        raise EngineFileError(f"a plugin node cannot be read ({error}); build it again") from error
+        raise OutdatedEngineError(f"a plugin node cannot be read ({error})") from error
     problem = next(_problems(record, cubins), None)
     if problem is not None:
-        raise EngineFileError(f"plugin {record.name} is malformed ({problem}); build it again")
+        raise OutdatedEngineError(f"plugin {record.name} is malformed ({problem})")
     kernels = KernelArguments(record.kernels, cubins.__getitem__)
     for bucket in record.buckets:
         for tactic in bucket.tactics:

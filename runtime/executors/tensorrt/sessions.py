@@ -7,7 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from specbuild.runtime.errors import EngineFileError, SpecbuildError, UnsupportedHereError
+from specbuild.runtime.errors import (
+    OutdatedEngineError,
+    SpecbuildError,
+    UnsupportedHereError,
+)
 from specbuild.runtime.executors.cuda.gpu import Gpu, Handle
 from specbuild.runtime.executors.tensorrt.launched_role import LaunchedRole
 from specbuild.runtime.executors.tensorrt.library import last_error
@@ -87,9 +91,9 @@ class EngineSession:
                 raise self._refusal(f"input {name} of shape {shapes[name]}")
         for name in self._names:
             if name not in addresses:
-                raise EngineFileError(
+                raise OutdatedEngineError(
                     f"the engine of role {self._role} has a tensor {name} that its manifest does "
-                    "not list; build the engine again"
+                    "not list"
                 )
             self._require_alias(name, addresses)
             place = self._place(name, addresses[name], scalars)
@@ -102,9 +106,9 @@ class EngineSession:
         """Check that an output which overwrites an input has its address."""
         source = self._aliases.get(name)
         if source is not None and addresses.get(source) != addresses[name]:
-            raise EngineFileError(
+            raise OutdatedEngineError(
                 f"the engine of role {self._role} writes {name} over {source}, which lies "
-                "elsewhere here; build the engine again"
+                "elsewhere here"
             )
 
     def _place(self, name: str, address: int, scalars: Mapping[str, int]) -> int:

@@ -22,7 +22,7 @@ from specbuild.cli.tables.engine_table import engine_tables
 from specbuild.cli.tables.plan_tables import PlanFacts, ProgramFacts, plan_tables
 from specbuild.cli.tables.predicted_memory import predict_memory
 from specbuild.runtime.engine_dir.plan import Buffer
-from specbuild.runtime.engine_dir.rebuild import build_again
+from specbuild.runtime.engine_dir.rebuild import build_command
 
 
 def shown(table: RenderableType) -> str:
@@ -77,8 +77,8 @@ def test_an_estimate_counts_gpus(gpus: int, row: str | None) -> None:
 
 def test_an_engine_is_built_again_for_as_many_gpus() -> None:
     decoded: dict[str, Any] = {"backend": "cuda", "options": {}}
-    assert "--tensor-parallel 4" in build_again("e", {**decoded, "ranks": 4})  # type: ignore[arg-type]
-    assert "--tensor-parallel" not in build_again("e", decoded)  # type: ignore[arg-type]
+    assert "--tensor-parallel 4" in build_command("e", {**decoded, "ranks": 4})  # type: ignore[arg-type]
+    assert "--tensor-parallel" not in build_command("e", decoded)  # type: ignore[arg-type]
 
 
 def test_doctor_names_gpus_that_are_not_connected() -> None:

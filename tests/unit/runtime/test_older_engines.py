@@ -7,6 +7,7 @@ wrote them. Never change these files.
 from __future__ import annotations
 
 import json
+import pickle
 import shlex
 from pathlib import Path
 from typing import Any
@@ -20,9 +21,9 @@ from left_out import examples
 from specbuild.builder.options import BuildOptions
 from specbuild.cli.main import main
 from specbuild.runtime import FORMAT_VERSION
-from specbuild.runtime.engine_dir.files import manifest_digest, read_manifest
-from specbuild.runtime.engine_dir.rebuild import build_again, naming_build_command
-from specbuild.runtime.errors import EngineFileError
+from specbuild.runtime.engine_dir.files import check_sizes, manifest_digest, read_manifest
+from specbuild.runtime.engine_dir.rebuild import build_command, naming_build_command
+from specbuild.runtime.errors import EngineFileError, OutdatedEngineError
 
 OLDER = Path(__file__).with_name("engine_0_1_0")
 COMMAND = "specbuild build --model CHECKPOINT --draft DRAFT --output {} --backend cpu --force"
@@ -116,27 +117,27 @@ def test_unknown_keys_give_the_command(tmp_path: Path) -> None:
         read_manifest(engine)
 
 
-@pytest.mark.parametrize(
-    "advice",
-    ["build the engine again", "build it again", "rebuild the engine", "rebuild it"],
-)
-def test_advice_to_build_again_gets_the_command(engine: Path, advice: str) -> None:
+def test_advice_to_build_again_gets_the_command(engine: Path) -> None:
     manifest = read_manifest(engine)
+    advice = "role draft has no hidden; build the engine again"
+    assert str(OutdatedEngineError("role draft has no hidden")) == advice
     with pytest.raises(EngineFileError) as refused, naming_build_command(engine, manifest):
-        raise EngineFileError(f"role draft has no hidden; {advice}")
+        raise OutdatedEngineError("role draft has no hidden")
     stored = json.loads((OLDER / "manifest.json").read_text(encoding="utf-8"))
-    assert str(refused.value) == f"role draft has no hidden; {build_again(engine, stored)}"
+    assert str(refused.value) == f"{advice}: {build_command(engine, stored)}"
+    outer = OutdatedEngineError.of("plan.json", refused.value, "specbuild build")
+    assert str(outer) == f"plan.json: {advice}: specbuild build"
+    again = pickle.loads(pickle.dumps(outer))
+    assert (str(again), again.command) == (str(outer), "specbuild build")
 
 
 def test_a_damaged_engine_may_be_copied_again(engine: Path) -> None:
     """The advice to copy an engine does not change: a build is not the only remedy."""
-    message = "plan.json is missing; copy the engine again or rebuild it"
-    with (
-        pytest.raises(EngineFileError) as refused,
-        naming_build_command(engine, read_manifest(engine)),
-    ):
-        raise EngineFileError(message)
-    assert str(refused.value) == message
+    (engine / "build_report.json").unlink()
+    manifest = read_manifest(engine)
+    with pytest.raises(EngineFileError) as refused, naming_build_command(engine, manifest):
+        check_sizes(engine, manifest)
+    assert str(refused.value).endswith("is missing; copy the engine again or rebuild it")
 
 
 def test_recorded_options_are_options_of_build(capsys: pytest.CaptureFixture[str]) -> None:
@@ -144,10 +145,10 @@ def test_recorded_options_are_options_of_build(capsys: pytest.CaptureFixture[str
     recorded = BuildOptions(model=Path("m"), output=Path("o")).recorded()
     options: dict[str, Any] = dict.fromkeys(recorded, 7)
     options |= {name: True for name, value in recorded.items() if isinstance(value, bool)}
-    words = shlex.split(build_again(Path("e"), {"options": options | {"dsa": True}}))
+    words = shlex.split(build_command(Path("e"), {"options": options | {"dsa": True}}))
     assert main(["build", "--help"]) == 0
     described = capsys.readouterr().out
-    flags = [word for word in words[5:] if word.startswith("--")]
+    flags = [word for word in words[2:] if word.startswith("--")]
     assert len(flags) > 30
     for flag in flags:
         assert flag in described, flag
@@ -166,7 +167,7 @@ def test_recorded_options_are_options_of_build(capsys: pytest.CaptureFixture[str
     )
 )
 def test_any_manifest_gives_one_line(decoded: Any) -> None:
-    command = build_again(Path("engine"), decoded)
-    assert command.startswith("build the engine again: specbuild build --model CHECKPOINT ")
+    command = build_command(Path("engine"), decoded)
+    assert command.startswith("specbuild build --model CHECKPOINT ")
     assert command.isprintable()
     assert shlex.split(command)[-1] == "--force"
