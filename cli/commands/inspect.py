@@ -169,8 +169,6 @@ def _show_checkpoint(
     from specbuild.builder.backends.cuda.gpus import gpu_model
     from specbuild.builder.options import BuildOptions
     from specbuild.cli.model.engine import local_checkpoint
-    from specbuild.cli.model.inspection import checkpoint_report
-    from specbuild.cli.tables.checkpoint_table import checkpoint_tables
     from specbuild.cli.terminal.console import json_line, output
     from specbuild.cli.terminal.progress_bar import ProgressBar
 
@@ -178,6 +176,11 @@ def _show_checkpoint(
     card = None if gpu is None else gpu_model(gpu)
     with ProgressBar() as progress:
         path = local_checkpoint(reference, revision, progress)
+
+    # These import torch and the exporters, which takes seconds: a wrong name is reported before.
+    from specbuild.cli.model.inspection import checkpoint_report
+    from specbuild.cli.tables.checkpoint_table import checkpoint_tables
+
     options = BuildOptions(model=path, output=Path("unnamed"), limits=limits)
     report = checkpoint_report(reference.title, options, card)
     if as_json:
