@@ -33,7 +33,7 @@ from specbuild.builder.families.parts.graph_io import (
 from specbuild.builder.families.parts.target import GraphSizes
 from specbuild.builder.families.registry import draft_family, target_family
 from specbuild.builder.graph.export import GraphDeclaration, export_module
-from specbuild.builder.graph.passes.metadata import clear_metadata
+from specbuild.builder.graph.passes.cleanup import clear_metadata
 from specbuild.builder.graph.repeated_blocks import BlockPorts, block_outputs, call_blocks
 from specbuild.builder.graph.weight_sources import WeightSources
 from specbuild.builder.op_graphs import (

@@ -11,8 +11,7 @@ from safetensors.torch import load_file
 from specbuild.builder.checkpoint.latents import read_latent_file
 from specbuild.builder.families.checkpoints import read_target
 from specbuild.builder.progress import SilentProgress
-from specbuild.builder.training.retrofit.config import LatentOptions
-from specbuild.builder.training.retrofit.layer_list import parse_layers
+from specbuild.builder.training.retrofit.config import LatentOptions, parse_layers
 from specbuild.builder.training.retrofit.mla import losses_with
 from specbuild.builder.training.retrofit.streamed_target import StreamedTarget
 from specbuild.builder.training.retrofit.text import read_text

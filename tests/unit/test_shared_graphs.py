@@ -18,7 +18,7 @@ from traced_reads import Reads, agree, traced
 
 from specbuild.builder import graphs
 from specbuild.builder.families.checkpoints import read_draft, read_target
-from specbuild.builder.graph.passes.metadata import clear_metadata
+from specbuild.builder.graph.passes.cleanup import clear_metadata
 from specbuild.builder.graph.weight_sources import WeightSources
 from specbuild.builder.options import BuildOptions
 from specbuild.builder.progress import SilentProgress

@@ -11,7 +11,6 @@ from typing import TypeAlias
 import onnx_ir as ir
 
 from specbuild.builder.backends.cuda.compile.nvrtc import Compiled, Compiler
-from specbuild.builder.backends.cuda.latents import with_padded_latents
 from specbuild.builder.backends.cuda.plan.plan_writer import (
     Lower,
     LoweredProgram,
@@ -21,6 +20,7 @@ from specbuild.builder.backends.cuda.plan.plan_writer import (
     program_bytes,
 )
 from specbuild.builder.backends.cuda.report import CudaReport, cuda_report
+from specbuild.builder.backends.cuda.sizes import with_padded_latents
 from specbuild.builder.backends.cuda.step.draft_levels import tree_candidates
 from specbuild.builder.backends.cuda.step.draft_parts import DraftParts
 from specbuild.builder.backends.cuda.step.engine_parts import EngineParts

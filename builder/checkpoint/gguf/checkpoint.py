@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from specbuild.builder.checkpoint.gguf.end_tokens import end_tokens
 from specbuild.builder.checkpoint.gguf.form import GgufForm
 from specbuild.builder.checkpoint.gguf.model_keys import ModelKeys
 from specbuild.builder.checkpoint.gguf.parts import GgufModel, open_model
 from specbuild.builder.checkpoint.gguf.tokenizer import text_files
-from specbuild.builder.checkpoint.gguf.vocabulary import Vocabulary, read_vocabulary
+from specbuild.builder.checkpoint.gguf.vocabulary import Vocabulary, end_tokens, read_vocabulary
 from specbuild.builder.checkpoint.source import Tensors
 from specbuild.runtime.errors import SpecbuildError
 

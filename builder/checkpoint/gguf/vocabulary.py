@@ -13,6 +13,26 @@ NORMAL, UNKNOWN, CONTROL, USER_DEFINED = 1, 2, 3, 4
 _MAX_CHARACTERS = 1 << 10
 _NO_MODEL = (None, "none", "no_vocab")
 
+# A file names one of each kind, models have more.
+_NAMED_ENDS = ("eos", "eot", "eom")
+_KNOWN_ENDS = (
+    "<|eot_id|>",
+    "<|eom_id|>",
+    "<|end_of_text|>",
+    "<|im_end|>",
+    "<|endoftext|>",
+    "<|end|>",
+    "<|return|>",
+    "<|call|>",
+    "<|user|>",
+    "<|observation|>",
+    "<｜end▁of▁sentence｜>",
+    "<end_of_turn>",
+    "<|eot|>",
+)
+# In OpenAI's format this token ends a message, and an answer may have several.
+_MESSAGE_END, _ANSWER_ENDS = "<|end|>", ("<|return|>", "<|call|>")
+
 
 @dataclass(frozen=True)
 class Vocabulary:
@@ -112,3 +132,14 @@ def _kinds(where: str, keys: Mapping[str, Value], count: int) -> list[int]:
 
 def _wrong(where: str, name: str, expected: str) -> SpecbuildError:
     return SpecbuildError(f"{where}: {PREFIX}{name}: expected {expected}")
+
+
+def end_tokens(vocabulary: Vocabulary) -> list[int]:
+    """Return ids, the model's own first."""
+    controls = vocabulary.of_kind(CONTROL)
+    named = [vocabulary.named(name) for name in _NAMED_ENDS]
+    found = [number for number in named if number is not None]
+    harmony = all(end in controls for end in _ANSWER_ENDS)
+    known = [text for text in _KNOWN_ENDS if not (harmony and text == _MESSAGE_END)]
+    found += [controls[text] for text in known if text in controls]
+    return list(dict.fromkeys(found))

@@ -1,9 +1,10 @@
-"""Merges equal subexpressions and removes unused nodes."""
+"""Merges equal subexpressions, and removes unused nodes and the exporter's metadata."""
 
 from __future__ import annotations
 
 import onnx_ir as ir
 from onnx_ir.passes.common import (
+    ClearMetadataAndDocStringPass,
     CommonSubexpressionEliminationPass,
     RemoveUnusedNodesPass,
     TopologicalSortPass,
@@ -26,3 +27,22 @@ def remove_unused(model: ir.Model) -> int:
     RemoveUnusedNodesPass()(model)
     TopologicalSortPass()(model)
     return before - len(model.graph) - len(model.graph.initializers)
+
+
+def clear_metadata(model: ir.Model) -> int:
+    """Remove metadata and documentation of the model, its graph, nodes and values.
+
+    They have stack traces with absolute paths, and versions of producers.
+    """
+    ClearMetadataAndDocStringPass()(model)
+    model.producer_name = "specbuild"
+    model.producer_version = None
+    model.metadata_props.clear()
+    model.graph.metadata_props.clear()
+    values = [*model.graph.inputs, *model.graph.initializers.values()]
+    for node in model.graph:
+        node.metadata_props.clear()
+        values.extend(node.outputs)
+    for value in values:
+        value.metadata_props.clear()
+    return len(values)

@@ -29,7 +29,7 @@ from specbuild.builder.training.heads.session import Judge, Measure, Session, re
 from specbuild.builder.training.heads.stage import Schedule, Stage
 from specbuild.builder.training.heads.terms import ATTENTION_KL
 from specbuild.builder.training.heads.train_latents import plain_outputs
-from specbuild.builder.training.retrofit.layer_list import parse_layers
+from specbuild.builder.training.retrofit.config import parse_layers
 from specbuild.builder.training.schedule import LearningRateSchedule
 from specbuild.runtime.errors import SpecbuildError
 

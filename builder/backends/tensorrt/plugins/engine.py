@@ -17,7 +17,7 @@ import onnx_ir as ir
 from specbuild.builder.backends.backend import MODEL_ROLES
 from specbuild.builder.backends.cuda.compile.nvrtc import Compiled, Spills
 from specbuild.builder.backends.cuda.engine import check_arguments
-from specbuild.builder.backends.cuda.latents import widen_pools, with_padded_latents
+from specbuild.builder.backends.cuda.sizes import widen_pools, with_padded_latents
 from specbuild.builder.backends.cuda.step.fused_graph import FusedGraph, WeightTensors
 from specbuild.builder.backends.cuda.tactics.call_lowering import CallLowering
 from specbuild.builder.backends.tensorrt.plugins.fields import PluginOp, plugin_record

@@ -16,11 +16,10 @@ from transformers import PreTrainedTokenizerFast, Qwen2Tokenizer
 from transformers.convert_slow_tokenizer import TikTokenConverter, generate_merges
 from transformers.integrations.ggml import GGUFLlamaConverter
 
-from specbuild.builder.checkpoint.gguf.end_tokens import end_tokens
 from specbuild.builder.checkpoint.gguf.parts import open_model
 from specbuild.builder.checkpoint.gguf.pre_tokenizers import PRE_TOKENIZERS
 from specbuild.builder.checkpoint.gguf.tokenizer import text_files
-from specbuild.builder.checkpoint.gguf.vocabulary import Vocabulary, read_vocabulary
+from specbuild.builder.checkpoint.gguf.vocabulary import Vocabulary, end_tokens, read_vocabulary
 from specbuild.runtime.errors import SpecbuildError
 from specbuild.runtime.text.codec import TextCodec
 
