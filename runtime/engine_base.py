@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -225,6 +224,8 @@ class EngineBase(ABC):
 
         Requests of several tasks are decoded together. Leaving the loop early aborts the request.
         """
+        import asyncio  # An import of the runtime would take 7 % longer, and few use it.
+
         requests = self._requests(prompt, params, parameters)
         loop, batches = asyncio.get_running_loop(), asyncio.Queue[EventBatch]()
 
