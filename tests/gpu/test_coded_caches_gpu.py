@@ -57,7 +57,7 @@ def lowered(runner: OpRunner, request: LoweringRequest) -> Lowering:
     ("rows", "phase"), [(1, "decode"), (8, "decode"), (64, "decode"), (300, "prefill")]
 )
 @pytest.mark.parametrize("model", ["gpt-oss", "llama", "qwen3"])
-def test_codes_are_the_bf16_keys_and_values_rounded(
+def test_pools_store_the_rounded_bf16_keys_and_values(
     runner: OpRunner, model: str, rows: int, phase: Phase
 ) -> None:
     """Bit for bit, with and without norms of heads, in every form of the projections."""

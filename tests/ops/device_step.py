@@ -58,19 +58,19 @@ class DeviceStep:
             "ring_step": ints(RING),
         }
 
-    def admit(self, b: int, known: list[int], limit: int, *, ignore_eos: bool) -> None:
+    def admit(self, b: int, all_tokens: list[int], limit: int, *, ignore_eos: bool) -> None:
         """Add a prompt after its prefill: all but its last row are in the draft's cache."""
-        length = len(known) - 1
+        length = len(all_tokens) - 1
         for slot in range(length):
             for group in GROUPS:
-                self._cache(group, b)(slot, (known[slot], slot))
+                self._cache(group, b)(slot, (all_tokens[slot], slot))
             if slot < length - 1:
-                self._cache("draft", b)(slot, tuple(known[: slot + 2]))
-        changes = {"length": length, "root": known[-1], "limit": limit, "pending_count": 1}
+                self._cache("draft", b)(slot, tuple(all_tokens[: slot + 2]))
+        changes = {"length": length, "root": all_tokens[-1], "limit": limit, "pending_count": 1}
         for name, value in {**changes, "done": 0, "ignore_eos": int(ignore_eos)}.items():
             self.state[name][b] = value
-        self.state["pending_tokens"][b, 0] = known[-1]
-        self.state["pending_captured"][b, 0] = features("captured", tuple(known[:-1]))
+        self.state["pending_tokens"][b, 0] = all_tokens[-1]
+        self.state["pending_captured"][b, 0] = features("captured", tuple(all_tokens[:-1]))
 
     def _cache(self, group: str, b: int) -> Callable[[int, object], None]:
         def write(slot: int, entry: object) -> None:

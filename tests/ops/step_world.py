@@ -111,7 +111,7 @@ class Sequence:
     """A sequence in plain lists: all known tokens, the last of which is the root."""
 
     world: World
-    known: list[int]
+    all_tokens: list[int]
     limit: int
     eos: frozenset[int]
     done: bool = False
@@ -119,7 +119,7 @@ class Sequence:
 
     @property
     def length(self) -> int:
-        return len(self.known) - 1
+        return len(self.all_tokens) - 1
 
     def step(self, shape: tuple[int, int, int] | None) -> tuple[list[int], int]:
         """Run one step with a tree of (top_k, depth, nodes), or with the root alone.
@@ -128,7 +128,7 @@ class Sequence:
         """
         if self.done:
             return [], 0
-        context = tuple(self.known)
+        context = tuple(self.all_tokens)
         capacity = self.limit - len(context)
         drafted: set[Tokens] = set()
         if shape is not None:
@@ -145,7 +145,7 @@ class Sequence:
             if token in self.eos:
                 tokens, self.done = tokens[: i + 1], True
         tokens = tokens[:capacity]
-        self.known += tokens
+        self.all_tokens += tokens
         self.emitted += tokens
-        self.done |= len(self.known) >= self.limit
+        self.done |= len(self.all_tokens) >= self.limit
         return tokens, min(accepted, len(tokens))

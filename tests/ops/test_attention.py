@@ -1,7 +1,7 @@
 """PagedTreeAttention against path replay: each row attends over its literal token path.
 
-The replay knows no bits, no tables of positions and no masks: it walks the row's path token by
-token, reads each key and value through the page table, and takes a dense softmax in float64.
+The replay uses no bits, position tables or masks. It walks the row's path token by token, reads
+each key and value through the page table, and computes a dense softmax in float64.
 """
 
 from __future__ import annotations
@@ -109,26 +109,26 @@ def launches(draw: st.DrawFn) -> Launch:
 
 @examples(60)
 @given(launches(), st.integers(0, 2**32 - 1))
-def test_reference_is_path_replay(launch: Launch, seed: int) -> None:
+def test_reference_equals_path_replay(launch: Launch, seed: int) -> None:
     arrays = launch.arrays(np.random.default_rng(seed))
-    wanted = replayed(launch, arrays)
-    np.testing.assert_allclose(by_reference(launch, arrays), wanted, atol=2e-6, rtol=1e-5)
+    expected = replayed(launch, arrays)
+    np.testing.assert_allclose(by_reference(launch, arrays), expected, atol=2e-6, rtol=1e-5)
 
 
 @examples(40)
 @given(launches(), st.integers(0, 2**32 - 1))
-def test_body_is_path_replay(launch: Launch, seed: int) -> None:
+def test_body_equals_path_replay(launch: Launch, seed: int) -> None:
     arrays = launch.arrays(np.random.default_rng(seed))
-    wanted = replayed(launch, arrays)
-    np.testing.assert_allclose(by_body(launch, arrays), wanted, atol=2e-6, rtol=1e-5)
+    expected = replayed(launch, arrays)
+    np.testing.assert_allclose(by_body(launch, arrays), expected, atol=2e-6, rtol=1e-5)
 
 
 MANY_ROWS = Launch([Branch(9, 0, BUSHY), Branch(0, 6), Branch(4, 2, chain_of(3))])
 
 
 @each_form
-def test_sinks_join_the_softmax_of_every_row(attend: Attend) -> None:
-    """With keys of 0 and values of 1, n visible tokens and a sink s give n / (n + e^s)."""
+def test_softmax_of_every_row_includes_the_sink(attend: Attend) -> None:
+    """Use keys of 0 and values of 1: n visible tokens and a sink s give n / (n + e^s)."""
     arrays = list(MANY_ROWS.arrays(np.random.default_rng(1)))
     for index, value in ((1, 0), (2, 1)):
         arrays[index] = np.where(np.isnan(arrays[index]), arrays[index], np.float32(value))
@@ -137,12 +137,12 @@ def test_sinks_join_the_softmax_of_every_row(attend: Attend) -> None:
         attend(MANY_ROWS, arrays), MANY_ROWS.rows(), strict=True
     ):
         seen = min(slot + 1, branch.tree_start) + len(lineage)
-        wanted = np.broadcast_to((seen / (seen + sink))[:, None], totals.shape)
-        np.testing.assert_allclose(totals, wanted, rtol=1e-5)
+        expected = np.broadcast_to((seen / (seen + sink))[:, None], totals.shape)
+        np.testing.assert_allclose(totals, expected, rtol=1e-5)
 
 
 @each_form
-def test_sinks_stand_in_prefill_as_in_decode(attend: Attend) -> None:
+def test_sinks_are_equal_in_prefill_and_decode(attend: Attend) -> None:
     whole = Launch([Branch(0, 12)], window=5)
     arrays = whole.arrays(np.random.default_rng(2))
     together = attend(whole, arrays)
@@ -157,8 +157,10 @@ def test_sinks_stand_in_prefill_as_in_decode(attend: Attend) -> None:
 
 
 @each_form
-def test_window_is_counted_from_each_nodes_own_position(attend: Attend) -> None:
-    """Values that name their slot show what a row saw: equal scores give equal weights."""
+def test_window_ends_at_the_position_of_each_node(attend: Attend) -> None:
+    """The values are slot numbers and all scores are equal, so the result shows the
+    visible slots.
+    """
     branch = Branch(10, 0, (-1, 0, 0, 0, 1, 3))
     launch = Launch([branch], window=4, v_width=16, sinks=False, padding_rows=0, page_size=16)
     arrays = list(launch.arrays(np.random.default_rng(3)))
@@ -178,8 +180,8 @@ def test_window_is_counted_from_each_nodes_own_position(attend: Attend) -> None:
 
 @each_form
 @pytest.mark.parametrize("sink", [80.0, -80.0])
-def test_sink_takes_part_in_the_running_maximum(attend: Attend, sink: float) -> None:
-    """Scores of 80 on one side and −80 on the other: exp overflows unless the maximum has both."""
+def test_running_maximum_includes_the_sink(attend: Attend, sink: float) -> None:
+    """Use scores of 80 and −80: exp overflows unless the running maximum includes both sides."""
     launch = Launch([Branch(70, 0, BUSHY), Branch(0, 5)], window=4, page_size=16)
     arrays = list(launch.arrays(np.random.default_rng(4)))
     side = np.float32((80 / launch.attributes["scale"] / launch.width) ** 0.5)
@@ -192,7 +194,7 @@ def test_sink_takes_part_in_the_running_maximum(attend: Attend, sink: float) -> 
 
 
 @each_form
-def test_a_sequence_does_not_see_its_neighbours(attend: Attend) -> None:
+def test_a_sequence_does_not_attend_to_other_sequences(attend: Attend) -> None:
     together = Launch([Branch(9, 0, BUSHY), Branch(20, 3)], window=6)
     arrays = together.arrays(np.random.default_rng(5))
     before = attend(together, arrays)[: len(BUSHY)]

@@ -49,17 +49,17 @@ def words(text: str) -> list[int]:
 
 
 @pytest.mark.parametrize(("counter", "key", "result"), KNOWN)
-def test_reference_philox_gives_the_known_answers(counter: str, key: str, result: str) -> None:
+def test_reference_philox_equals_published_vectors(counter: str, key: str, result: str) -> None:
     c, k = ([torch.tensor([w]) for w in words(text)] for text in (counter, key))
     assert [int(word) for word in choose_op.philox(c, k)] == words(result)
 
 
 @pytest.mark.parametrize(("counter", "key", "result"), KNOWN)
-def test_body_philox_gives_the_known_answers(counter: str, key: str, result: str) -> None:
+def test_body_philox_equals_published_vectors(counter: str, key: str, result: str) -> None:
     names = ["c0", "c1", "c2", "c3", "k0", "k1"]
     arrays = [np.array([word], np.uint64) for word in words(counter) + words(key)]
-    got = run_record(names, arrays, lambda b, v: choose_body.philox(b, v[:4], v[4:]))
-    assert [int(word[0]) for word in got] == words(result)
+    outputs = run_record(names, arrays, lambda b, v: choose_body.philox(b, v[:4], v[4:]))
+    assert [int(word[0]) for word in outputs] == words(result)
 
 
 def rows_of(
@@ -72,7 +72,7 @@ def rows_of(
     seed: int = 5,
     min_p: float = 0.0,
 ) -> list[np.ndarray]:
-    """The same logits at ``count`` positions."""
+    """Repeat the logits at ``count`` positions."""
     return [
         np.tile(np.array(logits, np.float32), (count, 1)),
         np.full(count, temperature, np.float32),
@@ -87,7 +87,7 @@ def rows_of(
 def distribution(
     logits: Sequence[float], temperature: float, top_k: int, top_p: float, min_p: float
 ) -> list[float]:
-    """What sampling should give: temperature, min-p, then top-k, then top-p over what is left."""
+    """Return the distribution after temperature, min-p, then top-k, then top-p over the rest."""
     weights = [math.exp(x / temperature) for x in logits]
     weights = [w if w >= min_p * max(weights) else 0.0 for w in weights]
     order = sorted(range(len(logits)), key=lambda v: (-logits[v], v))
@@ -107,7 +107,7 @@ LOGITS = (0.3, 1.9, -1.0, 0.9, -0.2, 1.1, -2.5, 0.0, 1.5)
 
 
 def chi_square_limit(freedom: int) -> float:
-    """The value that χ² passes once in 100 000 draws (Wilson and Hilferty, 1931)."""
+    """Return the value that χ² exceeds once in 100 000 draws (Wilson and Hilferty, 1931)."""
     spread = 2 / (9 * freedom)
     return freedom * (1 - spread + 4.265 * math.sqrt(spread)) ** 3
 
@@ -136,23 +136,23 @@ def test_draws_follow_the_distribution(
     arrays = rows_of(
         LOGITS, count, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed, min_p=min_p
     )
-    found = np.bincount(run(arrays)[0], minlength=len(LOGITS))
-    wanted = [count * p for p in distribution(LOGITS, temperature, top_k, top_p, min_p)]
-    assert all(f == 0 for f, w in zip(found, wanted, strict=True) if w == 0)
-    terms = [(f - w) ** 2 / w for f, w in zip(found, wanted, strict=True) if w > 0]
+    counts = np.bincount(run(arrays)[0], minlength=len(LOGITS))
+    expected = [count * p for p in distribution(LOGITS, temperature, top_k, top_p, min_p)]
+    assert all(f == 0 for f, w in zip(counts, expected, strict=True) if w == 0)
+    terms = [(f - w) ** 2 / w for f, w in zip(counts, expected, strict=True) if w > 0]
     assert sum(terms) < chi_square_limit(len(terms) - 1)
 
 
-def test_the_test_of_the_distribution_can_fail() -> None:
+def test_chi_square_detects_a_wrong_temperature() -> None:
     count = 20_000
-    found = np.bincount(by_reference(rows_of(LOGITS, count, temperature=1.1))[0], minlength=9)
-    wanted = [count * p for p in distribution(LOGITS, 1.0, 0, 1.0, 0.0)]
-    terms = [(f - w) ** 2 / w for f, w in zip(found, wanted, strict=True)]
+    counts = np.bincount(by_reference(rows_of(LOGITS, count, temperature=1.1))[0], minlength=9)
+    expected = [count * p for p in distribution(LOGITS, 1.0, 0, 1.0, 0.0)]
+    terms = [(f - w) ** 2 / w for f, w in zip(counts, expected, strict=True)]
     assert sum(terms) > chi_square_limit(len(terms) - 1)
 
 
 @each_form
-def test_noise_belongs_to_seed_and_position_alone(run: Run) -> None:
+def test_noise_depends_on_seed_and_position_only(run: Run) -> None:
     arrays = rows_of(LOGITS, 64)
     whole = run(arrays)[0]
     shuffled = np.random.default_rng(0).permutation(64)
@@ -163,7 +163,7 @@ def test_noise_belongs_to_seed_and_position_alone(run: Run) -> None:
 
 
 @each_form
-def test_seeds_and_positions_give_other_noise(run: Run) -> None:
+def test_other_seeds_and_positions_give_other_noise(run: Run) -> None:
     first = run(rows_of(LOGITS, 400, seed=1))[0]
     second = run(rows_of(LOGITS, 400, seed=2))[0]
     agree = float(np.mean(first == second))
@@ -173,7 +173,7 @@ def test_seeds_and_positions_give_other_noise(run: Run) -> None:
 
 
 @each_form
-def test_greedy_takes_the_lowest_of_equal_logits(run: Run) -> None:
+def test_greedy_selects_the_lowest_id_of_equal_logits(run: Run) -> None:
     logits = [1.0, 3.0, 2.0, 3.0, 3.0]
     arrays = rows_of(logits, 3, temperature=0.0, top_k=2, top_p=0.1)
     assert run(arrays)[0].tolist() == [1, 1, 1]
@@ -181,20 +181,20 @@ def test_greedy_takes_the_lowest_of_equal_logits(run: Run) -> None:
 
 @each_form
 @pytest.mark.parametrize("temperature", [0.0, 0.5, 2.0])
-def test_logprob_is_that_of_the_raw_logits(run: Run, temperature: float) -> None:
+def test_logprob_is_computed_from_the_raw_logits(run: Run, temperature: float) -> None:
     arrays = rows_of(LOGITS, 50, temperature=temperature, top_k=5)
     choice, logprob = run(arrays)
     total = math.log(sum(math.exp(x) for x in LOGITS))
-    wanted = [LOGITS[v] - total for v in choice.tolist()]
-    np.testing.assert_allclose(logprob, wanted, atol=1e-5)
+    expected = [LOGITS[v] - total for v in choice.tolist()]
+    np.testing.assert_allclose(logprob, expected, atol=1e-5)
 
 
-def test_a_top_p_of_one_keeps_what_rounding_takes_for_nothing() -> None:
+def test_a_top_p_of_1_keeps_tokens_whose_probability_rounds_to_0() -> None:
     scaled = torch.tensor([[60.0, 0.0, -60.0]])
     kept = kept_tokens(scaled, torch.tensor([0]), torch.tensor([1.0]))
     assert kept.all()
 
 
-def test_a_top_p_of_nothing_keeps_the_best_token() -> None:
+def test_a_top_p_of_0_keeps_the_best_token() -> None:
     kept = kept_tokens(torch.tensor([[0.0, 2.0, 1.0]]), torch.tensor([0]), torch.tensor([0.0]))
     assert kept.tolist() == [[False, True, False]]

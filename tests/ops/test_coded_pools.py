@@ -1,4 +1,4 @@
-"""Pools of e4m3 codes in the CUDA kernels, emulated: how they are written, what attention reads."""
+"""Pools of e4m3 values in the CUDA kernels, in the emulator: writes, and attention over them."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ PROJECTIONS = op_named("RmsQkvRope")
 POOLS = ("k_pool", "v_pool")
 
 
-def in_codes(request: LoweringRequest) -> LoweringRequest:
-    """The request with pools of codes."""
+def with_e4m3_pools(request: LoweringRequest) -> LoweringRequest:
+    """Return the request with e4m3 pools."""
     tensors = {
         name: TensorInfo(info.shape, "uint8") if "_pool" in name else info
         for name, info in request.tensors.items()
@@ -41,18 +41,18 @@ def in_codes(request: LoweringRequest) -> LoweringRequest:
     return replace(request, tensors=tensors)
 
 
-def written(drawn: KernelCase, phase: Phase, *, codes: bool) -> dict[str, np.ndarray]:
-    """What the projections give: bf16 as bits, pools of codes as bytes."""
+def written(drawn: KernelCase, phase: Phase, *, quantized: bool) -> dict[str, np.ndarray]:
+    """Return the projections' outputs: bf16 as bits, e4m3 pools as bytes."""
     request = drawn.request(phase, SMALL_TARGET)
     inputs = {name: bits(tensor) for name, tensor in drawn.inputs.items()}
     outputs = {name: bits(tensor) for name, tensor in drawn.outputs.items()}
-    # Large enough that some values lie beyond what codes hold, and small ones beside them.
+    # Some values exceed the range of e4m3, and small ones stay below its step.
     weight = drawn.inputs["weight"].float()
     weight[-1] *= 2.0**-9
     weight[-2] *= 2.0**10
     inputs["weight"] = bits(weight.bfloat16())
-    if codes:
-        request = in_codes(request)
+    if quantized:
+        request = with_e4m3_pools(request)
         inputs |= {name: untouched(inputs[name].shape) for name in POOLS}
         outputs |= {f"{name}_out": inputs[name] for name in POOLS}
     assert PROJECTIONS.lower is not None
@@ -69,32 +69,34 @@ def untouched(shape: tuple[int, ...]) -> np.ndarray:
     [(5, "decode", False), (5, "decode", True), (40, "decode", False), (40, "decode", True),
      (40, "prefill", False), (40, "prefill", True)],
 )  # fmt: skip
-def test_codes_are_the_bf16_keys_and_values_rounded(rows: int, phase: Phase, normed: bool) -> None:
-    """Norms of heads round what they norm once, whatever the pools hold."""
+def test_pools_store_the_rounded_bf16_keys_and_values(
+    rows: int, phase: Phase, normed: bool
+) -> None:
+    """Normed heads round at the norm only, for either type of pool."""
     heads = Heads(q=4, kv=2, width=32)
     case = project(
         rows, 96, heads, bias=not normed, padding=2,
         rounding="llama" if normed else "gpt_oss", head_norms=normed,
     )  # fmt: skip
     drawn = kernel_case(PROJECTIONS, case)
-    wide, found = (written(drawn, phase, codes=codes) for codes in (False, True))
-    np.testing.assert_array_equal(found["q"], wide["q"])
+    wide, result = (written(drawn, phase, quantized=quantized) for quantized in (False, True))
+    np.testing.assert_array_equal(result["q"], wide["q"])
     slots = drawn.inputs["write_slot"].numpy()[: rows - 2]
     for name in POOLS:
         shape = wide[f"{name}_out"].shape
         entries = torch.from_numpy(values(wide[f"{name}_out"], torch.bfloat16))
         rounded = by_slot(as_codes(entries).numpy(), slots)
-        np.testing.assert_array_equal(by_slot(found[f"{name}_out"], slots), rounded, err_msg=name)
+        np.testing.assert_array_equal(by_slot(result[f"{name}_out"], slots), rounded, err_msg=name)
         others = np.setdiff1d(np.arange(shape[2], shape[0] * shape[2]), slots)
         np.testing.assert_array_equal(
-            by_slot(found[f"{name}_out"], others), by_slot(untouched(shape), others)
+            by_slot(result[f"{name}_out"], others), by_slot(untouched(shape), others)
         )
     large = values(wide["v_pool_out"], torch.bfloat16)
     assert np.abs(large).max() > 448
 
 
 def by_slot(pool: np.ndarray, slots: np.ndarray) -> np.ndarray:
-    """Entries [n, heads, width] of a pool."""
+    """Return the entries [n, heads, width] in slots of a pool."""
     entries: np.ndarray = pool[slots // pool.shape[2], :, slots % pool.shape[2]]
     return entries
 
@@ -111,14 +113,16 @@ SHAPES = {
 @emulated
 @pytest.mark.parametrize("name", ["8 of 64", *slow(*list(SHAPES)[1:])])
 @pytest.mark.parametrize("position", [160, *slow(2, 64)])
-def test_a_token_has_the_same_bits_in_every_launch(name: str, position: int) -> None:
-    """Alone, as the last of a chain, in a tree and beside others; close to dense attention over
-    what the codes stand for."""
+def test_a_token_has_equal_bits_in_every_launch(name: str, position: int) -> None:
+    """Compare a token alone, last in a chain, in a tree and in a batch.
+
+    The results are also close to dense attention over the dequantized values.
+    """
     shape = SHAPES[name]
     text, other = (Text.drawn(165, shape, seed).coded() for seed in (1, 2))
-    wanted = Launch(shape, [alone(text, position)]).attended()[0][-1]
+    reference = Launch(shape, [alone(text, position)]).attended()[0][-1]
     dense = expected(shape, text, position)
-    np.testing.assert_allclose(values(wanted, torch.bfloat16), dense, atol=1e-2, rtol=2e-2)
+    np.testing.assert_allclose(values(reference, torch.bfloat16), dense, atol=1e-2, rtol=2e-2)
     tree = node(text, position, (164, 163, 0, 162))
     trees = [alone(other, 7), tree, node(other, 40, (3, 4, 5, 6)), reverified(other, 33, 2)]
     launches: dict[str, tuple[list[Branch[Text]], int]] = {
@@ -127,15 +131,15 @@ def test_a_token_has_the_same_bits_in_every_launch(name: str, position: int) -> 
         "trees": (trees, 5),
         "two words": ([wide_node(text, position)], 4),
     }
-    for what, (sequences, row) in launches.items():
-        found = Launch(shape, sequences, seed=3).attended()
+    for launch_name, (sequences, row) in launches.items():
+        result = Launch(shape, sequences, seed=3).attended()
         sequence = next(i for i, s in enumerate(sequences) if s.text is text)
-        np.testing.assert_array_equal(found[sequence][row], wanted, err_msg=what)
+        np.testing.assert_array_equal(result[sequence][row], reference, err_msg=launch_name)
 
 
 @emulated
-def test_many_sequences_share_their_slots_and_change_no_bits() -> None:
-    """Teams with slots of their own give what a sequence gets alone."""
+def test_split_per_warp_has_the_bits_of_single_sequences() -> None:
+    """Warps with their own splits give each sequence the result that it has alone."""
     shape = Geometry(kv_heads=8, group=2, width=32, page_size=64)
     texts = [Text.drawn(300, shape, seed).coded() for seed in range(8)]
     branches = [reverified(text, 90 + 29 * i, 1 + i % 2) for i, text in enumerate(texts)]
@@ -148,13 +152,13 @@ def test_many_sequences_share_their_slots_and_change_no_bits() -> None:
 
 @emulated
 @pytest.mark.parametrize("name", ["8 of 64", *slow("window", "4 of 128")])
-def test_a_prompt_s_row_has_its_bits_wherever_the_prompt_is_cut(name: str) -> None:
+def test_bits_of_a_prompt_row_do_not_depend_on_chunk_boundaries(name: str) -> None:
     shape = SHAPES[name]
     text, other = (Text.drawn(165, shape, seed).coded() for seed in (1, 2))
     whole = Launch(shape, [reverified(text, 150, 151)], phase="prefill").attended()[0]
     parts = [reverified(other, 90, 20), reverified(text, 150, 37)]
-    found = Launch(shape, parts, phase="prefill", seed=4).attended()[1]
-    np.testing.assert_array_equal(found, whole[-37:])
+    result = Launch(shape, parts, phase="prefill", seed=4).attended()[1]
+    np.testing.assert_array_equal(result, whole[-37:])
     for position in (0, 66, 150):
         dense = expected(shape, text, position)
         row = values(whole[position], torch.bfloat16)
@@ -162,12 +166,12 @@ def test_a_prompt_s_row_has_its_bits_wherever_the_prompt_is_cut(name: str) -> No
 
 
 @pytest.mark.parametrize("width", [16, 80])
-def test_heads_that_codes_fill_no_pair_of_steps_of_are_refused(width: int) -> None:
+def test_rejects_head_widths_that_e4m3_kernels_do_not_support(width: int) -> None:
     with pytest.raises(SpecbuildError, match=r"equal widths of .* for a cache in fp8"):
-        ATTENTION.lower(in_codes(plain(width=width)))  # type: ignore[misc]
+        ATTENTION.lower(with_e4m3_pools(plain(width=width)))  # type: ignore[misc]
 
 
-def test_pools_hold_one_type() -> None:
+def test_rejects_pools_of_two_types() -> None:
     request = plain()
     pool = TensorInfo(request.tensors["k_pool"].shape, "uint8")
     mixed = replace(request, tensors={**request.tensors, "k_pool": pool})

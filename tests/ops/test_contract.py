@@ -1,4 +1,4 @@
-"""The contract of an op: what every folder of ``plugins_cuda`` must keep, now and later."""
+"""The contract of an op, which every package of ``plugins_cuda`` must satisfy."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from specbuild.plugins_cuda.registry import all_ops
 from specbuild.plugins_cuda.torch_ops import fake_outputs, torch_op
 from specbuild.plugins_cuda.traffic import NoTraffic, Weights
 
-# Finite in place of NaN: a standard body weights what a row may not see with 0, and 0 · NaN is
-# NaN. So large that any weight above 1e-33 would show.
+# A finite value instead of NaN: a standard body multiplies invisible rows by 0, and 0 · NaN is NaN.
+# The value is so large that any weight above 1e-33 changes the result.
 POISON = np.float32(1e30)
 
 OPS = list(all_ops().values())
@@ -60,29 +60,29 @@ def referenced(op: OpSpec, case: Case, arrays: Arrays) -> list[np.ndarray]:
 
 
 def assert_agree(
-    op: OpSpec, case: Case, got: Sequence[np.ndarray], wanted: Sequence[np.ndarray]
+    op: OpSpec, case: Case, results: Sequence[np.ndarray], expected: Sequence[np.ndarray]
 ) -> None:
-    assert len(got) == len(wanted) == len(op.outputs)
-    for spec, result, reference in zip(op.outputs, got, wanted, strict=True):
+    assert len(results) == len(expected) == len(op.outputs)
+    for spec, result, reference in zip(op.outputs, results, expected, strict=True):
         assert (result.shape, result.dtype) == (reference.shape, reference.dtype), spec.name
         defined = case.compare.get(spec.name, np.s_[:])
-        ours, theirs = result[defined], reference[defined]
-        assert np.isfinite(theirs).all(), f"{spec.name}: the reference is not finite"
-        if theirs.dtype == np.int32:
-            np.testing.assert_array_equal(ours, theirs, err_msg=spec.name)
+        actual, desired = result[defined], reference[defined]
+        assert np.isfinite(desired).all(), f"{spec.name}: the reference is not finite"
+        if desired.dtype == np.int32:
+            np.testing.assert_array_equal(actual, desired, err_msg=spec.name)
         else:
             np.testing.assert_allclose(
-                ours, theirs, atol=case.atol, rtol=case.rtol, err_msg=spec.name
+                actual, desired, atol=case.atol, rtol=case.rtol, err_msg=spec.name
             )
 
 
-def test_every_folder_with_an_op_is_found() -> None:
+def test_registry_has_the_op_of_every_folder() -> None:
     names = {"Choose", "KvCommit", "KvWrite", "Moe", "PagedTreeAttention"}
     assert names | {"TreeAccept", "TreeExpand", "TreeSelect"} <= set(all_ops())
 
 
 @each_op
-def test_an_op_with_a_kernel_declares_its_traffic_or_says_why_it_has_none(op: OpSpec) -> None:
+def test_an_op_with_a_kernel_declares_its_traffic_or_a_reason_for_none(op: OpSpec) -> None:
     assert (op.lower is None) == (op.traffic is None)
     if isinstance(op.traffic, NoTraffic):
         assert len(op.traffic.reason.split()) > 3
@@ -92,7 +92,7 @@ def test_an_op_with_a_kernel_declares_its_traffic_or_says_why_it_has_none(op: Op
 
 
 @each_op
-def test_has_cases_with_names_of_their_own(op: OpSpec) -> None:
+def test_cases_have_distinct_names(op: OpSpec) -> None:
     names = [case.name for case in cases_of(op)]
     assert names
     assert len(set(names)) == len(names)
@@ -115,15 +115,19 @@ def test_schema_is_registered_and_equals_the_declaration(op: OpSpec) -> None:
     ):
         assert parameter.types == {f"tensor({name})" for name in TYPE_NAMES[tensor.dtype]}
     kinds = {int: "INT", float: "FLOAT", str: "STRING"}
-    found = {a.name: (a.type.name, a.required) for a in schema.attributes.values()}
-    assert found == {a.name: (kinds[a.type], a.default is None) for a in op.attributes}
+    registered = {a.name: (a.type.name, a.required) for a in schema.attributes.values()}
+    assert registered == {a.name: (kinds[a.type], a.default is None) for a in op.attributes}
     for attribute in op.attributes:
         if attribute.default is not None:
             default = schema.attributes[attribute.name].default_value
             value = onnx.helper.get_attribute_value(default)
-            wanted = attribute.default
+            expected = attribute.default
             value = value.decode() if isinstance(value, bytes) else value
-            assert value == pytest.approx(wanted) if isinstance(wanted, float) else value == wanted
+            assert (
+                value == pytest.approx(expected)
+                if isinstance(expected, float)
+                else value == expected
+            )
 
 
 def one_node_model(op: OpSpec, case: Case, attributes: dict[str, Any]) -> onnx.ModelProto:
@@ -146,7 +150,7 @@ def one_node_model(op: OpSpec, case: Case, attributes: dict[str, Any]) -> onnx.M
 
 
 @each_op
-def test_schema_accepts_the_op_and_refuses_an_unknown_attribute(op: OpSpec) -> None:
+def test_schema_accepts_the_op_and_rejects_an_unknown_attribute(op: OpSpec) -> None:
     register_schemas()
     case = cases_of(op)[0]
     complete = op.complete(case.attributes)
@@ -162,12 +166,12 @@ def test_pools_are_aliased(op: OpSpec) -> None:
     pools = {spec.name for spec in op.outputs if spec.body_axes is not None}
     aliased = {output for output, _ in op.aliases}
     assert pools <= aliased
-    # What a CUDA pass makes may also keep the state of a step in place.
+    # A fused op of the CUDA backend may also keep the state of a step in place.
     assert op.body is None or aliased == pools
 
 
 @each_op
-def test_is_computed_somewhere(op: OpSpec) -> None:
+def test_an_op_has_a_body_or_a_kernel(op: OpSpec) -> None:
     assert op.body is not None or op.lower is not None
 
 
@@ -193,7 +197,7 @@ def test_inputs_have_declared_types_and_ranks(op: OpSpec, case: Case) -> None:
 
 
 @each_case
-def test_reference_leaves_its_inputs_alone(op: OpSpec, case: Case) -> None:
+def test_reference_does_not_change_its_inputs(op: OpSpec, case: Case) -> None:
     arrays = inputs_of(op, case)
     tensors = as_tensors(arrays)
     outputs = as_tuple(op.reference(*tensors, **op.complete(case.attributes)))
@@ -208,8 +212,8 @@ def test_reference_leaves_its_inputs_alone(op: OpSpec, case: Case) -> None:
 def test_torch_op_is_the_reference(op: OpSpec, case: Case) -> None:
     arrays = inputs_of(op, case)
     outputs = as_tuple(torch_op(op.name)(*as_tensors(arrays), **case.attributes))
-    wanted = referenced(op, case, arrays)
-    for output, array in zip(outputs, wanted, strict=True):
+    expected = referenced(op, case, arrays)
+    for output, array in zip(outputs, expected, strict=True):
         np.testing.assert_array_equal(output.numpy(), array)
 
 
@@ -225,12 +229,12 @@ def test_torch_op_passes_opcheck(op: OpSpec) -> None:
 
 
 @each_case
-def test_fake_shapes_are_real_shapes(op: OpSpec, case: Case) -> None:
+def test_fake_shapes_equal_real_shapes(op: OpSpec, case: Case) -> None:
     arrays = inputs_of(op, case)
-    wanted = referenced(op, case, arrays)
+    expected = referenced(op, case, arrays)
     given = [spec for spec, array in zip(op.inputs, arrays, strict=True) if array is not None]
     named = {axis for spec in given for axis in spec.axes}
-    # The shape environment stands in for the sizes that depend on data.
+    # Sizes that depend on data are symbols of the shape environment.
     with torch._subclasses.FakeTensorMode(
         shape_env=torch.fx.experimental.symbolic_shapes.ShapeEnv()
     ) as mode:
@@ -238,14 +242,14 @@ def test_fake_shapes_are_real_shapes(op: OpSpec, case: Case) -> None:
             None if tensor is None else mode.from_tensor(tensor) for tensor in as_tensors(arrays)
         )
         outputs = as_tuple(torch_op(op.name)(*tensors, **case.attributes))
-    for spec, output, array in zip(op.outputs, outputs, wanted, strict=True):
+    for spec, output, array in zip(op.outputs, outputs, expected, strict=True):
         assert output.dtype == torch.from_numpy(array).dtype, spec.name
         assert output.ndim == array.ndim, spec.name
         for axis, fake, real in zip(spec.axes, output.shape, array.shape, strict=True):
             assert (axis not in named and isinstance(fake, torch.SymInt)) or fake == real
 
 
-def test_fake_refuses_an_axis_of_two_sizes() -> None:
+def test_fake_rejects_an_axis_of_two_sizes() -> None:
     pool, new, slot = torch.zeros(3, 2, 4, 8), torch.zeros(5, 2, 8), torch.zeros(4)
     with pytest.raises(ValueError, match=r"KvWrite\.write_slot: axis T is 4, was 5"):
         fake_outputs(all_ops()["KvWrite"], (pool, new, slot.int()))
@@ -258,14 +262,14 @@ def test_fake_refuses_an_axis_of_two_sizes() -> None:
 )
 def test_every_form_agrees_with_the_reference(op: OpSpec, case: Case) -> None:
     arrays = inputs_of(op, case)
-    wanted = referenced(op, case, arrays)
+    expected = referenced(op, case, arrays)
     finite = [
         np.where(np.isnan(a), POISON, a) if a is not None and a.dtype == np.float32 else a
         for a in arrays
     ]
     for name, run in forms_of(op, arrays, case.attributes).items():
-        got = run(op, finite, case.attributes)
+        results = run(op, finite, case.attributes)
         try:
-            assert_agree(op, case, got, wanted)
+            assert_agree(op, case, results, expected)
         except AssertionError as difference:
             raise AssertionError(f"form {name!r}: {difference}") from None

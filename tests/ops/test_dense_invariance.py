@@ -1,4 +1,4 @@
-"""A row's result of a dense kernel is the same, bit for bit, alone and in any batch.
+"""A row's result of a dense kernel has equal bits alone and in any batch.
 
 The two halves of K nearly cancel, so that an fp32 sum in another order still differs after it is
 rounded to bf16.
@@ -26,15 +26,15 @@ from specbuild.runtime.errors import SpecbuildError
 
 Tensors = dict[str, torch.Tensor]
 
-# K is 59 blocks: 15 slices of four in three groups, the last slice one block short.
+# K is 59 blocks: 15 slices of four blocks in three groups; the last slice has three.
 K, VOCAB, ROWS = 1888, 336, 40
 HALF = 928
 TARGET = Target(multiprocessors=3)
 _NAMES = {torch.bfloat16: "bfloat16", torch.float32: "float32", torch.int32: "int32",
           torch.uint8: "uint8"}  # fmt: skip
-# Rows of the whole batch that a launch takes, in its order.
+# The rows of the whole batch that each launch has, in order.
 BATCHES: tuple[Sequence[int], ...] = ([17], [3, 17, 5], range(9, 20), range(ROWS))
-# Tactics that take another form of the kernel, for a few rows of the batch.
+# Tactics that select another form of the kernel, for some rows of the batch.
 STREAMED: dict[str, Sequence[int]] = {
     "ring": range(20, 25),
     "many": range(30, 35),
@@ -50,14 +50,14 @@ def normal(*shape: int, scale: float = 1.0) -> torch.Tensor:
 
 
 def cancelling(*shape: int) -> torch.Tensor:
-    """Values over K that repeat in its second half."""
+    """Return values over K whose second half repeats the first."""
     values = normal(*shape, K)
     values[..., HALF : 2 * HALF] = values[..., :HALF]
     return values
 
 
 def weight(rows: int) -> torch.Tensor:
-    """A packed weight whose second half takes away what the first adds, but for a 256th."""
+    """Return a packed weight whose second half subtracts 255/256 of the first half's products."""
     values = normal(rows // 16, K // 32, 512, scale=K**-0.5)
     half = HALF // 32
     values[:, half:] /= 256
@@ -78,10 +78,10 @@ def run(
     tensors = {
         n: TensorInfo(tuple(t.shape), _NAMES[t.dtype]) for n, t in (inputs | outputs).items()
     }
-    given, blank = ({n: bits(t) for n, t in some.items()} for some in (inputs, outputs))
+    arrays, blank = ({n: bits(t) for n, t in some.items()} for some in (inputs, outputs))
     assert op.lower is not None
     request = LoweringRequest(tensors, op.complete(attributes), phase, TARGET, tactic or {})
-    return run_lowering(op, op.lower(request), given, blank)
+    return run_lowering(op, op.lower(request), arrays, blank)
 
 
 def assert_same_for_every_batch(
@@ -92,17 +92,19 @@ def assert_same_for_every_batch(
     forms: Mapping[str, Sequence[int]],
     **attributes: Any,
 ) -> None:
-    """Runs every batch, and parts of it in other forms; ``outputs`` are those of one row."""
-    seen: dict[tuple[str, int], np.ndarray] = {}
+    """Run every batch, and parts of it in other forms; ``outputs`` are those of one row."""
+    references: dict[tuple[str, int], np.ndarray] = {}
 
     def check(rows: Sequence[int], tactic: Tactic | None) -> None:
         inputs = shared | {n: t[list(rows)] for n, t in by_row.items()}
         blank = {n: t.repeat(len(rows), *[1] * (t.ndim - 1)) for n, t in outputs.items()}
-        got = run(name, inputs, blank, tactic, **attributes)
+        written = run(name, inputs, blank, tactic, **attributes)
         for output in outputs:
             for place, row in enumerate(rows):
-                known = seen.setdefault((output, row), got[output][place])
-                np.testing.assert_array_equal(got[output][place], known, err_msg=f"{output} {row}")
+                reference = references.setdefault((output, row), written[output][place])
+                np.testing.assert_array_equal(
+                    written[output][place], reference, err_msg=f"{output} {row}"
+                )
 
     for rows in BATCHES:
         check(rows, None)
@@ -115,14 +117,14 @@ def assert_same_for_every_batch(
 
 @needs_compiler
 @pytest.mark.parametrize("storage", [FP8, *slow(MXFP4)], ids=lambda storage: storage.name)
-def test_coded_weights(storage: Storage) -> None:
-    """Normed tokens: each form of the kernel gets them in its own way. The halves of K cancel."""
+def test_quantized_weights(storage: Storage) -> None:
+    """Cover every form in which the kernel gets normed tokens. The halves of K cancel."""
     values, half = normal(18, K // 32, 512, scale=K**-0.5), HALF // 32
     values[:, half : 2 * half] = -values[:, :half]
     values[:, 2 * half :] /= 256
     shared = {"norm": cancelling(), "gate_up": quantised(values, storage)}
     by_row = {"x": cancelling(ROWS)}
-    seen: dict[int, np.ndarray] = {}
+    references: dict[int, np.ndarray] = {}
     forms: tuple[tuple[Sequence[int], Tactic], ...] = (
         ([17], {}),
         (range(14, 20), {}),
@@ -132,9 +134,11 @@ def test_coded_weights(storage: Storage) -> None:
     )
     for rows, tactic in forms:
         inputs = shared | {n: t[list(rows)] for n, t in by_row.items()}
-        got = run("RmsSwiglu", inputs, {"h": normal(len(rows), 144)}, tactic, eps=1e-5)["h"]
+        written = run("RmsSwiglu", inputs, {"h": normal(len(rows), 144)}, tactic, eps=1e-5)["h"]
         for place, row in enumerate(rows):
-            np.testing.assert_array_equal(got[place], seen.setdefault(row, got[place]))
+            np.testing.assert_array_equal(
+                written[place], references.setdefault(row, written[place])
+            )
 
 
 @needs_compiler
@@ -212,7 +216,7 @@ def test_head_choose(storage: Storage) -> None:
     [("gpt_oss", False), ("llama", True), *slow((None, False), (None, True))],
 )
 def test_qkv(rounding: str | None, head_norms: bool) -> None:
-    """The written keys and values too: every row has a slot of its own."""
+    """Compare the written keys and values too; each row has its own slot."""
     heads, kv_heads, width, page_size = 3, 1, 32, 16
     pages = 2 + ROWS // page_size
     angles = torch.randn(64, width // 2, generator=torch.Generator().manual_seed(1))
@@ -229,7 +233,7 @@ def test_qkv(rounding: str | None, head_norms: bool) -> None:
         "positions": torch.arange(ROWS, dtype=torch.int32) % 64,
         "write_slot": slots,
     }
-    seen: dict[tuple[str, int], np.ndarray] = {}
+    references: dict[tuple[str, int], np.ndarray] = {}
     for rows in BATCHES:
         inputs = shared | {n: t[list(rows)] for n, t in by_row.items()}
         outputs = {
@@ -239,20 +243,20 @@ def test_qkv(rounding: str | None, head_norms: bool) -> None:
         }
         sizes = {"q_heads": heads, "kv_heads": kv_heads, "eps": 1e-5}
         sizes |= {"rounding": rounding or "gpt_oss"}
-        got = run("RmsQkvRope", inputs, outputs, None, **sizes)
+        written = run("RmsQkvRope", inputs, outputs, None, **sizes)
         for place, row in enumerate(rows):
             page, offset = divmod(int(slots[row]), page_size)
-            results = {"q": got["q"][place]}
-            results |= {n: got[n][page, :, offset] for n in ("k_pool_out", "v_pool_out")}
+            results = {"q": written["q"][place]}
+            results |= {n: written[n][page, :, offset] for n in ("k_pool_out", "v_pool_out")}
             for name, result in results.items():
-                known = seen.setdefault((name, row), result)
-                np.testing.assert_array_equal(result, known, err_msg=f"{name} {row}")
+                reference = references.setdefault((name, row), result)
+                np.testing.assert_array_equal(result, reference, err_msg=f"{name} {row}")
 
 
 @needs_compiler
 @pytest.mark.parametrize("rounding", ["llama", *slow(None)])
 def test_low_rank(rounding: str | None) -> None:
-    """Query latents and cache entries: what is projected is normed and rotated after."""
+    """Compare query latents and cache entries, normed and rotated after the projection."""
     query, rank, rope, page_size = 64, 32, 16, 16
     angles = torch.randn(64, rope // 2, generator=torch.Generator().manual_seed(1))
     pool = normal(2 + ROWS // page_size, 1, page_size, rank + rope)
@@ -266,23 +270,26 @@ def test_low_rank(rounding: str | None) -> None:
         "positions": torch.arange(ROWS, dtype=torch.int32) % 64,
         "write_slot": slots,
     }
-    seen: dict[tuple[str, int], np.ndarray] = {}
+    references: dict[tuple[str, int], np.ndarray] = {}
     for rows in BATCHES:
         inputs = shared | {n: t[list(rows)] for n, t in by_row.items()}
         outputs = {"q": normal(len(rows), query), "c_pool_out": pool}
         sizes = {"eps": 1e-5, "rounding": rounding or "llama", "latent_eps": 1e-6}
-        got = run("RmsLowRank", inputs, outputs, None, **sizes)
+        written = run("RmsLowRank", inputs, outputs, None, **sizes)
         for place, row in enumerate(rows):
             page, offset = divmod(int(slots[row]), page_size)
-            results = {"q": got["q"][place], "c_pool_out": got["c_pool_out"][page, 0, offset]}
+            results = {
+                "q": written["q"][place],
+                "c_pool_out": written["c_pool_out"][page, 0, offset],
+            }
             for name, result in results.items():
-                known = seen.setdefault((name, row), result)
-                np.testing.assert_array_equal(result, known, err_msg=f"{name} {row}")
+                reference = references.setdefault((name, row), result)
+                np.testing.assert_array_equal(result, reference, err_msg=f"{name} {row}")
 
 
 @needs_compiler
 def test_absorbed_queries() -> None:
-    """Prompts too: one kernel takes both, whose products go over K in order."""
+    """Cover both phases: one kernel computes them and adds the products over K in order."""
     heads, nope, rope, rank = 2, 96, 16, 64
     angles = torch.randn(64, rope // 2, generator=torch.Generator().manual_seed(1))
     values = normal(heads * rank // 16, nope // 32, 512)
@@ -292,19 +299,21 @@ def test_absorbed_queries() -> None:
     q[..., 64:96] /= 256
     shared = {"weight": values, "cos": angles.cos(), "sin": angles.sin()}
     positions = torch.arange(ROWS, dtype=torch.int32)
-    seen: dict[int, np.ndarray] = {}
+    references: dict[int, np.ndarray] = {}
     phases: tuple[Phase, ...] = ("decode", "prefill")
     for rows, phase in product(BATCHES, phases):
         by_row = {"q": q.flatten(1)[list(rows)], "positions": positions[list(rows)]}
         blank = {"absorbed": normal(len(rows), heads, rank + rope)}
         sizes = {"q_heads": heads, "entry": rank + rope}
-        got = run("AbsorbQuery", shared | by_row, blank, phase=phase, **sizes)["absorbed"]
+        written = run("AbsorbQuery", shared | by_row, blank, phase=phase, **sizes)["absorbed"]
         for place, row in enumerate(rows):
-            np.testing.assert_array_equal(got[place], seen.setdefault(row, got[place]))
+            np.testing.assert_array_equal(
+                written[place], references.setdefault(row, written[place])
+            )
 
 
-def test_many_rows_of_whole_slices_are_panels_by_default() -> None:
-    """Panels hold two blocks: not where slices are odd."""
+def test_many_rows_use_panels_by_default() -> None:
+    """A panel has two blocks, so panels are not used for an odd number of blocks a slice."""
     op = op_named("Linear")
     lower, none = op.lower, op.complete({})
     assert lower is not None
@@ -325,34 +334,37 @@ def test_many_rows_of_whole_slices_are_panels_by_default() -> None:
 
 @needs_compiler
 @pytest.mark.parametrize("storage", [BF16, MXFP4, FP8], ids=lambda storage: storage.name)
-def test_sums_of_chunks_may_wait_for_each_other(storage: Storage) -> None:
-    """A CTA has two or three chunks."""
+def test_holding_the_sums_of_chunks_changes_no_bit(storage: Storage) -> None:
+    """A CTA has two or three chunks, whose sums may be held until all of them are complete."""
     values = normal(18, K // 32, 512, scale=K**-0.5)
     shared = {"norm": cancelling(), "gate_up": quantised(values, storage)}
     x, blank = cancelling(5), {"h": normal(5, 144)}
     alone, together = (
-        run("RmsSwiglu", shared | {"x": x}, blank, {"held": held}, eps=1e-5)["h"] for held in (0, 1)
+        run("RmsSwiglu", shared | {"x": x}, blank, {"held": value}, eps=1e-5)["h"]
+        for value in (0, 1)
     )
     np.testing.assert_array_equal(together, alone)
 
 
 @needs_compiler
 @pytest.mark.parametrize("storage", [FP8, *slow(BF16, MXFP4)], ids=lambda storage: storage.name)
-def test_few_wide_tokens_stand_as_rows(storage: Storage) -> None:
-    """Or come straight from L2, as those of a whole group of 8 do."""
+def test_few_wide_tokens_as_rows_have_the_bits_of_eight(storage: Storage) -> None:
+    """The tactic ``rows`` keeps tokens in shared memory; otherwise they come from L2, as
+    for 8 rows.
+    """
     columns = 9248
     values = quantised(normal(4, columns // 32, 512, scale=columns**-0.5), storage)
     x = normal(8, columns)
     whole = run("Linear", {"weight": values, "x": x}, {"y": normal(8, 64)})["y"]
     for rows in (1, 3):
-        for held in (0, 1):
-            given, blank = {"weight": values, "x": x[:rows]}, {"y": normal(rows, 64)}
-            got = run("Linear", given, blank, {"rows": held})["y"]
-            np.testing.assert_array_equal(got, whole[:rows])
+        for value in (0, 1):
+            arrays, blank = {"weight": values, "x": x[:rows]}, {"y": normal(rows, 64)}
+            written = run("Linear", arrays, blank, {"rows": value})["y"]
+            np.testing.assert_array_equal(written, whole[:rows])
 
 
-def test_codes_are_cut_into_whole_tiles_where_that_balances() -> None:
-    """Of a part of a tile a CTA decodes all."""
+def test_units_of_quantized_weights_are_full_tiles_if_balanced() -> None:
+    """If a unit is a part of a tile, a CTA still dequantizes the full tile."""
 
     def units(tiles: int, dtype: str, last: int) -> object:
         weight, x = TensorInfo((tiles, 4, last), dtype), TensorInfo((1, 256), "bfloat16")
@@ -360,27 +372,27 @@ def test_codes_are_cut_into_whole_tiles_where_that_balances() -> None:
             weight = TensorInfo((tiles, 8, last), dtype)
         op = op_named("Linear")
         assert op.lower is not None
-        given = {"x": x, "weight": weight}
-        request = LoweringRequest(given, op.complete({}), "decode", Target(), {})
+        arrays = {"x": x, "weight": weight}
+        request = LoweringRequest(arrays, op.complete({}), "decode", Target(), {})
         return dict(op.lower(request).launches[0].kernel.constants)["UNIT_PAIRS"]
 
     assert [units(tiles, "uint8", 544) for tiles in (256, 384, 180, 320)] == [8, 8, 4, 4]
     assert units(256, "bfloat16", 512) == 4
 
 
-def test_slices_follow_from_the_width_alone() -> None:
+def test_slices_depend_on_the_width_only() -> None:
     blocks = {2880: 15, 4096: 16, 5760: 15, 8640: 15, 17280: 15, 192: 6, 32: 1}
     assert {width: slices_of(width // 32) for width in blocks} == blocks
 
 
-def test_a_launch_of_too_many_rows_is_refused() -> None:
+def test_rejects_too_many_rows() -> None:
     rows = MAX_ROWS + 1
     inputs = {"x": normal(rows, 32), "weight": normal(1, 1, 512)}
     with pytest.raises(SpecbuildError, match=f"Linear: got {rows} rows"):
         run("Linear", inputs, {"y": normal(rows, 16)})
 
 
-def test_a_tactic_of_another_version_is_refused() -> None:
+def test_rejects_a_tactic_with_unknown_keys() -> None:
     inputs = {"x": normal(1, 32), "weight": normal(1, 1, 512)}
     with pytest.raises(SpecbuildError, match="the tactic has unknown keys depth"):
         run("Linear", inputs, {"y": normal(1, 16)}, {"depth": 3})

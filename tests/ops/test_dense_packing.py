@@ -1,4 +1,4 @@
-"""Packed dense weights hold every value where kernels look for it, and can be unpacked."""
+"""Packed dense weights have every value at the place that kernels read, and can be unpacked."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def random(*shape: int) -> torch.Tensor:
 
 
 def lane_values(packed: torch.Tensor, tile: int, block: int, half: int, lane: int) -> torch.Tensor:
-    """What a lane loads from half a tile."""
+    """Return the values that a lane loads from half a tile."""
     start = half * 256 + lane * 8
     return packed[tile, block, start : start + 8]
 
 
-def test_every_lane_has_its_row_and_columns() -> None:
+def test_every_lane_loads_its_row_and_columns() -> None:
     weight = random(48, 96)
     packed = pack_rows(weight)
     assert packed.shape == (3, 3, 512)
@@ -41,8 +41,8 @@ def test_every_lane_has_its_row_and_columns() -> None:
             for half in range(2):
                 for lane in range(32):
                     row, column = 16 * tile + 8 * half + lane // 4, 32 * block + 8 * (lane % 4)
-                    wanted = weight[row, column : column + 8]
-                    assert torch.equal(lane_values(packed, tile, block, half, lane), wanted)
+                    expected = weight[row, column : column + 8]
+                    assert torch.equal(lane_values(packed, tile, block, half, lane), expected)
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(16, 32), (80, 224), (192, 96)])
@@ -52,13 +52,13 @@ def test_rows_are_unpacked(rows: int, columns: int) -> None:
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(24, 32), (16, 48)])
-def test_sizes_that_are_no_tiles_are_refused(rows: int, columns: int) -> None:
+def test_rejects_sizes_that_do_not_fill_tiles(rows: int, columns: int) -> None:
     with pytest.raises(SpecbuildError, match=f"{rows} x {columns} cannot be packed"):
         packed_shape(rows, columns)
 
 
 @pytest.mark.parametrize("head_dim", [16, 32, 48, 64])
-def test_partners_of_a_rotation_stand_in_one_tile(head_dim: int) -> None:
+def test_the_two_values_of_a_rotation_are_in_one_tile(head_dim: int) -> None:
     parts = [random(heads * head_dim, 32) for heads in (3, 2, 2)]
     joined = torch.cat(parts)
     packed = pack_qkv(*parts, head_dim=head_dim)
@@ -66,13 +66,13 @@ def test_partners_of_a_rotation_stand_in_one_tile(head_dim: int) -> None:
         head, first = divmod(16 * tile, head_dim)
         for g in range(8):
             row = head * head_dim + first // 2 + g
-            for half, wanted in enumerate((row, row + head_dim // 2)):
+            for half, expected in enumerate((row, row + head_dim // 2)):
                 values = [lane_values(packed, tile, 0, half, 4 * g + t) for t in range(4)]
-                assert torch.equal(torch.cat(values), joined[wanted])
+                assert torch.equal(torch.cat(values), joined[expected])
     assert torch.equal(unpack_qkv(packed, head_dim), joined)
 
 
-def test_biases_follow_their_rows() -> None:
+def test_biases_are_permuted_like_their_rows() -> None:
     biases = [random(heads * 32) for heads in (4, 1, 1)]
     columns = [bias.unsqueeze(1).repeat(1, 32) for bias in biases]
     packed = join_qkv(*biases, head_dim=32)
@@ -80,7 +80,7 @@ def test_biases_follow_their_rows() -> None:
     assert torch.equal(unpack_qkv_bias(packed, 32), torch.cat(biases))
 
 
-def test_heads_that_are_no_tiles_are_refused() -> None:
+def test_rejects_heads_that_do_not_fill_tiles() -> None:
     with pytest.raises(SpecbuildError, match="heads of width 24"):
         join_qkv(random(48), random(24), random(24), head_dim=24)
 
@@ -98,13 +98,13 @@ def test_gate_and_up_rows_share_a_tile() -> None:
     assert torch.equal(unpacked[1], up)
 
 
-def test_an_mlp_that_is_no_tiles_is_refused() -> None:
+def test_rejects_an_mlp_that_does_not_fill_tiles() -> None:
     with pytest.raises(SpecbuildError, match="an MLP of 12 rows"):
         pack_gate_up(random(12, 32), random(12, 32))
 
 
 def mx_values(codes: list[int], storage: Storage) -> np.ndarray:
-    """What the OCP Microscaling specification says that codes mean, with a scale of one."""
+    """Return the values of elements with a scale of one, by the OCP Microscaling specification."""
     bits, bias, mantissa = {MXFP4: (4, 1, 1), FP8: (8, 7, 3)}[storage]
     code = np.array(codes)
     sign, rest = code >> (bits - 1), code & (1 << (bits - 1)) - 1
@@ -121,7 +121,7 @@ ELEMENTS = {MXFP4: range(16), FP8: [code for code in range(256) if code & 127 !=
 @CODED
 @settings(deadline=None)
 @given(seed=st.integers(0, 1 << 20), blocks=st.integers(1, 5))
-def test_values_of_a_format_stay_as_they_are(storage: Storage, seed: int, blocks: int) -> None:
+def test_quantizing_representable_values_is_exact(storage: Storage, seed: int, blocks: int) -> None:
     rng = np.random.default_rng(seed)
     values = mx_values(list(ELEMENTS[storage]), storage)
     drawn = rng.choice(values, (32, blocks, 32))
@@ -135,12 +135,12 @@ def test_values_of_a_format_stay_as_they_are(storage: Storage, seed: int, blocks
 
 @CODED
 @given(seed=st.integers(0, 1 << 20))
-def test_other_values_go_to_the_nearest_of_a_scale(storage: Storage, seed: int) -> None:
-    """Within half a step of an element, of the largest's where the scale is one larger."""
+def test_other_values_are_rounded_to_the_nearest_element(storage: Storage, seed: int) -> None:
+    """The error is at most half a step; of the largest element if the scale is one larger."""
     rng = np.random.default_rng(seed)
     weight = rng.standard_normal((16, 64)) * 2.0 ** rng.integers(-12, 1, (16, 1))
     drawn = torch.from_numpy(weight).bfloat16()
-    got = unpack_rows(decoded(quantised(pack_rows(drawn), storage), 64)).double().numpy()
+    dequantized = unpack_rows(decoded(quantised(pack_rows(drawn), storage), 64)).double().numpy()
     blocks = drawn.double().numpy().reshape(16, 2, 32)
     grid = np.unique(mx_values(list(ELEMENTS[storage]), storage))
     exponent = np.floor(np.log2(np.abs(blocks).max(-1, keepdims=True)))
@@ -148,12 +148,12 @@ def test_other_values_go_to_the_nearest_of_a_scale(storage: Storage, seed: int) 
     beyond = 2 * grid[-1] - (grid[-1] + grid[-2]) / 2
     scale = np.where(np.abs(blocks).max(-1, keepdims=True) > scale * beyond, 2 * scale, scale)
     distance = np.abs(blocks[..., None] / scale[..., None] - grid)
-    error = np.abs(got.reshape(blocks.shape) - blocks) / scale
+    error = np.abs(dequantized.reshape(blocks.shape) - blocks) / scale
     np.testing.assert_array_equal(error, distance.min(-1))
 
 
 @CODED
-def test_a_weight_of_another_width_is_refused(storage: Storage) -> None:
+def test_rejects_a_weight_of_another_width(storage: Storage) -> None:
     info = TensorInfo((4, 3, storage.elements), "uint8")
     assert weight_tiles(info, 160) == (4, 5, storage)
     with pytest.raises(SpecbuildError, match="expected those of rows of 256 values"):

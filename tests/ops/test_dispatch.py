@@ -1,4 +1,4 @@
-"""The tables of which kernel runs: every rule is reached, and launches what it says."""
+"""The tables that select a kernel: every rule is reached, and launches the kernels it names."""
 
 from __future__ import annotations
 
@@ -37,37 +37,37 @@ SWEEPS: dict[str, tuple[Sequence[Rule[Any]], Callable[[], Iterator[LoweringReque
 }  # fmt: skip
 
 
-def rule_of(op: str, asked: LoweringRequest) -> Rule[Any]:
+def rule_of(op: str, request: LoweringRequest) -> Rule[Any]:
     if op == "MlaAttention":
-        return first_rule(latents.TABLE, latents.facts_of(asked, latent_geometry(asked)))
-    return attention.rule_of(asked)
+        return first_rule(latents.TABLE, latents.facts_of(request, latent_geometry(request)))
+    return attention.rule_of(request)
 
 
-def lowered(op: str, asked: LoweringRequest) -> Lowering | None:
-    """The launches; None where the op refuses the sizes."""
+def lowered(op: str, request: LoweringRequest) -> Lowering | None:
+    """Return the launches, or None if the op rejects the sizes."""
     try:
-        found = op_named(op).lowered(asked)
+        lowering = op_named(op).lowered(request)
     except SpecbuildError:
         return None
-    return found if isinstance(found, Lowering) else None
+    return lowering if isinstance(lowering, Lowering) else None
 
 
 @pytest.mark.parametrize("op", SWEEPS)
 def test_every_rule_is_reached_and_launches_its_kernels(op: str) -> None:
     table, sweep = SWEEPS[op]
     launched: dict[int, set[tuple[str, ...]]] = {}
-    for asked in sweep():
-        found = lowered(op, asked)
-        if found is None:
+    for request in sweep():
+        lowering = lowered(op, request)
+        if lowering is None:
             continue
-        rule = rule_of(op, asked)
-        files = tuple(launch.kernel.file for launch in found.launches)
-        # Each of the rule's, in its order; some are there for some sizes only.
-        assert [name for name in rule.kernels if name in files] == list(files), (rule, asked)
+        rule = rule_of(op, request)
+        files = tuple(launch.kernel.file for launch in lowering.launches)
+        # The launched kernels are in the rule's order; some are launched for some sizes only.
+        assert [name for name in rule.kernels if name in files] == list(files), (rule, request)
         launched.setdefault(table.index(rule), set()).add(files)
     assert sorted(launched) == list(range(len(table)))
-    for index, ways in launched.items():
-        assert {name for files in ways for name in files} == set(table[index].kernels)
+    for index, variants in launched.items():
+        assert {name for files in variants for name in files} == set(table[index].kernels)
 
 
 @pytest.mark.parametrize(
@@ -108,15 +108,15 @@ def test_every_rule_is_reached_and_launches_its_kernels(op: str) -> None:
         ({"phase": "prefill", "rows": 512, "width": 512}, "wide", ["attend_wide"]),
     ],
 )
-def test_what_attends_at_the_edges_of_the_table(
+def test_kernel_at_the_boundaries_of_each_rule(
     sizes: dict[str, Any], form: str, entries: list[str]
 ) -> None:
-    """Each beside a size at which the next rule takes it."""
-    asked = plain(**sizes)
-    found = lowered("PagedTreeAttention", asked)
-    assert found is not None
-    assert [launch.kernel.entry for launch in found.launches] == entries
-    assert attention.rule_of(asked).form == form
+    """Each case is next to a size for which the next rule applies."""
+    request = plain(**sizes)
+    lowering = lowered("PagedTreeAttention", request)
+    assert lowering is not None
+    assert [launch.kernel.entry for launch in lowering.launches] == entries
+    assert attention.rule_of(request).form == form
 
 
 @pytest.mark.parametrize("op", SWEEPS)

@@ -1,4 +1,4 @@
-"""TreeExpand, TreeSelect and TreeAccept against a dynamic tree made of plain lists."""
+"""TreeExpand, TreeSelect and TreeAccept against a dynamic tree of plain lists."""
 
 from __future__ import annotations
 
@@ -40,28 +40,28 @@ each_form = pytest.mark.parametrize("run", [by_reference, portable])
 
 @settings(max_examples=40, deadline=None)
 @given(seeds, st.integers(1, 3), st.integers(1, 5), st.integers(1, 6), st.booleans())
-def test_the_pool_of_one_pass_is_the_hosts(
+def test_level_pool_equals_the_pool_of_the_host(
     seed: int, batch: int, top_k: int, depth: int, tied: bool
 ) -> None:
-    """The op for CUDA engines against numpy's, which drafts where the loop has an object for it."""
+    """Compare the op of CUDA engines with the NumPy function that expands trees on the host."""
     rng = np.random.default_rng(seed)
     scores = -np.sort(rng.exponential(1.0, (batch, depth, top_k)).astype(np.float32), axis=-1)
     scores = np.round(scores) if tied else scores
     tokens = rng.integers(0, 50, (batch, depth, top_k)).astype(np.int32)
     flat = [array.reshape(batch, depth * top_k) for array in (tokens, scores)]
-    made = by_reference(op_named("LevelPool"), flat, {"depth": depth})
+    level_pool = by_reference(op_named("LevelPool"), flat, {"depth": depth})
     expected = candidate_pool(tokens, scores)
-    for found, name in zip(made, ("tokens", "scores", "parents"), strict=True):
-        np.testing.assert_array_equal(found, expected[name], err_msg=name)
+    for result, name in zip(level_pool, ("tokens", "scores", "parents"), strict=True):
+        np.testing.assert_array_equal(result, expected[name], err_msg=name)
 
 
 def best_first(values: Sequence[float]) -> list[int]:
-    """Indices by falling value, then rising index."""
+    """Return indices by falling value, then rising index."""
     return sorted(range(len(values)), key=lambda i: (-values[i], i))
 
 
 def lineage(parents: Sequence[int], node: int) -> list[int]:
-    """The path from the root to a node, both included."""
+    """Return the path from the root to a node, both included."""
     path = [node]
     while parents[path[-1]] >= 0:
         path.append(parents[path[-1]])
@@ -107,16 +107,20 @@ def test_a_certain_child_does_not_outrank_its_parent(run: Run) -> None:
 
 
 def selected_by_hand(
-    tokens: Sequence[int], scores: Sequence[float], parents: Sequence[int], wanted: int
+    tokens: Sequence[int], scores: Sequence[float], parents: Sequence[int], max_nodes: int
 ) -> list[tuple[int, int, list[int]]]:
-    """(token, parent's place, path of places) of every kept candidate; the root is place 0."""
-    kept = sorted(i for i in best_first(scores)[:wanted] if scores[i] != -math.inf)
-    place = {-1: 0} | {candidate: number for number, candidate in enumerate(kept, start=1)}
-    found = []
-    for candidate in kept:
+    """Return token, parent's slot and path of slots of every selected candidate; the root
+    is slot 0.
+    """
+    selected = sorted(i for i in best_first(scores)[:max_nodes] if scores[i] != -math.inf)
+    slot_of = {-1: 0} | {candidate: number for number, candidate in enumerate(selected, start=1)}
+    result = []
+    for candidate in selected:
         path = lineage(parents, candidate)
-        found.append((tokens[candidate], place[parents[candidate]], [0, *map(place.get, path)]))
-    return found
+        result.append(
+            (tokens[candidate], slot_of[parents[candidate]], [0, *map(slot_of.get, path)])
+        )
+    return result
 
 
 def ancestors_of(words: np.ndarray) -> list[int]:
@@ -127,32 +131,32 @@ def ancestors_of(words: np.ndarray) -> list[int]:
 @each_form
 @settings(max_examples=20, deadline=None)
 @given(seeds, st.integers(1, 4), st.integers(1, 5), st.booleans(), st.sampled_from([0.0, 0.3]))
-def test_select_keeps_the_best_as_a_tree(
+def test_select_returns_the_best_candidates_as_a_tree(
     run: Run, seed: int, top_k: int, depth: int, tied: bool, absent: float
 ) -> None:
     rng = np.random.default_rng(seed)
     pool = top_k + (depth - 1) * top_k**2
-    wanted = int(rng.integers(1, pool + 1))
+    max_nodes = int(rng.integers(1, pool + 1))
     case = select(
         "drawn",
         top_k=top_k,
         depth=depth,
-        draft_tokens=wanted,
+        draft_tokens=max_nodes,
         step=1.0 if tied else 0.0,
         absent=absent,
     )
     arrays = case.make(rng)
     tokens, parents, depths, bits, count = run(SELECT, arrays, case.attributes)
     for b in range(len(count)):
-        hand = selected_by_hand(*(array[b].tolist() for array in arrays[:3]), wanted)
+        hand = selected_by_hand(*(array[b].tolist() for array in arrays[:3]), max_nodes)
         used = len(hand) + 1
         assert count[b] == used
-        assert tokens[b].tolist() == [-1, *(t for t, _, _ in hand)] + [-1] * (wanted + 1 - used)
-        assert parents[b].tolist() == [-1, *(p for _, p, _ in hand)] + [-1] * (wanted + 1 - used)
+        assert tokens[b].tolist() == [-1, *(t for t, _, _ in hand)] + [-1] * (max_nodes + 1 - used)
+        assert parents[b].tolist() == [-1, *(p for _, p, _ in hand)] + [-1] * (max_nodes + 1 - used)
         for slot, (_, _, path) in enumerate(hand, start=1):
             assert depths[b, slot] == len(path) - 1
             assert ancestors_of(bits[b, slot]) == path
-        for slot in [0, *range(used, wanted + 1)]:
+        for slot in [0, *range(used, max_nodes + 1)]:
             assert depths[b, slot] == 0
             assert ancestors_of(bits[b, slot]) == [slot]
 
@@ -160,7 +164,7 @@ def test_select_keeps_the_best_as_a_tree(
 @each_form
 @settings(max_examples=25, deadline=None)
 @given(seeds, st.integers(0, 40), st.integers(1, 6), st.booleans(), st.sampled_from([0.5, 1.0]))
-def test_accept_is_the_longest_path_that_the_choices_spell(
+def test_accept_is_the_longest_path_that_matches_the_choices(
     run: Run, seed: int, nodes: int, depth: int, chain: bool, follow: float
 ) -> None:
     rng = np.random.default_rng(seed)

@@ -1,7 +1,7 @@
-"""DsaIndexer against path replay, DsaCheck against lists that it broke, and both in attention.
+"""DsaIndexer against path replay, DsaCheck against corrupted lists, and both in attention.
 
-The replay walks each row's literal token path, scores its keys one by one in Python, and knows no
-masks, bits or sorting networks: only who comes before whom.
+The replay walks each row's literal token path and scores its keys one by one in Python. It uses no
+masks, bits or sorting networks.
 """
 
 from __future__ import annotations
@@ -44,20 +44,22 @@ def by_body(launch: IndexerLaunch, arrays: Arrays) -> np.ndarray:
 
 
 def replayed(launch: IndexerLaunch, arrays: Arrays) -> list[list[list[int]]]:
-    """Every row's lists without their padding."""
+    """Return every row's lists without padding."""
     q, weights, pool, table, *_, positions, budget = arrays
     assert q is not None and pool is not None and table is not None
     assert positions is not None and budget is not None
-    size, found = launch.launch.page_size, []
+    size, lists = launch.launch.page_size, []
     for row, (sequence, branch, slot, lineage) in enumerate(launch.launch.rows()):
         path = list(range(min(slot + 1, branch.tree_start)))
         path += [branch.tree_start + node for node in lineage]
         if budget[sequence] < 0 or positions[row] < launch.threshold:
-            found.append([[WHOLE]] * table.shape[1])
+            lists.append([[WHOLE]] * table.shape[1])
             continue
-        kept = set(path[: launch.first_tokens]) & set(range(launch.first_tokens))
-        kept |= set(path[-launch.recent_tokens :]) | {s for s in path if s >= branch.tree_start}
-        found.append([])
+        always_listed = set(path[: launch.first_tokens]) & set(range(launch.first_tokens))
+        always_listed |= set(path[-launch.recent_tokens :]) | {
+            s for s in path if s >= branch.tree_start
+        }
+        lists.append([])
         for view in table[sequence]:
 
             def score(s: int, view: np.ndarray = view, row: int = row) -> float:
@@ -66,9 +68,11 @@ def replayed(launch: IndexerLaunch, arrays: Arrays) -> list[list[list[int]]]:
                 shares = [1.0] * len(dots) if weights is None else weights[row].tolist()
                 return sum(w * dot for w, dot in zip(shares, dots, strict=True))
 
-            others = sorted((s for s in path if s not in kept), key=lambda s: (-score(s), s))
-            found[-1].append(sorted([*kept, *others[: budget[sequence]]]))
-    return found
+            others = sorted(
+                (s for s in path if s not in always_listed), key=lambda s: (-score(s), s)
+            )
+            lists[-1].append(sorted([*always_listed, *others[: budget[sequence]]]))
+    return lists
 
 
 @st.composite
@@ -96,7 +100,7 @@ def launches(draw: st.DrawFn) -> IndexerLaunch:
 
 
 def without_padding(lists: np.ndarray) -> list[list[list[int]]]:
-    """Every row's lists; what follows their entries must be −1."""
+    """Return every row's lists; assert that −1 fills the rest."""
     assert ((lists >= 0) | (lists == -1) | (lists == WHOLE)).all()
     rows = [[[s for s in mine if s != -1] for mine in row] for row in lists.tolist()]
     padded = [[[*mine, *[-1] * (lists.shape[2] - len(mine))] for mine in row] for row in rows]
@@ -106,14 +110,14 @@ def without_padding(lists: np.ndarray) -> list[list[list[int]]]:
 
 @settings(max_examples=25, deadline=None)
 @given(launches(), st.integers(0, 2**32 - 1), st.booleans())
-def test_the_indexer_is_path_replay(launch: IndexerLaunch, seed: int, in_onnx: bool) -> None:
+def test_the_indexer_equals_path_replay(launch: IndexerLaunch, seed: int, in_onnx: bool) -> None:
     arrays = launch.arrays(np.random.default_rng(seed))
     lists = (by_body if in_onnx else by_reference)(launch, arrays)
     assert without_padding(lists[: len(launch.launch.rows())]) == replayed(launch, arrays)
 
 
 def permitted(launch: IndexerLaunch, arrays: Arrays, row: int, listed: list[int]) -> bool:
-    """Whether a list could be the row's under other scores."""
+    """Return whether a list could be the row's under other scores."""
     positions, budget = arrays[8:]
     assert positions is not None and budget is not None
     sequence, branch, slot, lineage = launch.launch.rows()[row]
@@ -121,23 +125,23 @@ def permitted(launch: IndexerLaunch, arrays: Arrays, row: int, listed: list[int]
         return listed == [WHOLE, *[-1] * (len(listed) - 1)]
     path = list(range(min(slot + 1, branch.tree_start)))
     path += [branch.tree_start + node for node in lineage]
-    kept = {s for s in path if s < launch.first_tokens or s >= branch.tree_start}
-    kept |= set(path[-launch.recent_tokens :])
-    count = min(len(path), len(kept) + budget[sequence])
+    always_listed = {s for s in path if s < launch.first_tokens or s >= branch.tree_start}
+    always_listed |= set(path[-launch.recent_tokens :])
+    count = min(len(path), len(always_listed) + budget[sequence])
     slots = listed[:count]
     rising = all(one < other for one, other in pairwise(slots))
     padding = [-1] * (len(listed) - count)
-    return rising and kept <= set(slots) <= set(path) and listed[count:] == padding
+    return rising and always_listed <= set(slots) <= set(path) and listed[count:] == padding
 
 
 @examples(15)
 @given(launches(), st.integers(0, 2**32 - 1), st.data())
-def test_the_check_finds_every_change(
+def test_the_check_detects_every_invalid_list(
     launch: IndexerLaunch, seed: int, data: st.DataObject
 ) -> None:
-    """One entry of a list is changed; the sequence of that row, and no other, attends to all.
+    """Change one entry of a list: only that row's sequence then attends to all tokens.
 
-    A list may be changed into another that is right, by giving a chosen slot for another.
+    A change may also give another valid list, by replacing one selected slot with another.
     """
     arrays = launch.arrays(np.random.default_rng(seed))
     lists = by_reference(launch, arrays)
@@ -148,16 +152,16 @@ def test_the_check_finds_every_change(
     broken = lists.copy()
     broken[row, view, entry] = data.draw(st.integers(-3, 60))
     sequence = rows[row][0]
-    fine = permitted(launch, arrays, row, broken[row, view].tolist())
+    is_valid = permitted(launch, arrays, row, broken[row, view].tolist())
     attributes = {**launch.attributes}
     del attributes["top_k"]
     checked, violations = portable(CHECK, finite((broken, *arrays[4:])), attributes)
-    wanted = np.zeros(len(launch.budgets), np.int32)
-    wanted[sequence] = not fine
-    np.testing.assert_array_equal(violations, wanted)
+    corrupted = np.zeros(len(launch.budgets), np.int32)
+    corrupted[sequence] = not is_valid
+    np.testing.assert_array_equal(violations, corrupted)
     for other, (owner, *_) in enumerate(rows):
         mark = np.array([WHOLE, *[-1] * (lists.shape[2] - 1)])
-        expected = np.broadcast_to(mark, lists.shape[1:]) if wanted[owner] else broken[other]
+        expected = np.broadcast_to(mark, lists.shape[1:]) if corrupted[owner] else broken[other]
         np.testing.assert_array_equal(checked[other], expected)
 
 
@@ -188,20 +192,19 @@ EXACT = {
 
 
 @pytest.mark.parametrize("name", EXACT)
-@pytest.mark.parametrize("asked", ["everything", "below the threshold"])
-def test_what_is_not_sparse_is_full_attention_bit_for_bit(name: str, asked: str) -> None:
-    """Eight query heads a KV head; with lists of everything, and with lists that restrict
-    nothing."""
+@pytest.mark.parametrize("mode", ["everything", "below the threshold"])
+def test_unrestricted_rows_have_the_bits_of_full_attention(name: str, mode: str) -> None:
+    """Use eight query heads a KV head; lists are either not applied or contain all tokens."""
     grown, per_head = EXACT[name]
     launch = Launch(grown, group=8, width=16, v_width=16, view_per_head=per_head)
     arrays = list(launch.arrays(np.random.default_rng(11)))
     index = indexer_launch(
         grown, *[64] * len(grown), views=2 if per_head else 1, top_k=64,
-        threshold=0 if asked == "everything" else 1000,
+        threshold=0 if mode == "everything" else 1000,
     )  # fmt: skip
     lists = by_body(index, index.arrays(np.random.default_rng(12)))
     chosen = lists[: len(launch.rows()), :, 0] != WHOLE
-    assert chosen.all() if asked == "everything" else not chosen.any()
+    assert chosen.all() if mode == "everything" else not chosen.any()
     run = one_sequence if len(grown) == 1 else portable
     whole = run(ATTENTION, finite(tuple(arrays)), launch.attributes)[0]
     arrays[9] = lists
@@ -212,10 +215,10 @@ def test_what_is_not_sparse_is_full_attention_bit_for_bit(name: str, asked: str)
 
 @settings(max_examples=8, deadline=None)
 @given(st.lists(branches(), min_size=1, max_size=3), st.integers(0, 2**32 - 1), st.integers(0, 6))
-def test_attention_over_the_lists_is_attention_over_those_tokens(
+def test_attention_over_lists_uses_the_listed_tokens_only(
     grown: list[Branch], seed: int, budget: int
 ) -> None:
-    """Keys that no list names may hold anything."""
+    """Keys that no list contains may hold anything."""
     launch = Launch(grown, group=8, kv_heads=1, width=8, v_width=8, page_size=4)
     assume(launch.rows())
     index = indexer_launch(grown, *[budget] * len(grown))
@@ -241,8 +244,8 @@ def test_attention_over_the_lists_is_attention_over_those_tokens(
         )
 
 
-def test_a_draft_changes_no_list() -> None:
-    """Recent tokens cover the draft: a row of a chain keeps what it keeps alone, in the cache."""
+def test_a_draft_does_not_change_lists() -> None:
+    """The recent tokens cover the draft: a row of a chain has the list that it has alone."""
     drawn = indexer_launch([Branch(40, 0, chain_of(4))], 6, recent_tokens=5, padding_rows=0)
     arrays = drawn.arrays(np.random.default_rng(4))
     verified = by_body(drawn, arrays)
@@ -252,8 +255,8 @@ def test_a_draft_changes_no_list() -> None:
     np.testing.assert_array_equal(by_body(alone, tuple(plain)), verified)
 
 
-def test_a_list_with_no_room_for_its_budget_is_wrong() -> None:
-    """One of the slots that scores chose is left out, and with it the entry that it had."""
+def test_the_check_rejects_a_list_shorter_than_its_budget() -> None:
+    """Delete one of the slots that scores selected, together with its list entry."""
     launch = indexer_launch([Branch(20, 1)], 6, padding_rows=0, top_k=6)
     arrays = launch.arrays(np.random.default_rng(3))
     lists = INDEXER.reference(

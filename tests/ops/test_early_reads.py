@@ -1,4 +1,4 @@
-"""What attention's launches have read before they wait: nothing that the launch in front writes."""
+"""Data that attention kernels read before they wait: none that the previous launch writes."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from specbuild.plugins_cuda.paged_tree_attention.op import OP
 
 emulated = pytest.mark.skipif(not has_compiler(), reason="g++ is not installed")
 
-# bf16 bits of no drawn value: NaN of their own.
+# bf16 NaNs that no drawn value equals.
 NEW = (0x7F93, 0x7F95)
 
 
 def marked(inputs: dict[str, np.ndarray], sequences: Sequence[Branch[object]]) -> None:
-    """Marks what the launch in front writes: entries of the launch's own rows, and its queries."""
+    """Mark the data that the previous launch writes: entries of own rows, and queries."""
     pools = [name for name in inputs if name.endswith("_pool")]
     for sequence, table in zip(sequences, inputs["page_table"][:, 0], strict=True):
         slots = np.array(sequence.rows)
@@ -41,7 +41,9 @@ def marked(inputs: dict[str, np.ndarray], sequences: Sequence[Branch[object]]) -
 
 
 def early_rows(launch: OpLaunch, inputs: dict[str, np.ndarray]) -> int:
-    """How many committed slots' entries some block has by then; no block has a marked one."""
+    """Return how many committed slots some block has staged; assert that none staged a
+    marked entry.
+    """
     pool = next(inputs[name] for name in inputs if name.endswith("_pool"))
     staged: set[int] = set()
     for shared in staged_before_the_wait(launch, inputs):
@@ -57,7 +59,7 @@ def early_rows(launch: OpLaunch, inputs: dict[str, np.ndarray]) -> int:
 
 
 def forms(text: Text, position: int) -> list[Branch[Text]]:
-    """Alone, as chains and as a tree; the last one's rows are those of several CTAs."""
+    """Return the token alone, in chains and in a tree; the last chain has rows of several CTAs."""
     chains = [reverified(text, position, rows) for rows in (5, 9, min(position, 60))]
     return [alone(text, position), *chains, node(text, position, (164, 163, 0, 162))]
 
@@ -65,8 +67,8 @@ def forms(text: Text, position: int) -> list[Branch[Text]]:
 @emulated
 @pytest.mark.parametrize("window", [0, 48, 128])
 @pytest.mark.parametrize("position", [32, 126, *slow(31, 70)])
-def test_tiles_of_the_launch_s_own_rows_wait(position: int, window: int) -> None:
-    """Whole tiles in front of them are there already."""
+def test_tiles_with_own_rows_are_read_after_the_wait(position: int, window: int) -> None:
+    """Earlier tiles without such rows are staged before the wait."""
     shape = Geometry(window=window)
     text, other = Text.drawn(200, shape, 5), Text.drawn(200, shape, 6)
     for branch in forms(text, position):
@@ -75,13 +77,13 @@ def test_tiles_of_the_launch_s_own_rows_wait(position: int, window: int) -> None
         [first, *_] = launch.lowering(inputs).launches
         assert first.reads_early
         marked(inputs, launch.sequences)
-        # The other sequence's first tile at least, where no window cuts it.
+        # At least the other sequence's first tile is staged, unless a window excludes it.
         assert early_rows(first, inputs) >= 32 - max(0, 40 - window if window else 0)
 
 
 @emulated
 @pytest.mark.parametrize("position", [126, *slow(31, 70, 190)])
-def test_teams_with_splits_of_their_own_wait_for_no_more(position: int) -> None:
+def test_split_per_warp_reads_other_tiles_early(position: int) -> None:
     shape = Geometry(page_size=64)
     text, other = Text.drawn(200, shape, 5), Text.drawn(200, shape, 6)
     for branch in forms(text, position)[:4]:
@@ -93,14 +95,14 @@ def test_teams_with_splits_of_their_own_wait_for_no_more(position: int) -> None:
         [first] = launch.lowering(inputs).launches
         assert first.kernel.entry == "attend_split_per_warp" and first.reads_early
         marked(inputs, launch.sequences)
-        # A CTA stops in front of the first of its shares.
+        # A CTA stops at the first tile with own rows of its first split.
         old = min(*branch.rows, branch.tree_start)
         assert early_rows(first, inputs) >= min(32, old // 32 * 32)
 
 
 @emulated
 @pytest.mark.parametrize("position", [64, *slow(63, 130, 190)])
-def test_absorbed_attention_waits_for_its_own_rows(position: int) -> None:
+def test_absorbed_attention_reads_own_rows_after_the_wait(position: int) -> None:
     text, other = LatentText.drawn(200, ABSORBED, 5), LatentText.drawn(200, ABSORBED, 6)
     chains = [reverified(text, position, rows) for rows in (1, 4, 20)]
     for branch in (*chains, node(text, position, (164, 163, 0, 162))):
@@ -115,7 +117,7 @@ def test_absorbed_attention_waits_for_its_own_rows(position: int) -> None:
         assert first.kernel.entry == "attend_absorbed" and first.reads_early
         rows = len(inputs["q"])
         marked(inputs, launch.sequences)
-        # A CTA stops in front of the first of its splits.
+        # A CTA stops at the first of its splits that has own rows.
         old = position + 1 - rows
         assert early_rows(first, inputs) >= min(64, old // 64 * 64)
 
@@ -125,11 +127,11 @@ def test_absorbed_attention_waits_for_its_own_rows(position: int) -> None:
     [(op, case) for op, cases in ((OP, CASES), (MLA, MLA_CASES)) for case in cases],
     ids=lambda of: of.name,
 )
-def test_a_sequence_s_first_row_stands_lowest(op: OpSpec, case: Case) -> None:
-    """What kernels rely on: in the ops' cases as in the steps of an engine."""
+def test_the_first_row_of_a_sequence_has_the_lowest_slot(op: OpSpec, case: Case) -> None:
+    """Kernels rely on this order, in the ops' cases as in the steps of an engine."""
     arrays = case.make(np.random.default_rng(1))
-    given = dict(zip((spec.name for spec in op.inputs), arrays, strict=True))
-    starts, slots, trees = (given[name] for name in ("row_start", "row_slot", "tree_start"))
+    named = dict(zip((spec.name for spec in op.inputs), arrays, strict=True))
+    starts, slots, trees = (named[name] for name in ("row_start", "row_slot", "tree_start"))
     assert starts is not None and slots is not None and trees is not None
     for first, last, tree in zip(starts, starts[1:], trees, strict=False):
         rows = slots[first:last]

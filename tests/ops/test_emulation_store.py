@@ -1,6 +1,7 @@
-"""A stored kernel is compiled again when its source, a header or the emulator differs.
+"""The stores of emulated kernels and passed cases.
 
-And a case that has passed runs again when anything in its digest differs.
+A stored kernel is compiled again if its source, a header or the emulator differs. A passed case
+runs again if anything in its digest differs.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ extern "C" __global__ void scale(int* x) { *x = *x * FACTOR + Config::kBias; }
 
 @pytest.fixture
 def plugins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder with one kernel and its header, and a store of this test's own."""
+    """Return a folder with one kernel and its header, and give the test its own store."""
     folder = tmp_path / "plugins"
     for name, text in {
         "plain/kernel.cu": KERNEL,
@@ -59,7 +60,7 @@ def plugins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def _forget() -> None:
-    """Look up every compilation again, as another process would."""
+    """Forget all look-ups in the store, as another process would start."""
     for compiled in (emulation._emulator, emulation._precompiled, compiled_entry):
         compiled.cache_clear()
 
@@ -69,7 +70,7 @@ def kernel(bias: int = 5) -> Kernel:
 
 
 def scaled(number: int, bias: int = 5) -> int:
-    """What the kernel makes of a number, by a library that is looked up in the store now."""
+    """Run the kernel on a number, with a library that is looked up in the store now."""
     compiled_entry.cache_clear()
     value = ctypes.c_int32(number)
     argument = ctypes.c_void_p(ctypes.addressof(value))
@@ -83,7 +84,7 @@ def kernels_in(store: Path) -> set[str]:
     return {entry.name for entry in (store / "kernels").iterdir()}
 
 
-def test_a_changed_header_misses_and_an_unchanged_one_hits(plugins: Path, tmp_path: Path) -> None:
+def test_a_changed_header_recompiles_the_kernel(plugins: Path, tmp_path: Path) -> None:
     assert scaled(10) == 25
     first = kernels_in(tmp_path / "store")
     stamp = (tmp_path / "store" / "kernels" / kernel_key(kernel()) / "kernel.so").stat()
@@ -99,7 +100,7 @@ def test_a_changed_header_misses_and_an_unchanged_one_hits(plugins: Path, tmp_pa
     assert len(kernels_in(tmp_path / "store")) == 3
 
 
-def test_a_key_covers_the_compiler_and_the_emulator(
+def test_a_key_includes_the_compiler_and_the_emulator(
     plugins: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keys = {kernel_key(kernel())}
@@ -127,10 +128,10 @@ def test_a_key_covers_the_compiler_and_the_emulator(
     assert len(keys) == 1 + len(changes)
 
 
-def test_another_store_loads_no_second_emulator(
+def test_two_stores_share_one_emulator(
     plugins: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Kernels find the first one, so what tests tell an emulator must reach that one."""
+    """Kernels link to the first emulator, so the settings of tests must reach that one."""
     loaded = emulation.emulator_library()
     store = ContentStore(tmp_path / "other")
     monkeypatch.setattr(content_store, "_STORES", [store])
@@ -165,7 +166,7 @@ def test_a_store_may_be_moved(plugins: Path, tmp_path: Path) -> None:
 
 
 def run_as_case(hooks: PassedCases, node: pytest.Item, error: Exception | None = None) -> bool:
-    """Whether a run makes this test, launches the kernel, and passes or raises the error."""
+    """Return whether this test runs as a case. It launches the kernel, and may raise an error."""
     try:
         hooks.pytest_runtest_setup(node)
     except pytest.skip.Exception:
@@ -180,7 +181,7 @@ def run_as_case(hooks: PassedCases, node: pytest.Item, error: Exception | None =
 
 @pytest.fixture
 def hooks(monkeypatch: pytest.MonkeyPatch) -> PassedCases:
-    """Those of `make test`."""
+    """Return the pytest hooks of `make test`."""
     monkeypatch.setattr(passed_cases, "skips_unchanged", lambda: True)
     passed_cases._kernel_key.cache_clear()
     return PassedCases()
@@ -260,7 +261,7 @@ COVERED = (
 NOT_COVERED = ("plugins_cuda/choose/op.py", "runtime/decode/scheduler.py", "tests/conftest.py")
 
 
-def test_a_digest_covers_the_test_the_case_the_reference_and_the_lowering(tmp_path: Path) -> None:
+def test_a_digest_includes_the_test_the_case_the_reference_and_the_lowering(tmp_path: Path) -> None:
     tree, module = source_tree(), Path("tests/ops/test_kernels.py")
     files = module_sources(tree, tree.root / module, "linear")
     for file in (*files, *(tree.root / name for name in NOT_COVERED)):

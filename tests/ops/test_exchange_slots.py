@@ -1,7 +1,7 @@
-"""Two slots of an inbox are enough, and one is not: every order of steps of a small model.
+"""Two slots of an inbox suffice and one does not: all interleavings of a small model.
 
-The model is written from the protocol, not from the kernels: words travel on their own and arrive
-in any order, launches of a rank store only behind all launches in front, and may poll before.
+The model follows the protocol, not the kernels. Words arrive in any order. A rank's launch stores
+only after all earlier launches have ended, and may poll before that.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import pytest
 
 ROUNDS = 6
 
-# Of each thread of a rank, how many of its steps are done.
+# For each thread of a rank, the number of finished steps.
 Counts = tuple[int, ...]
-# A word: the rank that receives it, the sender, the element, its number.
+# A word: the receiving rank, the sender, the element, its number.
 Word = tuple[int, int, int, int]
 State = tuple[tuple[Counts, ...], frozenset[Word], frozenset[Word]]
 
@@ -24,29 +24,29 @@ State = tuple[tuple[Counts, ...], frozenset[Word], frozenset[Word]]
 class Model:
     """``ranks`` ranks with ``threads`` threads, one element each.
 
-    A launch is a list of steps of each of its threads. ``apart``: what polls is a launch of its
-    own, behind the one that stores. ``early``: it polls before it waits for that one.
+    A launch is a list of steps of each of its threads. ``separate_poll``: a launch of its own
+    polls, after the one that stores. ``early``: it polls before it waits for that launch.
     """
 
     ranks: int
     threads: int
     slots: int
-    apart: bool = False
+    separate_poll: bool = False
     early: bool = False
 
     @property
     def steps(self) -> list[tuple[str, int, int, int]]:
-        """Of a thread in order: what it does, the number, the peer's distance, the launch."""
-        found = []
+        """Return the steps of a thread: kind, number, distance of the peer, launch."""
+        of_thread = []
         for number in range(1, ROUNDS + 1):
-            stores = 2 * number if self.apart else number
-            polls = stores + 1 if self.apart else stores
-            found += [("store", number, k, stores) for k in range(1, self.ranks)]
-            found += [("poll", number, k, polls) for k in range(1, self.ranks)]
-        return found
+            stores = 2 * number if self.separate_poll else number
+            polls = stores + 1 if self.separate_poll else stores
+            of_thread += [("store", number, k, stores) for k in range(1, self.ranks)]
+            of_thread += [("poll", number, k, polls) for k in range(1, self.ranks)]
+        return of_thread
 
     def moves(self, state: State) -> Iterator[State]:
-        """Every state that one step leads to."""
+        """Yield every state that one step leads to."""
         done, flying, inbox = state
         for word in flying:
             yield done, flying - {word}, self._arrived(inbox, word)
@@ -68,15 +68,15 @@ class Model:
                     yield moved, flying, inbox
 
     def _arrived(self, inbox: frozenset[Word], word: Word) -> frozenset[Word]:
-        """A word takes the place of the one that has its slot."""
+        """Return the inbox after a word replaced the previous one of its slot."""
         *place, number = word
-        kept = {w for w in inbox if [*w[:3]] != place or (w[3] - number) % self.slots}
-        return frozenset(kept | {word})
+        others = {w for w in inbox if [*w[:3]] != place or (w[3] - number) % self.slots}
+        return frozenset(others | {word})
 
     def stuck(self) -> State | None:
-        """A state that is no end and leads nowhere; None where there is none."""
+        """Return a state that is not final and has no successor, or None."""
         begin: State = (((0,) * self.threads,) * self.ranks, frozenset(), frozenset())
-        seen, left = {begin}, [begin]
+        visited, left = {begin}, [begin]
         while left:
             state = left.pop()
             following = list(self.moves(state))
@@ -84,8 +84,8 @@ class Model:
             if not following and not ended:
                 return state
             for one in following:
-                if one not in seen:
-                    seen.add(one)
+                if one not in visited:
+                    visited.add(one)
                     left.append(one)
         return None
 
@@ -99,13 +99,15 @@ FORMS = [
 ]
 
 
-@pytest.mark.parametrize(("ranks", "threads", "apart", "early"), FORMS)
-def test_two_slots_are_enough(ranks: int, threads: int, apart: bool, early: bool) -> None:
-    assert Model(ranks, threads, 2, apart, early).stuck() is None
+@pytest.mark.parametrize(("ranks", "threads", "separate_poll", "early"), FORMS)
+def test_two_slots_cannot_deadlock(
+    ranks: int, threads: int, separate_poll: bool, early: bool
+) -> None:
+    assert Model(ranks, threads, 2, separate_poll, early).stuck() is None
 
 
-@pytest.mark.parametrize(("ranks", "threads", "apart", "early"), FORMS)
-def test_one_slot_is_not(ranks: int, threads: int, apart: bool, early: bool) -> None:
-    """A rank that is ahead stores the next round over a word that nobody has read."""
-    state = Model(ranks, threads, 1, apart, early).stuck()
+@pytest.mark.parametrize(("ranks", "threads", "separate_poll", "early"), FORMS)
+def test_one_slot_can_deadlock(ranks: int, threads: int, separate_poll: bool, early: bool) -> None:
+    """A rank that is ahead overwrites a word of the previous round before it is read."""
+    state = Model(ranks, threads, 1, separate_poll, early).stuck()
     assert state is not None

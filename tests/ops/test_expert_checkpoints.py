@@ -1,4 +1,4 @@
-"""Experts of quantized checkpoints on CUDA: kept in quantized values, with the bits of bf16."""
+"""Experts of quantized checkpoints on CUDA: stored as quantized values, with the bits of bf16."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SIZES: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Kept:
-    """A checkpoint's experts: a GGUF type of each matrix, or a format; where each is kept."""
+    """The experts of a checkpoint: GGUF types or a format, and the storage of each matrix."""
 
     gate_up: str
     down: str
@@ -67,7 +67,7 @@ checkpoints = pytest.mark.parametrize("name", [*QUICK, *slow(*(set(CHECKPOINTS) 
 
 
 def write_checkpoint(folder: Path, name: str) -> tuple[Path, Path]:
-    """A small Qwen3 with experts, and the same numbers as plain weights."""
+    """Write a small Qwen3 with experts, and the same values as plain weights."""
     kinds = CHECKPOINTS[name].source
     if not kinds:
         write_llama(folder / "model", "qwen3_moe", **SIZES)
@@ -77,7 +77,7 @@ def write_checkpoint(folder: Path, name: str) -> tuple[Path, Path]:
 
 
 def moe_inputs(model: ir.Model) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    """The weights of the first layer's experts, and the op's attributes."""
+    """Return the weights of the first layer's experts, and the op's attributes."""
     node = next(node for node in model.graph if node.op_type == "RmsMoe")
     weights = {}
     for spec, value in zip(op_named("RmsMoe").inputs, node.inputs, strict=False):
@@ -88,8 +88,8 @@ def moe_inputs(model: ir.Model) -> tuple[dict[str, torch.Tensor], dict[str, Any]
 
 
 @checkpoints
-def test_experts_keep_their_quantized_values(tmp_path: Path, name: str) -> None:
-    """And the logits are those of the plain checkpoint, bit for bit."""
+def test_routed_experts_are_stored_as_quantized_values(tmp_path: Path, name: str) -> None:
+    """The logits equal those of the plain checkpoint, bit for bit."""
     expected, logits = CHECKPOINTS[name], []
     for path in write_checkpoint(tmp_path, name):
         fused = fused_model(path, max_seq_len=64, page_size=PAGE)
@@ -109,8 +109,8 @@ def test_experts_keep_their_quantized_values(tmp_path: Path, name: str) -> None:
     assert torch.equal(logits[0], logits[1])
 
 
-def test_a_shared_expert_keeps_them_too(tmp_path: Path) -> None:
-    """It is packed behind the routed ones, which have its form."""
+def test_a_shared_expert_is_stored_as_quantized_values(tmp_path: Path) -> None:
+    """The shared expert is packed after the routed ones, in their format."""
     sizes = SIZES | {"n_routed_experts": EXPERTS, "n_shared_experts": 1}
     del sizes["num_experts"]
     write_llama(tmp_path / "model", "glm4_moe", **sizes)
@@ -130,8 +130,8 @@ def test_a_shared_expert_keeps_them_too(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not has_compiler(), reason="g++ is not installed")
 @checkpoints
-def test_kernels_have_the_bits_of_bf16(tmp_path: Path, name: str) -> None:
-    """Of 1 to 64 rows, and of a prompt."""
+def test_kernels_of_quantized_experts_have_the_bits_of_bf16(tmp_path: Path, name: str) -> None:
+    """Check launches of 1 to 64 rows, and of a prompt."""
     coded, plain = (
         moe_inputs(fused_model(path, max_seq_len=64, page_size=PAGE).models["target"])
         for path in write_checkpoint(tmp_path, name)
@@ -144,8 +144,8 @@ def test_kernels_have_the_bits_of_bf16(tmp_path: Path, name: str) -> None:
             "x": normal(rows, HIDDEN),
             "row_start": torch.tensor([0, rows], dtype=torch.int32),
         }
-        found, expected = (
+        result, expected = (
             run("RmsMoe", inputs | weights, {"y": normal(rows, HIDDEN)}, phase=phase, **attributes)
             for weights, attributes in (coded, plain)
         )
-        np.testing.assert_array_equal(found["y"], expected["y"], err_msg=f"{rows} rows, {phase}")
+        np.testing.assert_array_equal(result["y"], expected["y"], err_msg=f"{rows} rows, {phase}")

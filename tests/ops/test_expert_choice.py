@@ -1,4 +1,4 @@
-"""The experts that RmsMoe's kernels choose are those of Moe's definition, ties and groups too."""
+"""The experts that RmsMoe's kernels select are those of Moe's definition, with ties and groups."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ def bf16_bits(values: np.ndarray) -> np.ndarray:
 
 @pytest.mark.skipif(not has_compiler(), reason="g++ is not installed")
 @pytest.mark.parametrize("name", LAYERS)
-def test_what_a_prompts_row_chooses(name: str) -> None:
-    """Logits are the router's bias, of few values: experts tie, and so do groups."""
+def test_a_prompt_row_selects_the_experts_of_the_definition(name: str) -> None:
+    """The logits are the router's bias, which has few values: experts tie, and groups too."""
     layer = replace(LAYERS[name], rows=1, hidden=32, inner=32)
     assert OP.lower is not None
     lowering = OP.lower(replace(routed_request(layer), phase="prefill"))
     sizes = {workspace.name: workspace.nbytes for workspace in lowering.workspaces}
     rng = np.random.default_rng(6)
-    seen = set()
+    selected = set()
     for _ in range(DRAWS):
         logits = rng.choice(np.float32([-1.0, 0.25, 0.5, 2.0]), layer.experts)
         bias = rng.choice(np.float32([0.0, 0.125, 0.75]), layer.experts)
@@ -77,7 +77,7 @@ def test_what_a_prompts_row_chooses(name: str) -> None:
         )[0]  # fmt: skip
         every = list(range(layer.experts, layer.packed))
         assert chosen.tolist() == torch.nonzero(weights)[:, 0].tolist() + every
-        wanted = np.append(weights[weights != 0].numpy(), np.ones(layer.shared))
-        np.testing.assert_allclose(shares, wanted, rtol=1e-6)
-        seen.add(tuple(chosen.tolist()))
-    assert len(seen) > DRAWS // 2
+        expected = np.append(weights[weights != 0].numpy(), np.ones(layer.shared))
+        np.testing.assert_allclose(shares, expected, rtol=1e-6)
+        selected.add(tuple(chosen.tolist()))
+    assert len(selected) > DRAWS // 2

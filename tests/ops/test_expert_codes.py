@@ -1,4 +1,4 @@
-"""Experts in quantized values: the bits of the same experts in bf16, decoding and in prompts."""
+"""Experts as quantized values: the bits of the same experts in bf16, in decoding and prompts."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ LAYER = Layer(hidden=544, inner=352, experts=5, top_k=2, rounding="llama", activ
 
 
 def rows_of(weight: GroupedCodes, storage: Storage) -> torch.Tensor:
-    """The bf16 values of a weight, as a dense layer packs and decodes it."""
+    """Return the bf16 values of a weight, as a dense layer packs and dequantizes it."""
     columns = weight.codes.shape[1]
     return unpack_rows(decoded_codes(pack_codes(weight, storage), columns, storage))
 
 
 @pytest.mark.parametrize("storage", GROUP_STORAGES, ids=lambda s: s.name)
 @pytest.mark.parametrize("inner", [256, 352])
-def test_packed_experts_have_the_values_of_dense_weights(storage: Storage, inner: int) -> None:
-    """Also where the last unit is not full, and where groups of 64 columns are halves of rows."""
+def test_packed_experts_equal_dense_weights(storage: Storage, inner: int) -> None:
+    """Cover a last unit that is not full, and groups of 64 columns that are halves of rows."""
     rng, hidden = np.random.default_rng(inner), 288
     gate, up = (draw_groups(rng, inner, hidden, storage) for _ in range(2))
     packed = pack_gate_up_codes(gate, up, storage)[None]
@@ -57,7 +57,7 @@ def test_packed_experts_have_the_values_of_dense_weights(storage: Storage, inner
 
     down = draw_groups(rng, hidden, inner, storage)
     if 64 in {part.columns for part in down.parts.values()}:
-        # Such a unit has the numbers of 128 columns.
+        # A unit of this form stores 128 columns.
         parts = {
             name: replace(part, numbers=part.numbers[:, torch.arange(-(-inner // 64)) // 2 * 2])
             for name, part in down.parts.items()
@@ -95,10 +95,10 @@ def test_quantized_experts_have_the_bits_of_bf16(storage: Storage, rows: int, ph
         "router_bias": router_bias.bfloat16(), "gate_up_bias": gate_up_bias.bfloat16(),
         "down_bias": down_bias.bfloat16(), "row_start": row_start,
     }  # fmt: skip
-    got, expected = (
+    result, expected = (
         run("RmsMoe", shared | weights, {"y": normal(rows, layer.hidden)}, phase=phase,
             **layer.attributes())["y"]
         for weights in (packed, plain)
     )  # fmt: skip
-    np.testing.assert_array_equal(got, expected)
-    assert np.unique(got).size > 100
+    np.testing.assert_array_equal(result, expected)
+    assert np.unique(result).size > 100

@@ -1,4 +1,4 @@
-"""GatedDelta against transformers, and its bits: a launch of n rows is n launches of one row."""
+"""GatedDelta against transformers, and its bits: n rows at once equal n launches of one row."""
 
 from __future__ import annotations
 
@@ -59,18 +59,18 @@ def launched(
     write: Sequence[int],
     pools: Sequence[np.ndarray],
 ) -> list[np.ndarray]:
-    """Outputs of the rows, and both pools, by ONNX Runtime."""
+    """Return the outputs of the rows, and both pools, by ONNX Runtime."""
     slots = np.array(read, np.int32), np.array(write, np.int32)
     arrays = [rows, *weights(), padded_paths(paths), *slots, *pools]
     feeds = {spec.name: array for spec, array in zip(OP.inputs, arrays, strict=True)}
-    found: list[np.ndarray] = session().run(None, feeds)
-    return found
+    outputs: list[np.ndarray] = session().run(None, feeds)
+    return outputs
 
 
 def in_steps(
     rows: np.ndarray, path: Sequence[int], read: int, pools: Sequence[np.ndarray]
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The output of each row of a path, the tail and the state, by launches of one row."""
+    """Return each row's output of a path, the tail and the state, by launches of one row."""
     outputs = []
     for row in path:
         output, *pools = launched(rows[row : row + 1], [[0]], [read], [1], pools)
@@ -86,7 +86,9 @@ def by_chunks(
     write: Sequence[int],
     pools: Sequence[np.ndarray],
 ) -> list[np.ndarray]:
-    """As :func:`launched`, by the chunked form of transformers, as other engines verify drafts."""
+    """Compute :func:`launched` by the chunked form of transformers, which other engines
+    verify with.
+    """
     from transformers.models.qwen3_5 import modeling_qwen3_5 as qwen
 
     outputs = np.zeros((len(rows), VALUE_HEADS, VALUE_WIDTH), np.float32)
@@ -104,7 +106,9 @@ def by_chunks(
 
 
 def prepared(rows: np.ndarray, tail: np.ndarray) -> tuple[torch.Tensor, ...]:
-    """Queries, keys, values, decays, betas [1, T, heads, …] and the new tail, in plain torch."""
+    """Return queries, keys, values, decays, betas [1, T, heads, …] and the new tail, in
+    plain torch.
+    """
     conv_weight, decay_scale, dt_bias = map(torch.from_numpy, weights())
     mixed, beta, decay = torch.from_numpy(rows).split([CHANNELS, VALUE_HEADS, VALUE_HEADS], dim=1)
     window = torch.cat([torch.from_numpy(tail), mixed])
@@ -118,27 +122,27 @@ def prepared(rows: np.ndarray, tail: np.ndarray) -> tuple[torch.Tensor, ...]:
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 17])
-def test_the_reference_is_transformers_recurrence(count: int) -> None:
+def test_the_reference_equals_the_recurrence_of_transformers(count: int) -> None:
     from transformers.models.qwen3_5 import modeling_qwen3_5 as qwen
 
     rows = normal(count, count, CHANNELS + 2 * VALUE_HEADS)
     tails, states = (normal(7 + count, *pool.shape) for pool in empty_pools())
     q, k, v, g, beta, tail = prepared(rows, tails[2])
-    wanted, state = qwen.torch_recurrent_gated_delta_rule(
+    expected, state = qwen.torch_recurrent_gated_delta_rule(
         q, k, v, g=g, beta=beta, initial_state=torch.from_numpy(states[2])[None],
         output_final_state=True, use_qk_l2norm_in_kernel=True,
     )  # fmt: skip
     arrays = [rows, *weights(), padded_paths([range(count)])]
     arrays += [np.array([2], np.int32), np.array([3], np.int32), tails, states]
     output, new_tails, new_states = reference(*map(torch.from_numpy, arrays), key_heads=KEY_HEADS)
-    torch.testing.assert_close(output, wanted[0], atol=2e-6, rtol=1e-5)
+    torch.testing.assert_close(output, expected[0], atol=2e-6, rtol=1e-5)
     torch.testing.assert_close(new_states[3], state[0], atol=2e-6, rtol=1e-5)
     np.testing.assert_array_equal(new_tails[3].numpy(), tail)
 
 
 @st.composite
 def forests(draw: st.DrawFn) -> list[tuple[list[int], int]]:
-    """For up to 4 sequences the parents of a tree's nodes, root first, and an accepted node."""
+    """Draw the parents of the nodes, root first, and an accepted node of up to 4 trees."""
     trees = []
     for _ in range(draw(st.integers(1, 4))):
         nodes = draw(st.integers(1, 16))
@@ -159,8 +163,9 @@ def path_to(parents: Sequence[int], node: int) -> list[int]:
 
 
 def check_verification(launch: Launch, trees: list[tuple[list[int], int]], seed: int) -> None:
-    """AssertionError where a row of trees, or a state after accepted rows, has other bits than by
-    launches of one row."""
+    """Assert that rows of trees, and states after accepted rows, have the bits of launches
+    of one row.
+    """
     width = CHANNELS + 2 * VALUE_HEADS
     pools: Sequence[np.ndarray] = empty_pools()
     prompts = normal(seed, 5 * len(trees), width)
@@ -179,8 +184,8 @@ def check_verification(launch: Launch, trees: list[tuple[list[int], int]], seed:
         for leaf in sorted(set(range(len(parents))) - set(parents)):
             paths.append([int(first[b]) + node for node in path_to(parents, leaf)])
             of_path.append(slots[b])
-    outputs, *kept = launch(rows, paths, of_path, [DISCARDED] * len(paths), pools)
-    for pool, unchanged in zip(kept, pools, strict=True):
+    outputs, *unwritten = launch(rows, paths, of_path, [DISCARDED] * len(paths), pools)
+    for pool, unchanged in zip(unwritten, pools, strict=True):
         np.testing.assert_array_equal(pool[:DISCARDED], unchanged[:DISCARDED])
     for path, slot in zip(paths, of_path, strict=True):
         np.testing.assert_array_equal(outputs[path], in_steps(rows, path, slot, pools)[0])
@@ -198,14 +203,12 @@ def check_verification(launch: Launch, trees: list[tuple[list[int], int]], seed:
 
 @settings(max_examples=60, deadline=None)
 @given(forests(), st.integers(0, 10**6))
-def test_trees_of_any_form_have_the_bits_of_steps(
-    trees: list[tuple[list[int], int]], seed: int
-) -> None:
+def test_trees_have_the_bits_of_single_rows(trees: list[tuple[list[int], int]], seed: int) -> None:
     check_verification(launched, trees, seed)
 
 
-def test_a_verification_in_chunks_has_other_bits() -> None:
-    """Nobody may bring it back: it would draft other tokens than it decodes."""
+def test_chunked_verification_has_other_bits() -> None:
+    """The chunked form cannot verify drafts: it would accept other tokens than decoding."""
     chain = [([-1, 0, 1, 2], 2)]
     check_verification(launched, chain, 1)
     with pytest.raises(AssertionError, match="Arrays are not equal"):
@@ -213,7 +216,7 @@ def test_a_verification_in_chunks_has_other_bits() -> None:
 
 
 @pytest.mark.parametrize("cut", [1, 63, 64, 100])
-def test_a_prompt_may_be_cut_anywhere(cut: int) -> None:
+def test_chunk_boundaries_of_a_prompt_change_no_bit(cut: int) -> None:
     rows, pools = normal(4, 130, CHANNELS + 2 * VALUE_HEADS), empty_pools()
     whole = launched(rows, [range(130)], [0], [1], pools)
     first, *pools = launched(rows[:cut], [range(cut)], [0], [1], pools)

@@ -1,7 +1,7 @@
-"""Weights in the codes of a quantized checkpoint: the bits of an engine that dequantizes them.
+"""Weights in the quantized values of a checkpoint: the bits of an engine that dequantizes them.
 
-Kernels decode codes to bf16(dequantized value). Every op must then give the bits that it gives for
-the same weight in bf16, in every form of its kernels.
+Kernels decode quantized values to bf16. Every op must then give the bits that it gives for the same
+weight in bf16, in every form of its kernels.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from specbuild.runtime.errors import SpecbuildError
 
 needs_compiler = pytest.mark.skipif(not has_compiler(), reason="g++ is not installed")
 every_storage = pytest.mark.parametrize("storage", GROUP_STORAGES, ids=lambda s: s.name)
-# Slices of two blocks and of three, of which neighbours share a unit; a last unit that is half
-# empty; fewer blocks than warps.
+# Slices of two and of three blocks, of which neighbours share a unit; a last unit that is half
+# full; fewer blocks than warps.
 WIDTHS = (1024, 1504, 1536, 224)
 FORMS: tuple[tuple[int, Phase, Tactic], ...] = (
     (1, "decode", {}),
@@ -53,7 +53,9 @@ FORMS: tuple[tuple[int, Phase, Tactic], ...] = (
     blocks=st.integers(1, 6),
     seed=st.integers(0, 2**32 - 1),
 )
-def test_codes_have_the_values_of_their_formula(storage: Storage, blocks: int, seed: int) -> None:
+def test_quantized_values_equal_the_formula_of_the_format(
+    storage: Storage, blocks: int, seed: int
+) -> None:
     columns = 32 * blocks
     weight = draw_groups(np.random.default_rng(seed), 32, columns, storage)
     packed = pack_codes(weight, storage)
@@ -72,7 +74,7 @@ def test_codes_have_the_values_of_their_formula(storage: Storage, blocks: int, s
     assert torch.equal(unpack_rows(decoded(packed, columns)), exact)
 
 
-def test_a_scale_that_is_no_fp16_number_is_refused() -> None:
+def test_rejects_a_scale_that_fp16_cannot_represent() -> None:
     scale = GroupPart(torch.full((16, 1), 2.0**-30), 64)
     zeros = GroupPart(torch.zeros(16, 1), 64)
     weight = GroupedCodes(torch.zeros(16, 64, dtype=torch.uint8), {SCALE: scale, ZERO: zeros})
@@ -88,26 +90,26 @@ def test_linear_has_the_bits_of_bf16(storage: Storage, columns: int) -> None:
     plain = decoded(packed, columns)
     for rows, phase, tactic in FORMS:
         inputs = {"x": normal(rows, columns), "residual": normal(rows, 80)}
-        got, expected = (
+        result, expected = (
             run("Linear", inputs | {"weight": weight}, {"y": normal(rows, 80)},
                 None if phase == "prefill" else tactic, phase=phase)["y"]
             for weight in (packed, plain)
         )  # fmt: skip
-        np.testing.assert_array_equal(got, expected, err_msg=f"{rows} rows {tactic}")
+        np.testing.assert_array_equal(result, expected, err_msg=f"{rows} rows {tactic}")
 
 
 @needs_compiler
 @every_storage
 @pytest.mark.parametrize(("columns", "rows"), [(4864, 12), *slow((9056, 3), (9056, 7))])
 def test_wide_tokens_have_the_bits_of_bf16(storage: Storage, columns: int, rows: int) -> None:
-    """Tokens that shared memory does not hold as fragments."""
+    """The tokens do not fit into shared memory as fragments."""
     packed = torch.from_numpy(draw_codes(np.random.default_rng(columns), 48, columns, storage))
     inputs, outputs = {"x": normal(rows, columns)}, {"y": normal(rows, 48)}
-    got, expected = (
+    result, expected = (
         run("Linear", inputs | {"weight": weight}, outputs, {"many": 0})["y"]
         for weight in (packed, decoded(packed, columns))
     )
-    np.testing.assert_array_equal(got, expected)
+    np.testing.assert_array_equal(result, expected)
 
 
 @needs_compiler
@@ -125,33 +127,39 @@ def test_normed_projections_have_the_bits_of_bf16(storage: Storage) -> None:
         heads = {"q_heads": 3, "kv_heads": kv_heads, "rounding": "llama"}
         outputs = {"q": normal(rows, 3, width), "k_pool_out": pools["k_pool"],
                    "v_pool_out": pools["v_pool"]}  # fmt: skip
-        asked = None if phase == "prefill" else tactic
+        applied_tactic = None if phase == "prefill" else tactic
         for op, weight, inputs, results, attributes in (
             ("RmsQkvRope", "weight", shared | qkv, outputs, heads),
             ("RmsSwiglu", "gate_up", shared, {"h": normal(rows, 80)}, {}),
         ):
-            got, expected = (
+            result, expected = (
                 run(
-                    op, inputs | {weight: form}, results, asked, phase=phase, eps=1e-5, **attributes
+                    op,
+                    inputs | {weight: form},
+                    results,
+                    applied_tactic,
+                    phase=phase,
+                    eps=1e-5,
+                    **attributes,
                 )
                 for form in (packed, decoded(packed, columns))
             )
-            for name, values in got.items():
+            for name, values in result.items():
                 np.testing.assert_array_equal(values, expected[name], err_msg=f"{op} {name} {rows}")
 
 
 @needs_compiler
 @every_storage
-def test_heads_have_the_bits_of_bf16(storage: Storage) -> None:
+def test_lm_heads_have_the_bits_of_bf16(storage: Storage) -> None:
     columns, vocab = 1504, 112
     packed = torch.from_numpy(draw_codes(np.random.default_rng(9), vocab, columns, storage))
     plain = decoded(packed, columns)
     for rows in (1, 12, 40):
         ids = torch.arange(rows, dtype=torch.int32)
         inputs = {"x": normal(rows, columns), "logit_rows": ids, "norm": normal(columns)}
-        got, expected = (
+        result, expected = (
             run("RmsHead", inputs | {"weight": form}, {"logits": torch.zeros(rows, vocab)},
                 eps=1e-5, rounding="llama")["logits"]
             for form in (packed, plain)
         )  # fmt: skip
-        np.testing.assert_array_equal(got, expected, err_msg=f"{rows} rows")
+        np.testing.assert_array_equal(result, expected, err_msg=f"{rows} rows")

@@ -1,4 +1,4 @@
-"""Screened heads choose HeadChoose's tokens, bit for bit, whatever the weight and the rows hold."""
+"""Int8-prefiltered heads select HeadChoose's tokens, bit for bit, for any weight and rows."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ NAMES = {torch.bfloat16: "bfloat16", torch.float32: "float32", torch.int32: "int
 def lowered(
     name: str, inputs: dict[str, torch.Tensor], target: Target, tactic: Tactic
 ) -> tuple[Lowering, dict[str, np.ndarray], dict[str, np.ndarray]]:
-    """The launches of a head, and its inputs and blank outputs as the kernels see them."""
+    """Return the launches of a head, and its inputs and empty outputs as the kernels get them."""
     op, rows = op_named(name), len(inputs["logit_rows"])
     named = {spec.name: inputs[spec.name] for spec in op.inputs}
     blank = {"choice": torch.zeros(rows, dtype=torch.int32), "logprob": torch.zeros(rows)}
@@ -43,7 +43,7 @@ def lowered(
 def head_inputs(
     weight: torch.Tensor, x: torch.Tensor, temperature: torch.Tensor
 ) -> dict[str, torch.Tensor]:
-    """The inputs of both heads for a weight [V, K] and rows [R, K]."""
+    """Return the inputs of both heads for a weight [V, K] and rows [R, K]."""
     packed, ids = pack_rows(weight), torch.arange(len(x), dtype=torch.int32)
     return {
         "x": x, "logit_rows": ids.flip(0).contiguous(), "norm": torch.ones(x.shape[1]).bfloat16(),
@@ -53,20 +53,20 @@ def head_inputs(
 
 
 def both(weight: torch.Tensor, x: torch.Tensor, temperature: torch.Tensor) -> list[np.ndarray]:
-    """What HeadChoose and HeadScreen choose of a weight [V, K] for rows [R, K]."""
+    """Return the tokens of HeadChoose and HeadScreen for a weight [V, K] and rows [R, K]."""
     inputs = head_inputs(weight, x, temperature)
-    exact, found = (
+    exact, result = (
         run_lowering(op_named(name), *lowered(name, inputs, TARGET, {}))
         for name in ("HeadChoose", "HeadScreen")
     )
-    # None is known; a row of no numbers is still told from others.
-    np.testing.assert_array_equal(np.isnan(found["logprob"]), np.isnan(exact["logprob"]))
-    assert not np.isfinite(found["logprob"]).any()
-    return [exact["choice"], found["choice"]]
+    # The log-probability is not computed, but rows of NaN are still distinguished.
+    np.testing.assert_array_equal(np.isnan(result["logprob"]), np.isnan(exact["logprob"]))
+    assert not np.isfinite(result["logprob"]).any()
+    return [exact["choice"], result["choice"]]
 
 
-def neighbours(weight: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """Every row as its neighbour, but for a bit of a few values: logits that nearly tie."""
+def nearly_equal_rows(weight: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """Change only one bit of a few values from row to row, so that logits nearly tie."""
     near = weight[torch.arange(len(weight)) % 8].clone()
     column = torch.randint(0, near.shape[1], (len(near), 2), generator=generator)
     raw = near.view(torch.int16)
@@ -77,14 +77,14 @@ def neighbours(weight: torch.Tensor, generator: torch.Generator) -> torch.Tensor
 @pytest.mark.skipif(not has_compiler(), reason="g++ is not installed")
 @examples(12)
 @given(st.data())
-def test_tokens_are_those_of_all_bf16_logits(data: st.DataObject) -> None:
+def test_tokens_equal_those_of_bf16_logits(data: st.DataObject) -> None:
     generator = torch.Generator().manual_seed(data.draw(st.integers(0, 2**31)))
     rows = data.draw(st.sampled_from([1, 3, 8, 32]))
     scale = data.draw(st.sampled_from([1e-30, 0.02, 1.0, 40.0, 1e4]))
     weight = (torch.randn(VOCAB, K, generator=generator) * scale).bfloat16()
     form = data.draw(st.sampled_from(["any", "near ties", "zero rows", "a huge row", "all equal"]))
     if form == "near ties":
-        weight = neighbours(weight, generator)
+        weight = nearly_equal_rows(weight, generator)
     if form == "zero rows":
         weight[torch.rand(VOCAB, generator=generator) < 0.5] = 0.0
     if form == "a huge row":
@@ -101,7 +101,7 @@ def test_tokens_are_those_of_all_bf16_logits(data: st.DataObject) -> None:
 
 
 def bounds(inputs: dict[str, torch.Tensor]) -> list[np.ndarray]:
-    """The first launch's bounds for each row: of every tile's scores, and of the best score.
+    """Return the first launch's bounds for each row: of every tile's scores, and of the best score.
 
     One CTA has 32 segments of two tiles, so each warp has two segments.
     """
@@ -121,8 +121,8 @@ def bounds(inputs: dict[str, torch.Tensor]) -> list[np.ndarray]:
 
 
 @pytest.mark.skipif(not has_compiler(), reason="g++ is not installed")
-def test_bounds_of_a_row_do_not_depend_on_the_rows_beside_it() -> None:
-    """With more than 16 rows the best bounds are in shared memory instead of registers."""
+def test_bounds_of_a_row_do_not_depend_on_other_rows() -> None:
+    """With more than 16 rows, the best bounds are in shared memory instead of registers."""
     generator = torch.Generator().manual_seed(5)
     weight = torch.randn(1024, K, generator=generator).bfloat16()
     x = torch.randn(27, K, generator=generator).bfloat16()
@@ -137,7 +137,7 @@ def test_bounds_of_a_row_do_not_depend_on_the_rows_beside_it() -> None:
 
 
 @pytest.mark.skipif(not has_compiler(), reason="g++ is not installed")
-def test_a_padding_row_of_nan_reads_no_weight_and_spoils_no_other() -> None:
+def test_a_padding_row_of_nan_reads_no_weight_and_changes_no_row() -> None:
     generator = torch.Generator().manual_seed(3)
     weight = torch.randn(VOCAB, K, generator=generator).bfloat16()
     x = torch.randn(3, K, generator=generator).bfloat16()
@@ -150,13 +150,13 @@ def test_a_padding_row_of_nan_reads_no_weight_and_spoils_no_other() -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 2**31), st.sampled_from([1e-38, 1e-3, 0.05, 1.9, 2.1, 300.0]))
-def test_logits_of_codes_are_within_their_bounds(seed: int, scale: float) -> None:
+def test_int8_logits_are_within_their_bounds(seed: int, scale: float) -> None:
     generator = torch.Generator().manual_seed(seed)
     weight = (torch.randn(32, 160, generator=generator) * scale).bfloat16()
     packed = pack_rows(weight)
     codes = unpack_rows(decoded(screened(packed), 160, INT8))
     rows = torch.randn(4, 160, generator=generator).bfloat16()
-    # The rows that a code is worst for: along what it loses.
+    # Rows with the largest error: parallel to the rounding error.
     worst = (weight.double() - codes.double()).bfloat16()
     rows = torch.cat([rows, worst[worst.abs().amax(1) > 0][:4]])
     exact, read = rows.float() @ weight.float().T, rows.float() @ codes.float().T
@@ -164,8 +164,8 @@ def test_logits_of_codes_are_within_their_bounds(seed: int, scale: float) -> Non
     assert bool(((exact.double() - read.double()).abs() <= bound).all())
 
 
-def test_codes_lose_half_a_step_of_127() -> None:
-    """Against the definition, block by block; what is 2 or larger is stored as the largest code."""
+def test_int8_rounding_error_is_at_most_half_a_step() -> None:
+    """Compare with the definition, block by block; values of 2 or larger get the largest code."""
     generator = torch.Generator().manual_seed(1)
     weight = (torch.randn(16, 128, generator=generator) * 0.3).bfloat16()
     weight[3, 5], weight[4] = 7.0, 0.0
@@ -173,15 +173,15 @@ def test_codes_lose_half_a_step_of_127() -> None:
     blocks, read = weight.float().view(16, 4, 32), codes.view(16, 4, 32)
     for row in range(16):
         for block in range(4):
-            values, found = blocks[row, block], read[row, block]
+            values, result = blocks[row, block], read[row, block]
             most = float(values.abs().max())
             exponent = -133 if most == 0 else max(-133, int(np.ceil(np.log2(most / 127))))
             step = 2.0 ** min(-6, exponent)
-            wanted = (values / step).round().clamp(-127, 127) * step
-            assert torch.equal(found, wanted), (row, block)
+            expected = (values / step).round().clamp(-127, 127) * step
+            assert torch.equal(result, expected), (row, block)
 
 
-def test_more_rows_than_share_a_reading_are_refused() -> None:
+def test_rejects_more_than_32_rows() -> None:
     weight, x = torch.zeros(16, 32).bfloat16(), torch.zeros(33, 32).bfloat16()
     with pytest.raises(SpecbuildError, match="HeadScreen: got 33 rows, expected at most 32"):
         both(weight, x, torch.zeros(33))

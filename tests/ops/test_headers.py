@@ -1,4 +1,4 @@
-"""Sources define or take every name that they read, and headers compile alone."""
+"""Sources define or include every name that they use, and headers compile alone."""
 
 from __future__ import annotations
 
@@ -25,20 +25,19 @@ from specbuild.runtime.errors import SpecbuildError
 ROOT = Path(next(iter(package.__path__)))
 SOURCES = {str(path.relative_to(ROOT)): path for path in sorted(ROOT.rglob("*.cu*"))}
 HEADERS = {name: path for name, path in SOURCES.items() if name.endswith(".cuh")}
-# What the compilers themselves define, names of macros' parameters, and the struct that the
-# lowering writes.
+# Names that compilers define, names of macro parameters, and the struct that lowerings write.
 KNOWN = {"SPECBUILD_EMULATE", "__CUDACC_RTC__", "SPECBUILD_LIST_", "SPECBUILD_SUMS_", "CONFIG"}
 _COMMENT = re.compile(r'"(?:[^"\\]|\\.)*"|//[^\n]*|/\*.*?\*/', re.DOTALL)
 
 
 @cache
 def code(path: Path) -> str:
-    """A source without comments and strings."""
+    """Return a source without comments and strings."""
     return _COMMENT.sub(" ", path.read_text())
 
 
-def untaken(path: Path) -> set[str]:
-    """Names in capitals that neither the source nor what it includes defines."""
+def undefined(path: Path) -> set[str]:
+    """Return names in capitals that neither the source nor its headers define."""
     read = set(re.findall(r"\b[A-Z][A-Z0-9_]{2,}\b", code(path)))
     defined = {
         name for part in included(path) for name in re.findall(r"#\s*define\s+(\w+)", code(part))
@@ -46,13 +45,13 @@ def untaken(path: Path) -> set[str]:
     return read - defined - KNOWN
 
 
-def test_sources_define_or_take_what_they_read() -> None:
-    found = {name: untaken(path) for name, path in SOURCES.items() if untaken(path)}
+def test_sources_define_or_include_every_name() -> None:
+    found = {name: undefined(path) for name, path in SOURCES.items() if undefined(path)}
     assert found == {}, "take a Config: see docs/developers/add-a-kernel.md"
 
 
 def lowerings(folder: str) -> Iterator[Lowering]:
-    """What the cases of a folder's op are lowered to, by every tactic."""
+    """Yield the lowerings of a folder's cases, by every tactic."""
     [op] = [op for op in kernel_ops() if op.reference.__module__.split(".")[-2] == folder]
     assert op.lower is not None
     for phase in phases_of(op):
@@ -62,13 +61,13 @@ def lowerings(folder: str) -> Iterator[Lowering]:
                 tactics = () if op.tactics is None else op.tactics(request)
                 for tactic in (*tactics, {}):
                     yield op.lower(replace(request, tactic=tactic))
-            except SpecbuildError:  # a case that its kernels refuse
+            except SpecbuildError:  # the kernels reject this case
                 continue
 
 
 @cache
 def structs(folder: str) -> dict[Path, str]:
-    """The struct that a lowering writes, by the folder's headers that a kernel with it includes."""
+    """Return the struct that a lowering writes, for each header that a kernel with it includes."""
     missing = {path for path in HEADERS.values() if (ROOT / folder) in path.parents}
     found: dict[Path, str] = {}
     for lowering in lowerings(folder):
@@ -83,12 +82,12 @@ def structs(folder: str) -> dict[Path, str]:
 
 
 def takes_config(path: Path) -> bool:
-    """Whether a header reads the struct."""
+    """Return whether a header uses the struct."""
     return any(re.search(r"\bCONFIG\b", code(part)) for part in included(path))
 
 
 def compiled_alone(path: Path) -> str:
-    """What NVRTC says of a source that includes nothing but the header; empty where it compiles."""
+    """Return NVRTC's messages for a source that only includes the header; empty if it compiles."""
     nvrtc: Any = pytest.importorskip("cuda.bindings.nvrtc")
     try:
         nvrtc.nvrtcVersion()
@@ -100,7 +99,8 @@ def compiled_alone(path: Path) -> str:
     folder = path.relative_to(ROOT).parts[0]
     options += [structs(folder)[path]] if folder != "_device" and takes_config(path) else []
     (status,) = nvrtc.nvrtcCompileProgram(program, len(options), [o.encode() for o in options])
-    # Never of one byte: the library writes into it, and Python shares those among all.
+    # The buffer must exceed one byte: the library writes into it, and CPython shares one-byte
+    # objects.
     log = b" " * (1 + nvrtc.nvrtcGetProgramLogSize(program)[1])
     nvrtc.nvrtcGetProgramLog(program, log)
     nvrtc.nvrtcDestroyProgram(program)

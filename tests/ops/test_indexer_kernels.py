@@ -1,4 +1,4 @@
-"""Indexers' kernels, emulated: scores that are hard to select from, keys in fp8."""
+"""Kernels of the indexer in the emulator: scores that are hard to select from, and fp8 keys."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ Arrays = dict[str, np.ndarray]
 def arrays_of(
     coarse: np.ndarray, fine: np.ndarray, budget: int, scale: float = 1.0, weight: float = 1.0
 ) -> Arrays:
-    """Two sequences of a chain of three; exact scores, ``scale`` a power of two.
+    """Return two sequences with a chain of three rows each, and exact scores.
 
-    Slot s scores ``weight * ReLU(coarse[s] + fine[s] / 256) * scale``.
+    Slot s scores ``weight * ReLU(coarse[s] + fine[s] / 256) * scale``; ``scale`` is a power of two.
     """
     context = len(coarse)
     pages = -(-(context + TREE + 32) // PAGE)
@@ -62,7 +62,7 @@ def arrays_of(
                 key[3], key[9] = coarse[slot], fine[slot]
             pool[table[b, 0, slot // PAGE], 0, slot % PAGE] = key
     q = np.zeros((2 * TREE + 1, 1, WIDTH), np.float32)
-    # The rows of the second sequence see the order of powers of two times the scores.
+    # The rows of the second sequence use 2^score, in the same order.
     q[:, 0, 3], q[:, 0, 9] = scale, scale / 256
     q[TREE:] *= 4.0
     own = np.tile(context + np.arange(TREE, dtype=np.int32), 2)
@@ -103,8 +103,8 @@ def by_kernels(arrays: Arrays, shape: tuple[int, ...], ctas: int = 3) -> np.ndar
     assert INDEXER.lower is not None
     lowering = INDEXER.lower(request)
     selected = np.full(shape, -99, np.int32)
-    found: np.ndarray = run_lowering(INDEXER, lowering, given, {"selected": selected})["selected"]
-    return found
+    result: np.ndarray = run_lowering(INDEXER, lowering, given, {"selected": selected})["selected"]
+    return result
 
 
 def uniform(low: float, high: float) -> Callable[[np.random.Generator, int], np.ndarray]:
@@ -131,30 +131,30 @@ SCORES = {
 
 @pytest.mark.parametrize(("context", "budget"), [(1030, 130), (4200, 900)])
 @pytest.mark.parametrize("name", SCORES)
-def test_the_best_are_found_among_any_scores(name: str, context: int, budget: int) -> None:
-    """One CTA a row and several; more slots of the last digit than there is capacity to list."""
+def test_selects_the_best_scores(name: str, context: int, budget: int) -> None:
+    """Use one CTA a row and several; more slots share the last digit than the list can hold."""
     rng = np.random.default_rng(len(name))
     coarse = torch.from_numpy(SCORES[name](rng, context).astype(np.float32)).bfloat16()
     fine = rng.integers(0, 64, context) if name != "two values" else np.zeros(context)
     if name == "mostly zero":
         fine = np.where(coarse.float().numpy() < 0, 0, fine)
     arrays = arrays_of(coarse.float().numpy(), fine.astype(np.float32), budget)
-    wanted = by_reference(arrays)
-    found = by_kernels(arrays, wanted.shape)
-    np.testing.assert_array_equal(found[: 2 * TREE], wanted[: 2 * TREE])
+    expected = by_reference(arrays)
+    result = by_kernels(arrays, expected.shape)
+    np.testing.assert_array_equal(result[: 2 * TREE], expected[: 2 * TREE])
 
 
-# Digits are finest from 2^−8 to 2^8.
+# The digits of scores are finest from 2^−8 to 2^8.
 @pytest.mark.parametrize("weight", [1.0, -1.0])
 @pytest.mark.parametrize("scale", [2.0**-13, 2.0**-7, 2.0**2, 2.0**20])
-def test_scores_of_any_size_and_sign_are_ordered(scale: float, weight: float) -> None:
+def test_scores_of_any_magnitude_and_sign_are_ordered(scale: float, weight: float) -> None:
     rng = np.random.default_rng(9)
     coarse = torch.from_numpy(rng.uniform(1, 60, 2100).astype(np.float32)).bfloat16().float()
     fine = rng.integers(0, 64, 2100).astype(np.float32)
     arrays = arrays_of(coarse.numpy(), fine, 800, scale, weight)
-    wanted = by_reference(arrays)
-    found = by_kernels(arrays, wanted.shape)
-    np.testing.assert_array_equal(found[: 2 * TREE], wanted[: 2 * TREE])
+    expected = by_reference(arrays)
+    result = by_kernels(arrays, expected.shape)
+    np.testing.assert_array_equal(result[: 2 * TREE], expected[: 2 * TREE])
 
 
 @examples(12)
@@ -162,27 +162,27 @@ def test_scores_of_any_size_and_sign_are_ordered(scale: float, weight: float) ->
     st.integers(0, 2**32 - 1), st.integers(-40, 40), st.integers(1, 299),
     st.integers(0, 12), st.booleans(),
 )  # fmt: skip
-def test_any_scores_and_any_budget(
+def test_selection_with_any_scores_and_budget(
     seed: int, scale: int, budget: int, spread: int, negative: bool
 ) -> None:
-    """Spread over up to 12 binades, with ties and zeros."""
+    """Spread the scores over up to 12 binades, with ties and zeros."""
     rng = np.random.default_rng(seed)
     size = np.exp2(rng.uniform(-spread, 0, 300)) * rng.choice([-1.0, 1.0, 1.0, 1.0], 300)
     coarse = torch.from_numpy(size.astype(np.float32)).bfloat16().float().numpy()
     arrays = arrays_of(coarse, np.zeros(300), budget, 2.0**scale, -1.0 if negative else 1.0)
-    wanted = by_reference(arrays)
-    found = by_kernels(arrays, (*wanted.shape[:2], 300 + TREE + 64))
-    np.testing.assert_array_equal(found[: 2 * TREE, :, : wanted.shape[2]], wanted[: 2 * TREE])
-    assert (found[: 2 * TREE, :, wanted.shape[2] :] == -1).all()
+    expected = by_reference(arrays)
+    result = by_kernels(arrays, (*expected.shape[:2], 300 + TREE + 64))
+    np.testing.assert_array_equal(result[: 2 * TREE, :, : expected.shape[2]], expected[: 2 * TREE])
+    assert (result[: 2 * TREE, :, expected.shape[2] :] == -1).all()
 
 
 @pytest.mark.parametrize("phase", ["decode", "prefill"])
 @pytest.mark.parametrize("rows", [5, 40])
-def test_fp8_keys_are_the_bf16_ones_rounded(rows: int, phase: Phase) -> None:
-    """Small ones, ones of every size, and ones beyond what fp8 holds."""
+def test_fp8_keys_equal_the_rounded_bf16_keys(rows: int, phase: Phase) -> None:
+    """Use small keys, keys of every magnitude, and keys beyond the range of fp8."""
     drawn = kernel_case(PROJECTIONS, index(rows, 96, Sizes(2, 32)))
     inputs = {name: bits(tensor) for name, tensor in drawn.inputs.items()}
-    # Four tiles are of queries, two of keys: one of small keys, one of large ones.
+    # Four tiles are of queries and two of keys: one of small keys, one of large keys.
     weight = drawn.inputs["weight"].float()
     weight[4] *= 2.0**-9
     weight[5] *= 2.0**8
@@ -193,22 +193,22 @@ def test_fp8_keys_are_the_bf16_ones_rounded(rows: int, phase: Phase) -> None:
     pool = np.random.default_rng(1).integers(0, 127, inputs["key_pool"].shape, np.uint8)
     info = TensorInfo(pool.shape, "uint8")
     request = replace(request, tensors={**request.tensors, "key_pool": info, "key_pool_out": info})
-    found = run_lowering(
+    result = run_lowering(
         PROJECTIONS,
         PROJECTIONS.lower(request),
         {**inputs, "key_pool": pool},
         {**outputs, "key_pool_out": pool},
     )
-    np.testing.assert_array_equal(found["q"], wide["q"])
+    np.testing.assert_array_equal(result["q"], wide["q"])
     slots = inputs["write_slot"]
     keys = torch.from_numpy(values(wide["key_pool_out"], torch.bfloat16))
     keys = keys.flatten(0, 2)[slots]
     assert float(keys.abs().max()) > 448 and 0 < float(keys.abs().min()) < 2**-7
     rounded = as_cached(keys, torch.from_numpy(pool)).numpy()
-    got = found["key_pool_out"].reshape(-1, pool.shape[3])
-    np.testing.assert_array_equal(got[slots], rounded)
-    others = np.setdiff1d(np.arange(len(got)), slots)
-    np.testing.assert_array_equal(got[others], pool.reshape(got.shape)[others])
+    written = result["key_pool_out"].reshape(-1, pool.shape[3])
+    np.testing.assert_array_equal(written[slots], rounded)
+    others = np.setdiff1d(np.arange(len(written)), slots)
+    np.testing.assert_array_equal(written[others], pool.reshape(written.shape)[others])
 
 
 FP8_LAUNCHES = {
@@ -224,7 +224,7 @@ FP8_PATHS = "gpu: bytes of fp8"
 
 
 @pytest.mark.parametrize("name", FP8_LAUNCHES)
-def test_keys_in_fp8_are_scored(name: str) -> None:
+def test_scores_of_fp8_keys_equal_the_reference(name: str) -> None:
     checked(INDEXER, FP8_LAUNCHES[name].case(name))
 
 
@@ -239,17 +239,17 @@ def _repeat(at: int) -> Break:
 
 
 @pytest.mark.parametrize("spoil", [None, _repeat(319), _repeat(320), _repeat(321)])
-def test_lists_of_several_pieces_are_held_to_each_entry_in_front(spoil: Break | None) -> None:
-    """Sequences of as many rows each: their lists stand where a launch is likely to have them."""
+def test_the_check_compares_each_entry_with_all_earlier_ones(spoil: Break | None) -> None:
+    """The sequences have equal numbers of rows, so their lists are adjacent in memory."""
     checked(CHECK, lists("several pieces", LONG_LISTS, spoil))
 
 
-def test_paths_of_bytes_are_committed() -> None:
+def test_fp8_keys_of_a_path_are_committed() -> None:
     checked(COMMIT, next(case for case in COMMIT_CASES if case.name == FP8_PATHS))
 
 
 def checked(op: OpSpec, case: Case) -> None:
-    """The kernels give what the reference gives."""
+    """Assert that the kernels give the reference's outputs."""
     drawn = kernel_case(op, case)
     inputs = {name: bits(tensor) for name, tensor in drawn.inputs.items()}
     outputs = {name: bits(tensor) for name, tensor in drawn.outputs.items()}
@@ -257,7 +257,7 @@ def checked(op: OpSpec, case: Case) -> None:
 
 
 @pytest.mark.parametrize(
-    ("op", "change", "taken"),
+    ("op", "change", "is_supported"),
     [
         ("DsaIndexer", {"heads": 64, "width": 256}, True),
         ("DsaIndexer", {"heads": 65}, False),
@@ -271,11 +271,11 @@ def checked(op: OpSpec, case: Case) -> None:
         ("KvBlockSelect", {"dtype": "float32"}, False),
     ],
 )
-def test_queries_that_the_kernels_do_not_take_are_refused(
-    op: str, change: dict[str, Any], taken: bool
+def test_rejects_queries_that_the_kernels_do_not_support(
+    op: str, change: dict[str, Any], is_supported: bool
 ) -> None:
-    found = op_named(op)
-    request = kernel_case(found, cases_for(found, "decode", gpu=False)[0]).request(
+    result = op_named(op)
+    request = kernel_case(result, cases_for(result, "decode", gpu=False)[0]).request(
         "decode", Target()
     )
     rows, heads, width = request.tensors["q"].shape
@@ -284,9 +284,9 @@ def test_queries_that_the_kernels_do_not_take_are_refused(
     shape = (rows, change.get("heads", heads), change.get("width", width))
     q = TensorInfo(shape, change.get("dtype", "bfloat16"))
     request = replace(request, tensors={**request.tensors, "q": q})
-    assert found.lower is not None
-    if taken:
-        assert found.lower(request).launches
+    assert result.lower is not None
+    if is_supported:
+        assert result.lower(request).launches
         return
     with pytest.raises(SpecbuildError, match=f"{op}: .* build for the cpu backend"):
-        found.lower(request)
+        result.lower(request)

@@ -1,4 +1,4 @@
-"""HeadKeep in the emulator: choices have HeadChoose's bits, logits RmsHead's."""
+"""HeadKeep in the emulator: its choices have HeadChoose's bits, its logits RmsHead's."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def run(op_name: str, case: Case) -> dict[str, np.ndarray]:
 
 
 def first_inputs(case: Case, count: int) -> Case:
-    """The same arrays for an op that takes the first ones."""
+    """Return the same arrays for an op that has the first inputs only."""
 
     def make(_: np.random.Generator) -> Arrays:
         return case.make(np.random.default_rng(3))[:count]
@@ -33,18 +33,18 @@ def first_inputs(case: Case, count: int) -> Case:
 
 
 @pytest.mark.parametrize("case", KEEPING, ids=lambda case: case.name)
-def test_kept_logits_change_no_bit(case: Case) -> None:
-    """Choices are those without any; logits are RmsHead's, of the rows that are cut."""
+def test_keeping_logits_changes_no_bit(case: Case) -> None:
+    """Choices equal those of HeadChoose; the logits of truncated rows equal RmsHead's."""
     case = first_inputs(case, 11)
-    kept = run("HeadKeep", case)
+    result = run("HeadKeep", case)
     alone = run("HeadChoose", first_inputs(case, 7))
     logits = run("RmsHead", first_inputs(case, 4))["logits"]
     for name in ("choice", "logprob"):
-        np.testing.assert_array_equal(kept[name], alone[name])
+        np.testing.assert_array_equal(result[name], alone[name])
     drawn = kernel_case(op_named("HeadKeep"), case).inputs
     before = bits(drawn["kept"])
     some = (drawn["top_k"] > 0) | (drawn["top_p"] < 1) | (drawn["floor"] < 0)
     cut = np.asarray(some & (drawn["temperature"] > 0))
     assert 0 < cut.sum() < len(cut)
-    np.testing.assert_array_equal(kept["logits"][cut], logits[cut])
-    np.testing.assert_array_equal(kept["logits"][~cut], before[~cut])
+    np.testing.assert_array_equal(result["logits"][cut], logits[cut])
+    np.testing.assert_array_equal(result["logits"][~cut], before[~cut])

@@ -1,4 +1,4 @@
-"""The check of kernel parameters can fail, and holds for every kernel there is."""
+"""The check of kernel parameters detects errors, and passes for every kernel."""
 
 from __future__ import annotations
 
@@ -44,13 +44,15 @@ def test_matching_kernel_passes(tmp_path: Path) -> None:
         (('extern "C" ', ""), 'no extern "C" __global__ function'),
     ],
 )
-def test_deviations_are_found(tmp_path: Path, change: tuple[str, str], message: str) -> None:
+def test_deviations_are_detected(tmp_path: Path, change: tuple[str, str], message: str) -> None:
     folder = kernel(tmp_path, GOOD.replace(*change) if change[0] else GOOD)
     assert any(message in problem for problem in violations(op_named("KvWrite"), folder))
 
 
-def test_every_file_counts(tmp_path: Path) -> None:
-    """What decodes may be spread over files; a prompt's kernels name every tensor themselves."""
+def test_every_file_is_checked(tmp_path: Path) -> None:
+    """A decoding kernel may be split over several files; prefill kernels name every tensor
+    themselves.
+    """
     op, good = op_named("KvWrite"), GOOD.replace("new_rows", "new")
     (tmp_path / "first.cu").write_text(good.replace("const void* __restrict__ new, ", ""))
     assert violations(op, tmp_path) == ["new is in no entry point of the decoding kernels"]
@@ -63,7 +65,7 @@ def test_every_file_counts(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("source", sorted(SHARED))
-def test_shared_kernels_take_what_their_ops_declare(source: str) -> None:
+def test_shared_kernels_have_the_tensors_of_their_ops(source: str) -> None:
     ops = [op_named(name) for name in SHARED[source]]
     declared = {tensor.name for op in ops for tensor in (*op.inputs, *op.outputs)}
     entries = tensor_parameters((Path(package.__path__[0]) / source).read_text())

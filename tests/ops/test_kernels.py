@@ -27,7 +27,7 @@ from specbuild.runtime.errors import SpecbuildError
 pytestmark = pytest.mark.skipif(not has_compiler(), reason="g++ is not installed")
 
 
-# Long cases whose neighbours differ by a format, a width of heads or the number of tiles.
+# Long cases that differ from their neighbours by a format, a head width or a number of tiles.
 REPEATED = frozenset({
     "PagedTreeAttention: heads of 128, many rows of one sequence",
     "PagedTreeAttention: 8 heads of 128 a KV head, several rows, capacity for a long context",
@@ -48,19 +48,19 @@ REPEATED = frozenset({
 
 
 def forms() -> Iterator[Any]:
-    """Every case of every op, with the phases that it is for and its place among the op's."""
+    """Yield every case of every op, with its phases and its index among the op's cases."""
     for op in kernel_ops():
         cases: dict[str, tuple[Case, list[Phase]]] = {}
         for phase in phases_of(op):
             for case in cases_for(op, phase, gpu=False):
                 cases.setdefault(case.name, (case, []))[1].append(phase)
         for turn, (name, (case, phases)) in enumerate(cases.items()):
-            known = f"{op.name}: {name}"
-            marks = [pytest.mark.slow] if known in REPEATED else []
-            yield pytest.param(op, case, phases, turn, id=known, marks=marks)
+            case_id = f"{op.name}: {name}"
+            marks = [pytest.mark.slow] if case_id in REPEATED else []
+            yield pytest.param(op, case, phases, turn, id=case_id, marks=marks)
 
 
-def test_repeated_cases_are_cases() -> None:
+def test_redundant_cases_exist() -> None:
     assert {form.id for form in forms()} >= REPEATED
 
 
@@ -68,28 +68,28 @@ _SEEN: set[object] = set()
 
 
 def _is_new(drawn: KernelCase, lowering: Lowering) -> bool:
-    """Whether no case before passed the same arguments to the same entries."""
+    """Return whether no earlier case passed the same arguments to the same entry points."""
     launches = [
         (launch.kernel.entry, *(a if isinstance(a, str) else type(a) for a in launch.arguments))
         for launch in lowering.launches
     ]
     form = (drawn.op.name, *drawn.inputs, *launches)
-    known = form in _SEEN
+    seen_before = form in _SEEN
     _SEEN.add(form)
-    return not known
+    return not seen_before
 
 
 def run(drawn: KernelCase, phase: Phase, lowering: Lowering, *, as_plugin: bool = False) -> None:
     inputs = {name: bits(tensor) for name, tensor in drawn.inputs.items()}
     outputs = {name: bits(tensor) for name, tensor in drawn.outputs.items()}
-    got = run_lowering(drawn.op, lowering, inputs, outputs)
-    drawn.check(got)
+    result = run_lowering(drawn.op, lowering, inputs, outputs)
+    drawn.check(result)
     # A TensorRT engine has one rank.
     if as_plugin and drawn.op.contribution is None and _is_new(drawn, lowering):
         plugin = plugin_of(drawn, phase, SMALL_TARGET, lowering)
-        for name, ours in run_plugin(drawn, plugin, inputs, outputs).items():
+        for name, by_plugin in run_plugin(drawn, plugin, inputs, outputs).items():
             defined = drawn.case.compare.get(name, np.s_[:])
-            np.testing.assert_array_equal(ours[defined], got[name][defined], err_msg=name)
+            np.testing.assert_array_equal(by_plugin[defined], result[name][defined], err_msg=name)
 
 
 @pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.slow)])
@@ -97,27 +97,28 @@ def run(drawn: KernelCase, phase: Phase, lowering: Lowering, *, as_plugin: bool 
 def test_kernels_agree_with_the_reference(
     op: OpSpec, case: Case, phases: list[Phase], turn: int, every: bool
 ) -> None:
-    """And a TensorRT plugin that carries the launches gives the same bits.
+    """Compare a TensorRT plugin with these launches, too: it gives the same bits.
 
-    A phase's kernel has a compilation of its own: else the phases that take a case take turns.
+    If a phase has its own kernels, every phase is tested; otherwise the cases alternate between
+    phases.
     """
     drawn = kernel_case(op, case)
-    taken: list[tuple[Phase, Lowering]] = []
+    lowerings: list[tuple[Phase, Lowering]] = []
     for phase in phases:
         try:
-            taken.append((phase, drawn.lowering(phase, SMALL_TARGET)))
+            lowerings.append((phase, drawn.lowering(phase, SMALL_TARGET)))
         except SpecbuildError as refusal:
             reason = f"the kernels refuse it: {refusal}"
-    if not taken:
+    if not lowerings:
         pytest.skip(reason)
-    for phase, lowering in taken if every else [taken[turn % len(taken)]]:
+    for phase, lowering in lowerings if every else [lowerings[turn % len(lowerings)]]:
         run(drawn, phase, lowering, as_plugin=True)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("op", kernel_ops(), ids=lambda op: op.name)
 def test_tactics_agree_with_the_reference(op: OpSpec) -> None:
-    """Each by the last of the cases that it is proposed for."""
+    """Test each tactic with the last of the cases that it is proposed for."""
     if op.tactics is None:
         pytest.skip("the op has one form only")
     for phase in phases_of(op):

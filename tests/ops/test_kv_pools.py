@@ -1,4 +1,4 @@
-"""KvWrite and KvCommit against loops over single entries; pools of e4m3 codes."""
+"""KvWrite and KvCommit against loops over single entries; pools of e4m3 values."""
 
 from __future__ import annotations
 
@@ -40,24 +40,24 @@ def entry(slot: int, page_size: int) -> tuple[int, slice, int]:
 @each_form
 @settings(max_examples=25, deadline=None)
 @given(data=st.data())
-def test_write_puts_every_row_into_its_slot(run: Run, data: st.DataObject) -> None:
+def test_write_stores_every_row_in_its_slot(run: Run, data: st.DataObject) -> None:
     page_size, heads = data.draw(st.sampled_from([1, 3, 8])), data.draw(st.integers(1, 3))
     slots = data.draw(st.lists(st.integers(page_size, 6 * page_size - 1), unique=True, min_size=1))
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
     pool = rng.standard_normal((6, heads, page_size, 5)).astype(np.float32)
     new = rng.standard_normal((len(slots), heads, 5)).astype(np.float32)
-    wanted = pool.copy()
+    expected = pool.copy()
     for row, slot in zip(new, slots, strict=True):
-        wanted[entry(slot, page_size)] = row
-    got = run(WRITE, [pool, new, np.array(slots, np.int32)])
-    np.testing.assert_array_equal(got, wanted)
+        expected[entry(slot, page_size)] = row
+    result = run(WRITE, [pool, new, np.array(slots, np.int32)])
+    np.testing.assert_array_equal(result, expected)
 
 
 @each_form
 @examples(25)
 @given(data=st.data())
-def test_commit_reads_everything_before_it_writes(run: Run, data: st.DataObject) -> None:
-    """Targets may be other pairs' sources: shifts, swaps and cycles included."""
+def test_commit_reads_all_sources_before_it_writes(run: Run, data: st.DataObject) -> None:
+    """Targets may be sources of other pairs, as in shifts, swaps and cycles."""
     page_size = data.draw(st.sampled_from([1, 3, 8]))
     slots = st.integers(page_size, 6 * page_size - 1)
     targets = data.draw(st.lists(slots, unique=True, min_size=1, max_size=9))
@@ -65,12 +65,12 @@ def test_commit_reads_everything_before_it_writes(run: Run, data: st.DataObject)
     dropped = data.draw(st.lists(st.booleans(), min_size=len(targets), max_size=len(targets)))
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
     pool = rng.standard_normal((6, 2, page_size, 5)).astype(np.float32)
-    wanted = pool.copy()
+    expected = pool.copy()
     for source, target, absent in zip(sources, targets, dropped, strict=True):
         if not absent:
-            wanted[entry(target, page_size)] = pool[entry(source, page_size)]
+            expected[entry(target, page_size)] = pool[entry(source, page_size)]
     where = np.array([dropped])
-    got = run(
+    result = run(
         COMMIT,
         [
             pool,
@@ -78,11 +78,13 @@ def test_commit_reads_everything_before_it_writes(run: Run, data: st.DataObject)
             np.where(where, -1, np.array([targets])).astype(np.int32),
         ],
     )
-    np.testing.assert_array_equal(got[1:], wanted[1:])
+    np.testing.assert_array_equal(result[1:], expected[1:])
 
 
 def hard_values() -> np.ndarray:
-    """What e4m3 holds, the middles, their neighbours, and what lies beyond; of both signs."""
+    """Return the values of e4m3, midpoints, their neighbours, and values out of range, of
+    both signs.
+    """
     grid = np.array(E4M3, np.float32)
     middles = (grid[1:] + grid[:-1]) / 2
     exact = np.concatenate([grid, middles, 2.0 ** np.arange(-12, 12, dtype=np.float32)])
@@ -95,7 +97,7 @@ def hard_values() -> np.ndarray:
 
 
 def nearest_code(value: float) -> int:
-    """By looking at every number of the format; ties go to even codes."""
+    """Compare with every number of the format; ties go to even codes."""
     distances = [abs(min(abs(float(value)), E4M3[-1]) - number) for number in E4M3]
     least = min(distances)
     code = min((i for i, d in enumerate(distances) if d == least), key=lambda i: i % 2)
@@ -103,46 +105,48 @@ def nearest_code(value: float) -> int:
 
 
 @each_form
-def test_a_pool_of_bytes_gets_the_nearest_code(run: Run) -> None:
+def test_e4m3_pools_store_the_nearest_value(run: Run) -> None:
     values = hard_values()
     values = np.pad(values, (0, -len(values) % 16)).reshape(-1, 2, 8)
     pool = np.full((len(values) + 1, 2, 1, 8), 255, np.uint8)
     slots = np.arange(1, len(values) + 1, dtype=np.int32)
-    got = run(WRITE, [pool, values, slots])[1:, :, 0]
-    wanted = np.vectorize(nearest_code, otypes=[np.uint8])(values)
-    np.testing.assert_array_equal(got, wanted)
+    result = run(WRITE, [pool, values, slots])[1:, :, 0]
+    expected = np.vectorize(nearest_code, otypes=[np.uint8])(values)
+    np.testing.assert_array_equal(result, expected)
 
 
 @each_form
-def test_codes_move_as_they_are(run: Run) -> None:
+def test_commit_copies_e4m3_values_unchanged(run: Run) -> None:
     pool = np.arange(256, dtype=np.uint8).reshape(4, 2, 2, 16)
-    wanted = pool.copy()
-    wanted[entry(3, 2)], wanted[entry(4, 2)] = pool[entry(6, 2)], pool[entry(3, 2)]
-    got = run(COMMIT, [pool, np.array([[6, 3]], np.int32), np.array([[3, 4]], np.int32)])
-    np.testing.assert_array_equal(got[1:], wanted[1:])
+    expected = pool.copy()
+    expected[entry(3, 2)], expected[entry(4, 2)] = pool[entry(6, 2)], pool[entry(3, 2)]
+    result = run(COMMIT, [pool, np.array([[6, 3]], np.int32), np.array([[3, 4]], np.int32)])
+    np.testing.assert_array_equal(result[1:], expected[1:])
 
 
 @pytest.mark.parametrize("case", [0, -1], ids=["first", "last"])
-def test_attention_reads_the_values_of_codes(case: int) -> None:
-    """In every form, bit for bit what it gives over a pool of these values."""
+def test_attention_over_e4m3_equals_attention_over_its_values(case: int) -> None:
+    """In every form, the result equals that over a bf16 pool of the same values, bit for bit."""
     attend = op_named("PagedTreeAttention")
-    found = CASES[case]
+    drawn_case = CASES[case]
     rng = np.random.default_rng(4)
-    arrays = list(found.make(rng))
+    arrays = list(drawn_case.make(rng))
     signed = np.array([*E4M3, 0.0, *(-x for x in E4M3), 0.0], np.float32)
     shapes = [pool.shape for pool in arrays[1:3]]
     codes = [rng.integers(0, 127, s) + 128 * rng.integers(0, 2, s) for s in shapes]
     of_codes, of_values = list(arrays), list(arrays)
     of_codes[1:3] = [c.astype(np.uint8) for c in codes]
     of_values[1:3] = [signed[c] for c in codes]
-    for name, form in forms_of(attend, arrays, found.attributes).items():
+    for name, form in forms_of(attend, arrays, drawn_case.attributes).items():
         if name.startswith("TensorRT"):
             continue
-        got, wanted = (form(attend, a, found.attributes)[0] for a in (of_codes, of_values))
-        np.testing.assert_array_equal(got, wanted, err_msg=name)
-    attributes = attend.complete(found.attributes)
-    got, wanted = (
+        result, expected = (
+            form(attend, a, drawn_case.attributes)[0] for a in (of_codes, of_values)
+        )
+        np.testing.assert_array_equal(result, expected, err_msg=name)
+    attributes = attend.complete(drawn_case.attributes)
+    result, expected = (
         attend.reference(*(None if a is None else torch.from_numpy(a) for a in some), **attributes)
         for some in (of_codes, of_values)
     )
-    assert torch.equal(got, wanted)
+    assert torch.equal(result, expected)

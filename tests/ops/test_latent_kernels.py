@@ -1,4 +1,4 @@
-"""The latent attention kernels, emulated: a token's bits are its own, whatever is beside it."""
+"""The latent attention kernels in the emulator: a token's bits do not depend on its launch."""
 
 from __future__ import annotations
 
@@ -31,7 +31,9 @@ SMALL = "gpu: small: "
 
 @dataclass(frozen=True)
 class Layer:
-    """A layer whose cache is latent, its weights drawn; ``rope`` of an absorbed one."""
+    """A layer with a latent cache and random weights; ``rope`` is the width of an absorbed
+    layer's.
+    """
 
     latent: int = 32
     heads: tuple[int, int] = (2, 3)
@@ -85,7 +87,7 @@ class Text:
 
 @dataclass(frozen=True)
 class Launch:
-    """Sequences that are attended together."""
+    """Sequences whose attention is computed in one launch."""
 
     layer: Layer
     sequences: Sequence[Branch[Text]]
@@ -97,7 +99,7 @@ class Launch:
     selected: np.ndarray | None = None
 
     def inputs(self) -> dict[str, np.ndarray]:
-        """The op's inputs by name; NaN wherever nothing was written."""
+        """Return the op's inputs by name; unwritten memory is NaN."""
         needed = [-(-len(sequence.tokens) // PAGE) for sequence in self.sequences]
         pages = 1 + np.random.default_rng(0).permutation(sum(needed)).astype(np.int32)
         table = np.zeros((len(needed), 1, max(self.pages, *needed)), np.int32)
@@ -132,11 +134,11 @@ class Launch:
         return {spec.name: given[spec.name] for spec in OP.inputs if spec.name in given}
 
     def lowering(self) -> Lowering:
-        """The launches."""
+        """Lower the launch."""
         return self._lowered(self.inputs())[0]
 
     def attended(self) -> list[np.ndarray]:
-        """The result's bits [rows, Hq, Dv] of each sequence."""
+        """Return the result's bits [rows, Hq, Dv] of each sequence."""
         inputs = self.inputs()
         lowering, output = self._lowered(inputs)
         result = run_lowering(OP, lowering, inputs, {"attended": output})["attended"]
@@ -168,10 +170,10 @@ ABSORBED = Layer(latent=48, heads=(1, 5), rope=16)
     ],
     ids=["full", "full, more positions", "window", "narrow window", "absorbed", "three panels"],
 )
-def test_a_token_has_the_same_bits_alone_in_a_chain_in_a_tree_and_in_a_batch(
+def test_a_token_has_equal_bits_alone_in_a_chain_in_a_tree_and_in_a_batch(
     layer: Layer, positions: Sequence[int]
 ) -> None:
-    """With ancestors in scattered slots, however the context is cut."""
+    """Check ancestors in scattered slots, and every split of the context."""
     text, other = Text.drawn(165, layer, 1), Text.drawn(165, layer, 2)
     for position in positions:
         single = alone(text, position)
@@ -190,16 +192,16 @@ def test_a_token_has_the_same_bits_alone_in_a_chain_in_a_tree_and_in_a_batch(
                 "tree in a batch": Launch(layer, [alone(other, 7), tree, reverified(other, 33, 2)]),
                 "two words": Launch(layer, [wide_node(text, position)]),
             }
-        wanted = Launch(layer, [single]).attended()[0][-1]
+        expected = Launch(layer, [single]).attended()[0][-1]
         for name, launch in launches.items():
             sequence = next(i for i, s in enumerate(launch.sequences) if s.text is text)
             row = 4 if name == "two words" else 5 if "tree" in name else -1
             rows = launch.attended()[sequence]
-            np.testing.assert_array_equal(rows[row], wanted, err_msg=f"{name} at {position}")
+            np.testing.assert_array_equal(rows[row], expected, err_msg=f"{name} at {position}")
 
 
 def lists_of(sequences: Sequence[Branch[Text]], held: int) -> np.ndarray:
-    """Lists [T, 1, held] of all that each row sees."""
+    """Return lists [T, 1, held] of all tokens that each row attends to."""
     rows = [(s, row) for s in sequences for row in range(len(s.rows))]
     lists = np.full((len(rows), 1, held), -1, np.int32)
     for mine, (sequence, row) in zip(lists, rows, strict=True):
@@ -216,25 +218,25 @@ def lists_of(sequences: Sequence[Branch[Text]], held: int) -> np.ndarray:
     [Layer(), Layer(latent=416, heads=(1, 2), width=64)],
     ids=["small", "weights that wait with a list only"],
 )
-def test_lists_of_everything_give_the_bits_of_all_latents(layer: Layer) -> None:
-    """Alone and beside rows that attend to everything; narrower lists give others."""
+def test_lists_of_all_tokens_give_the_bits_of_full_attention(layer: Layer) -> None:
+    """Compare alone, and with rows that attend to everything; shorter lists give other results."""
     text, other = Text.drawn(165, layer, 1), Text.drawn(165, layer, 2)
     sequences = [node(text, 130, (164, 163, 0, 162)), reverified(other, 70, 2)]
     launch = Launch(layer, sequences, {"rows": 1})
-    wanted = np.concatenate(launch.attended())
+    expected = np.concatenate(launch.attended())
     lists = lists_of(sequences, 180)
     launches: tuple[Tactic, ...] = ({}, {"context_ctas": 1}, {"rows": 1})
     for tactic in launches:
-        found = replace(launch, selected=lists, tactic=tactic).attended()
-        np.testing.assert_array_equal(np.concatenate(found), wanted)
+        result = replace(launch, selected=lists, tactic=tactic).attended()
+        np.testing.assert_array_equal(np.concatenate(result), expected)
     narrow = lists.copy()
     narrow[:, :, 50:] = -1
     whole = np.arange(len(lists)) % 3 == 1
     narrow[whole] = -1
     narrow[whole, 0, 0] = WHOLE
     mixed = np.concatenate(replace(launch, selected=narrow).attended())
-    np.testing.assert_array_equal(mixed[whole], wanted[whole])
-    assert (mixed[~whole] != wanted[~whole]).any(axis=(1, 2)).all()
+    np.testing.assert_array_equal(mixed[whole], expected[whole])
+    assert (mixed[~whole] != expected[~whole]).any(axis=(1, 2)).all()
 
 
 @pytest.mark.parametrize(
@@ -246,9 +248,11 @@ def test_lists_of_everything_give_the_bits_of_all_latents(layer: Layer) -> None:
     ],
     ids=["small", "heads of 64", "a part of a panel, one of two heads"],
 )
-def test_keys_that_are_stored_are_those_that_every_few_rows_rebuild(layer: Layer) -> None:
-    """For re-verified rows, trees whose own tiles begin anywhere, a sequence of one row; and for
-    some of them only, where the others have lists."""
+def test_stored_keys_equal_rebuilt_keys(layer: Layer) -> None:
+    """Check re-verified rows, trees at any tile offset, and a sequence of one row.
+
+    Also store the keys of some rows only, while the others have lists.
+    """
     text, other, third = (Text.drawn(230, layer, seed) for seed in (1, 2, 3))
     sequences = [
         node(text, 130, (164, 163, 0, 162)), reverified(other, 70, 9), alone(text, 31),
@@ -258,25 +262,27 @@ def test_keys_that_are_stored_are_those_that_every_few_rows_rebuild(layer: Layer
     assert _entries(shared) == ["rebuild_keys", "attend_stored", "project_values"]
     apart = replace(shared, tactic={"mixers": 1})
     assert _entries(apart) == ["attend_latents", "project_values"]
-    wanted = np.concatenate(apart.attended())
+    expected = np.concatenate(apart.attended())
     for tactic in ({}, {"context_ctas": 1}, {"stages": 3}):
-        found = np.concatenate(replace(shared, tactic=tactic).attended())
-        np.testing.assert_array_equal(found, wanted)
+        result = np.concatenate(replace(shared, tactic=tactic).attended())
+        np.testing.assert_array_equal(result, expected)
     lists = np.concatenate([lists_of(sequences, 240)[:, :, :50], np.full((2, 1, 50), -1, np.int32)])
-    whole = np.arange(len(wanted)) % 5 == 3
-    lists[: len(wanted)][whole] = -1
-    lists[: len(wanted)][whole, 0, 0] = WHOLE
+    whole = np.arange(len(expected)) % 5 == 3
+    lists[: len(expected)][whole] = -1
+    lists[: len(expected)][whole, 0, 0] = WHOLE
     mixed = replace(shared, selected=lists)
     assert _entries(mixed)[:3] == ["rebuild_keys", "attend_stored", "attend_listed"]
-    found, beside = (
+    result, beside = (
         np.concatenate(replace(mixed, tactic=tactic).attended()) for tactic in ({}, {"mixers": 1})
     )
-    np.testing.assert_array_equal(found, beside)
-    np.testing.assert_array_equal(found[whole], wanted[whole])
+    np.testing.assert_array_equal(result, beside)
+    np.testing.assert_array_equal(result[whole], expected[whole])
 
 
 def _bushy(text: Text, start: int) -> Branch[Text]:
-    """Rows without a gap in their lineage beside rows with one, in pairs of each kind and mixed."""
+    """Return rows with a gap in their lineage and rows without one, in equal pairs and
+    mixed pairs.
+    """
     lineages = ((0,), (0, 1), (0, 1, 2), (0, 3), (0, 1, 4), (0, 3, 5), (0, 3, 5, 6))
     tokens = tuple(range(start + len(lineages)))
     return Branch(text, tokens, start, tuple(range(start, start + len(lineages))), lineages)
@@ -291,11 +297,11 @@ def _bushy(text: Text, start: int) -> Branch[Text]:
     ],
     ids=["one row fills a warpgroup", "narrow heads", "window"],
 )
-def test_rows_that_share_no_keys_rebuild_them(layer: Layer) -> None:
+def test_rows_without_shared_keys_rebuild_them(layer: Layer) -> None:
     launch = Launch(layer, [reverified(Text.drawn(70, layer, 1), 60, 9)])
     for tactic in ({}, {"mixers": 2}):
-        found = _entries(replace(launch, tactic=tactic))
-        assert found == ["attend_latents", "project_values"]
+        result = _entries(replace(launch, tactic=tactic))
+        assert result == ["attend_latents", "project_values"]
 
 
 def _entries(launch: Launch) -> list[str]:
@@ -303,21 +309,21 @@ def _entries(launch: Launch) -> list[str]:
 
 
 @pytest.mark.slow
-def test_a_token_with_a_list_has_the_same_bits_alone_and_in_a_tree() -> None:
-    """Its ancestors stand in scattered slots; the list names the same tokens."""
+def test_a_token_with_a_list_has_equal_bits_alone_and_in_a_tree() -> None:
+    """Its ancestors are in scattered slots; the list names the same tokens."""
     text = Text.drawn(165, Layer(), 3)
     alone_row, tree = alone(text, 130), node(text, 130, (164, 163, 0, 162))
-    kept = np.sort(np.random.default_rng(4).choice(126, 90, replace=False)).tolist()
-    found = []
+    early_tokens = np.sort(np.random.default_rng(4).choice(126, 90, replace=False)).tolist()
+    result = []
     for sequence, row in ((alone_row, 0), (tree, 5)):
         seen = lists_of([sequence], 200)[row, 0]
-        # The last tokens of the path, wherever they stand.
-        listed = [*kept, *seen[126:131]]
+        # The last tokens of the path, in either order of slots.
+        listed = [*early_tokens, *seen[126:131]]
         lists = np.full((len(sequence.rows), 1, 140), -1, np.int32)
         lists[:, 0, 0] = WHOLE
         lists[row, 0, : len(listed)] = listed
-        found.append(Launch(Layer(), [sequence], selected=lists).attended()[0][row])
-    np.testing.assert_array_equal(found[1], found[0])
+        result.append(Launch(Layer(), [sequence], selected=lists).attended()[0][row])
+    np.testing.assert_array_equal(result[1], result[0])
 
 
 @pytest.mark.parametrize(
@@ -329,8 +335,8 @@ def test_a_token_with_a_list_has_the_same_bits_alone_and_in_a_tree() -> None:
     ],
     ids=["rebuilt", "window", "absorbed"],
 )
-def test_a_prompt_in_chunks_is_the_prompt_decoded(layer: Layer) -> None:
-    """To rounding: prompts have rebuilt caches and their own kernels, or are not split."""
+def test_a_prompt_in_chunks_agrees_with_decoding(layer: Layer) -> None:
+    """The results agree up to rounding: a prompt has rebuilt keys, other kernels, and no splits."""
     text = Text.drawn(150, layer, 4)
 
     def chunk(begin: int, end: int, phase: Phase) -> np.ndarray:
@@ -353,7 +359,7 @@ def test_kernels_agree_with_the_reference(name: str, phase: Phase) -> None:
     drawn.check(run_lowering(OP, drawn.lowering(phase, SMALL_TARGET), inputs, outputs))
 
 
-def test_what_no_kernel_does_is_refused() -> None:
+def test_rejects_unsupported_requests() -> None:
     launch = Launch(Layer(), [alone(Text.drawn(4, Layer(), 6), 3)])
     tensors = {name: tensor_info(array) for name, array in launch.inputs().items()}
     tensors["attended"] = tensors["q"]

@@ -34,7 +34,7 @@ EPS = 1e-6
 
 @dataclass
 class World:
-    """Pools of two sequences, and what the last launch left to commit of each."""
+    """Pools of two sequences, and the rows that the last launch left to commit."""
 
     pools: dict[str, torch.Tensor]
     paths: list[list[int]]
@@ -88,24 +88,24 @@ def by_kernel(
     outputs = {"output": torch.empty(len(inputs["rows"]), VALUES, dtype=torch.bfloat16)}
     outputs |= {f"{name}_out": inputs[name] for name in POOLS}
     arrays = {name: bits(tensor) for name, tensor in inputs.items()}
-    made = {name: bits(tensor) for name, tensor in outputs.items()}
-    tensors = {name: tensor_info(array) for name, array in (arrays | made).items()}
+    results = {name: bits(tensor) for name, tensor in outputs.items()}
+    tensors = {name: tensor_info(array) for name, array in (arrays | results).items()}
     attributes = {"key_heads": KEY_HEADS, "eps": EPS, "stores": stores}
     assert OP.lower is not None
     request = LoweringRequest(tensors, attributes, "decode", SMALL_TARGET, tactic or {})
     lowering = OP.lower(request)
-    got = run(OP, lowering, arrays, made)
+    by_name = run(OP, lowering, arrays, results)
     return {
-        name: torch.from_numpy(got[name].view(np.int16)).view(torch.bfloat16)
+        name: torch.from_numpy(by_name[name].view(np.int16)).view(torch.bfloat16)
         if tensor.dtype == torch.bfloat16
-        else torch.from_numpy(got[name])
+        else torch.from_numpy(by_name[name])
         for name, tensor in outputs.items()
     }
 
 
 def by_reference(inputs: dict[str, torch.Tensor], stores: int) -> dict[str, torch.Tensor]:
-    made = reference(*inputs.values(), key_heads=KEY_HEADS, eps=EPS, stores=stores)
-    return dict(zip((spec.name for spec in OP.outputs), made, strict=True))
+    results = reference(*inputs.values(), key_heads=KEY_HEADS, eps=EPS, stores=stores)
+    return dict(zip((spec.name for spec in OP.outputs), results, strict=True))
 
 
 def launch(
@@ -115,8 +115,10 @@ def launch(
     *,
     stores: bool = False,
 ) -> list[torch.Tensor]:
-    """Runs (rows, parents, position) of each sequence; its outputs. Nothing is to be committed
-    after it until ``world.paths`` says so."""
+    """Run the (rows, parents, position) of each sequence and return the outputs.
+
+    Nothing is committed after this launch unless ``world.paths`` is set.
+    """
     counts = [len(rows) for rows, _, _ in trees]
     most = max(map(len, world.paths))
     path = np.full((BATCH, NODES), 7777, np.int32)
@@ -138,15 +140,15 @@ def launch(
         "replay_count": torch.tensor([len(p) for p in world.paths], dtype=torch.int32),
         **world.pools,
     }
-    made = compute(inputs, int(stores))
-    world.pools = {name: made[f"{name}_out"].clone() for name in POOLS}
+    results = compute(inputs, int(stores))
+    world.pools = {name: results[f"{name}_out"].clone() for name in POOLS}
     world.paths = [[], []]
-    return list(made["output"].split(counts))
+    return list(results["output"].split(counts))
 
 
-def equal(ours: torch.Tensor, theirs: torch.Tensor) -> None:
-    assert ours.dtype == theirs.dtype
-    np.testing.assert_array_equal(bits(ours), bits(theirs))
+def equal(actual: torch.Tensor, desired: torch.Tensor) -> None:
+    assert actual.dtype == desired.dtype
+    np.testing.assert_array_equal(bits(actual), bits(desired))
 
 
 def path_to(parents: Sequence[int], node: int) -> list[int]:
@@ -166,7 +168,7 @@ def parents_of(draw: st.DrawFn) -> list[int]:
 
 @st.composite
 def stories(draw: st.DrawFn) -> list[list[tuple[list[int], int]]]:
-    """Steps of both sequences: the parents of the nodes, and the accepted node."""
+    """Draw the steps of both sequences: the parents of the nodes, and the accepted node."""
     step = st.tuples(parents_of(), st.integers(0, NODES - 1))
     return [[draw(step), draw(step)] for _ in range(draw(st.integers(1, 3)))]
 
@@ -177,8 +179,7 @@ def check_story(
     seed: int,
     verify: Compute | None = None,
 ) -> None:
-    """AssertionError where a node's output, or that of a row after accepted nodes, or the state at
-    rest, has other bits than with launches of one row of one sequence."""
+    """Assert that outputs, and states after accepted rows, have the bits of launches of one row."""
     world, single = new_world(), new_world()
     prompts = [random_rows(seed + b, 1 + (seed + 2 * b) % 5) for b in range(BATCH)]
     launch(compute, world, [(p, chain(len(p)), 0) for p in prompts], stores=True)
@@ -195,19 +196,19 @@ def check_story(
             for node in path:
                 turn = [(rows[b][:0], [], 0)] * BATCH
                 turn[b] = (rows[b][node : node + 1], [-1], length[b])
-                kept = list(single.paths)
+                paths_before = list(single.paths)
                 (output,) = [o for o in launch(compute, single, turn) if len(o)]
                 equal(output[0], outputs[b][node])
-                single.paths = kept
+                single.paths = paths_before
                 single.paths[b] = [0]
                 length[b] += 1
         world.paths = paths
-    # A prompt of no effect would be a launch of its own: one more row commits both.
+    # An empty prompt would be a separate launch, so one more row commits both.
     last = [(random_rows(seed + 1000 + b, 1), [-1], length[b]) for b in range(BATCH)]
-    for ours, theirs in zip(
+    for actual, desired in zip(
         launch(compute, world, last), launch(compute, single, last), strict=True
     ):
-        equal(ours, theirs)
+        equal(actual, desired)
     equal(world.pools["state_pool"], single.pools["state_pool"])
     equal(world.pools["tail_pool"][:, :TAPS], single.pools["tail_pool"][:, :TAPS])
 
@@ -219,7 +220,7 @@ STORY = [[(chain(NODES), 2), ([-1, 0, 0, 1, 2, 2], 5)], [(chain(NODES), 0), (cha
 @given(stories(), st.integers(0, 10**6))
 @example(STORY, 1)
 @pytest.mark.skipif(not has_compiler(), reason="g++ is not installed")
-def test_the_kernel_keeps_the_bits_of_single_rows(
+def test_the_kernel_has_the_bits_of_single_rows(
     story: list[list[tuple[list[int], int]]], seed: int
 ) -> None:
     check_story(by_kernel, story, seed)
@@ -231,7 +232,7 @@ TACTICS: list[Tactic] = [{"warms": 1}, {"ctas": 2}, {"ctas": 2, "warms": 1}]
 @pytest.mark.parametrize("tactic", TACTICS, ids=["warms", "two CTAs", "both"])
 @pytest.mark.skipif(not has_compiler(), reason="g++ is not installed")
 def test_every_tactic_has_the_bits_of_the_default(tactic: Tactic) -> None:
-    """It verifies what the default computes row by row, and the next launch commits it."""
+    """A tactic verifies rows that the default computes one by one; the next launch commits them."""
     by_tactic = partial(by_kernel, tactic=tactic)
     for seed in range(3):
         check_story(by_kernel, STORY, seed, verify=by_tactic)
@@ -240,64 +241,67 @@ def test_every_tactic_has_the_bits_of_the_default(tactic: Tactic) -> None:
 
 @settings(max_examples=25, deadline=None)
 @given(stories(), st.integers(0, 10**6))
-def test_the_reference_keeps_the_bits_of_single_rows(
+def test_the_reference_has_the_bits_of_single_rows(
     story: list[list[tuple[list[int], int]]], seed: int
 ) -> None:
     check_story(by_reference, story, seed)
 
 
 def in_chunks(inputs: dict[str, torch.Tensor], stores: int) -> dict[str, torch.Tensor]:
-    """A verification of chains by the chunked form of transformers, as other engines do it."""
+    """Verify chains by the chunked form of transformers, as other engines do."""
     from transformers.models.qwen3_5 import modeling_qwen3_5 as qwen
 
     assert stores == 0
-    made = by_reference(inputs, 0)
+    results = by_reference(inputs, 0)
     for b in range(BATCH):
         first, last = inputs["row_start"][b : b + 2].tolist()
         slot = int(inputs["state_slot"][b])
         rows = inputs["rows"][first:last]
-        window = torch.cat([made["tail_pool_out"][slot, : TAPS - 1], rows[:, :CHANNELS]]).float()
+        window = torch.cat([results["tail_pool_out"][slot, : TAPS - 1], rows[:, :CHANNELS]]).float()
         weight = inputs["conv_weight"].float()
         mixed = F.silu(F.conv1d(window.T[None], weight, groups=CHANNELS)[0].T.bfloat16())
         q, k, v = mixed.split([KEYS, KEYS, VALUES], dim=1)
         q, k = (x.unflatten(1, (KEY_HEADS, -1)).repeat_interleave(VALUE_HEADS, 1) for x in (q, k))
         beta, decay = rows[:, CHANNELS + VALUES :].split(VALUE_HEADS, dim=1)
         g = inputs["decay_scale"] * F.softplus(decay.float() + inputs["dt_bias"])
-        found, _ = qwen.torch_chunk_gated_delta_rule(
+        verified, _ = qwen.torch_chunk_gated_delta_rule(
             *(x[None].bfloat16() for x in (q, k, v.unflatten(1, (VALUE_HEADS, -1)))),
             g=g[None], beta=beta.sigmoid()[None], output_final_state=False,
-            initial_state=made["state_pool_out"][slot][None], use_qk_l2norm_in_kernel=True,
+            initial_state=results["state_pool_out"][slot][None], use_qk_l2norm_in_kernel=True,
         )  # fmt: skip
         norm = qwen.Qwen3_5RMSNormGated(WIDTH, eps=EPS).bfloat16()
         norm.weight.data = inputs["norm"]
         gate = rows[:, CHANNELS : CHANNELS + VALUES].unflatten(1, (VALUE_HEADS, -1))
         with torch.no_grad():
-            made["output"][first:last] = norm(found[0], gate).flatten(1)
-    return made
+            results["output"][first:last] = norm(verified[0], gate).flatten(1)
+    return results
 
 
-def test_a_verification_in_chunks_has_other_bits() -> None:
-    """Nobody may bring it back: it would verify other tokens than single rows give."""
+def test_chunked_verification_has_other_bits() -> None:
+    """The chunked form cannot verify drafts: it would accept other tokens than single rows give."""
     chains = [[(chain(NODES), 3), (chain(NODES), 5)]] * 3
     check_story(by_reference, chains, 3)
     with pytest.raises(AssertionError, match="Arrays are not equal"):
-        for seed in range(40):  # few of the outputs, which are rounded to bf16, differ
+        for seed in range(40):  # Few outputs differ, since they are rounded to bf16.
             check_story(by_reference, chains, seed, verify=in_chunks)
-    # It is the same function all the same.
+    # Both compute the same function.
     world, start = new_world(), new_world()
     prompts = [(random_rows(b, 4), chain(4), 0) for b in range(BATCH)]
     launch(by_reference, start, prompts, stores=True)
     world = start.copy()
     verified = [(random_rows(7 + b, NODES), chain(NODES), 4) for b in range(BATCH)]
-    for ours, theirs in zip(
+    for actual, desired in zip(
         launch(by_reference, start, verified), launch(in_chunks, world, verified), strict=True
     ):
-        torch.testing.assert_close(ours, theirs, atol=2e-2, rtol=2e-2)
+        torch.testing.assert_close(actual, desired, atol=2e-2, rtol=2e-2)
 
 
 @pytest.mark.parametrize("accepted", [0, 2, NODES - 1])
-def test_the_reference_is_gated_delta_and_its_norm(accepted: int) -> None:
-    """A prompt, the accepted rows of a step and another row; GatedDelta has transformers' test."""
+def test_the_reference_equals_gated_delta_and_its_norm(accepted: int) -> None:
+    """Run a prompt, the accepted rows of a step, and one more row.
+
+    GatedDelta is tested separately.
+    """
     world, rows = new_world(), random_rows(3, 4 + NODES + 1)
     none: tuple[torch.Tensor, list[int], int] = (rows[:0], [], 0)
     outputs = launch(by_reference, world, [(rows[:4], chain(4), 0), none], stores=True)[0]
@@ -306,13 +310,13 @@ def test_the_reference_is_gated_delta_and_its_norm(accepted: int) -> None:
     last = launch(by_reference, world, [(rows[-1:], [-1], 5 + accepted), none])[0]
     outputs = torch.cat([outputs, verified[: accepted + 1], last])
 
-    taken = torch.cat([rows[: 5 + accepted], rows[-1:]])
-    joined = torch.cat([taken[:, :CHANNELS], taken[:, CHANNELS + VALUES :]], dim=1)
+    accepted_rows = torch.cat([rows[: 5 + accepted], rows[-1:]])
+    joined = torch.cat([accepted_rows[:, :CHANNELS], accepted_rows[:, CHANNELS + VALUES :]], dim=1)
     empty = torch.zeros(1, dtype=torch.int32)
     mixed, _, _ = gated_delta(
         joined,
         *(WEIGHTS[name] for name in ("conv_weight", "decay_scale", "dt_bias")),
-        torch.from_numpy(padded_paths([range(len(taken))])),
+        torch.from_numpy(padded_paths([range(len(accepted_rows))])),
         empty,
         empty,
         torch.zeros(1, TAPS - 1, CHANNELS, dtype=torch.bfloat16),
@@ -321,13 +325,13 @@ def test_the_reference_is_gated_delta_and_its_norm(accepted: int) -> None:
     )
     wide = mixed.float()
     normed = (wide * (wide.square().mean(-1, keepdim=True) + EPS).rsqrt()).bfloat16()
-    gate = F.silu(taken[:, CHANNELS : CHANNELS + VALUES].float())
+    gate = F.silu(accepted_rows[:, CHANNELS : CHANNELS + VALUES].float())
     wanted = ((normed * WEIGHTS["norm"]).flatten(1).float() * gate).bfloat16()
     torch.testing.assert_close(outputs, wanted, atol=1e-2, rtol=1e-2)
 
 
 @pytest.mark.skipif(not has_compiler(), reason="g++ is not installed")
-def test_tune_draws_launches_on_which_tactics_agree() -> None:
+def test_tactics_agree_on_the_launches_that_tune_draws() -> None:
     shapes = {
         "rows": (2 * NODES, ROW_WIDTH),
         **{name: tuple(weight.shape) for name, weight in WEIGHTS.items()},
@@ -350,13 +354,13 @@ def test_tune_draws_launches_on_which_tactics_agree() -> None:
     results = {f"{name}_out": arrays[name] for name in POOLS}
     results["output"] = np.zeros(shapes["output"], np.uint16)
     assert OP.lower is not None and OP.tactics is not None
-    found = [
+    of_tactic = [
         run_lowering(OP, OP.lower(replace(request, tactic=tactic)), arrays, results)
         for tactic in OP.tactics(request)
     ]
-    assert len(found) == 1 + len(TACTICS)
-    for others in found[1:]:
-        for name, array in found[0].items():
+    assert len(of_tactic) == 1 + len(TACTICS)
+    for others in of_tactic[1:]:
+        for name, array in of_tactic[0].items():
             np.testing.assert_array_equal(others[name], array)
-    written = found[0]["output"].astype(np.uint32) << 16
+    written = of_tactic[0]["output"].astype(np.uint32) << 16
     assert np.isfinite(written.view(np.float32)).all()

@@ -1,7 +1,7 @@
 """MlaAttention against path replay: each row expands the latents of its literal token path.
 
-The replay materialises every key and value, turns keys as complex numbers by their place in the
-path, and takes a dense softmax in float64: nothing is absorbed, masked or looked up by slot.
+The replay materializes every key and value, and rotates keys as complex numbers by their index in
+the path. It computes a dense softmax in float64, without absorption, masks or slots.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ def by_padded_body(launch: LatentLaunch, arrays: Arrays) -> np.ndarray:
 each_form = pytest.mark.parametrize("attend", [by_reference, by_body, by_padded_body])
 
 
-def turned(key: np.ndarray, position: int) -> np.ndarray:
-    """The half-split rotation of one head's key, as a product of complex numbers."""
+def rotated(key: np.ndarray, position: int) -> np.ndarray:
+    """Return a head's key after the half-split rotation, as a product of complex numbers."""
     half = len(key) // 2
     angle = position * 50.0 ** (-2 * np.arange(half) / len(key))
     pair = (key[:half] + 1j * key[half:]) * np.exp(1j * angle)
@@ -64,7 +64,7 @@ def replayed(latent: LatentLaunch, arrays: Arrays) -> np.ndarray:
     for row, (sequence, branch, slot, lineage) in enumerate(launch.rows()):
         slots = list(range(min(slot + 1, branch.tree_start)))
         slots += [branch.tree_start + node for node in lineage]
-        places = list(range(len(slots)))  # a token's position is its place in the path
+        places = list(range(len(slots)))  # A token's position is its index in the path.
         if begins is not None:
             committed = [begins[sequence, s // size] + s % size for s in range(branch.slots)]
             root = committed[branch.tree_start] if lineage else 0
@@ -84,7 +84,7 @@ def replayed(latent: LatentLaunch, arrays: Arrays) -> np.ndarray:
                 of = head // latent.group
                 bias = 0.0 if b_k is None else b_k[of]
                 keys = [
-                    turned(c @ w_k[:, of] + bias, place)
+                    rotated(c @ w_k[:, of] + bias, place)
                     for c, (place, _) in zip(cached, path, strict=True)
                 ]
             of = head // (q.shape[1] // w_v.shape[1])
@@ -126,25 +126,25 @@ def launches(draw: st.DrawFn) -> LatentLaunch:
 
 @settings(max_examples=25, deadline=None)
 @given(launches(), st.integers(0, 2**32 - 1))
-def test_reference_is_path_replay(launch: LatentLaunch, seed: int) -> None:
+def test_reference_equals_path_replay(launch: LatentLaunch, seed: int) -> None:
     arrays = launch.arrays(np.random.default_rng(seed))
-    wanted = replayed(launch, arrays)
-    np.testing.assert_allclose(by_reference(launch, arrays), wanted, atol=1e-5, rtol=1e-4)
+    expected = replayed(launch, arrays)
+    np.testing.assert_allclose(by_reference(launch, arrays), expected, atol=1e-5, rtol=1e-4)
 
 
 @settings(max_examples=15, deadline=None)
 @given(launches(), st.integers(0, 2**32 - 1))
-def test_body_is_path_replay(launch: LatentLaunch, seed: int) -> None:
+def test_body_equals_path_replay(launch: LatentLaunch, seed: int) -> None:
     arrays = launch.arrays(np.random.default_rng(seed))
-    wanted = replayed(launch, arrays)
-    np.testing.assert_allclose(by_body(launch, arrays), wanted, atol=1e-5, rtol=1e-4)
+    expected = replayed(launch, arrays)
+    np.testing.assert_allclose(by_body(launch, arrays), expected, atol=1e-5, rtol=1e-4)
 
 
 MANY_ROWS = latent_launch([Branch(9, 0, BUSHY), Branch(0, 6), Branch(4, 2, chain_of(3))])
 
 
 @each_form
-def test_the_value_bias_counts_as_much_as_the_keys_do(attend: Attend) -> None:
+def test_the_value_bias_has_the_weight_of_the_visible_keys(attend: Attend) -> None:
     """With equal scores, n visible tokens and a sink s, a bias of 1 gives n / (n + e^s)."""
     arrays = list(MANY_ROWS.arrays(np.random.default_rng(1)))
     used = len(MANY_ROWS.launch.rows())
@@ -154,25 +154,25 @@ def test_the_value_bias_counts_as_much_as_the_keys_do(attend: Attend) -> None:
     rows = MANY_ROWS.launch.rows()
     for totals, (_, branch, slot, lineage) in zip(attend(MANY_ROWS, arrays), rows, strict=True):
         seen = min(slot + 1, branch.tree_start) + len(lineage)
-        wanted = np.broadcast_to((seen / (seen + sink))[:, None], totals.shape)
-        np.testing.assert_allclose(totals, wanted, rtol=1e-5)
+        expected = np.broadcast_to((seen / (seen + sink))[:, None], totals.shape)
+        np.testing.assert_allclose(totals, expected, rtol=1e-5)
 
 
 @each_form
-def test_siblings_of_a_tree_are_turned_alike(attend: Attend) -> None:
-    """Two nodes of one depth with one latent and one query see the same, whatever their slots."""
+def test_siblings_of_a_tree_have_equal_rotations(attend: Attend) -> None:
+    """Two nodes of one depth with equal latents and queries have equal results in any slots."""
     launch = latent_launch([Branch(10, 0, (-1, 0, 0, 0))], page_size=16, padding_rows=0)
     arrays = list(launch.arrays(np.random.default_rng(2)))
     page = int(arrays[8][0, 0, 0])
     arrays[1][page, 0, 12:14] = arrays[1][page, 0, 11]
     arrays[0][2:4] = arrays[0][1]
-    found = attend(launch, arrays)
-    np.testing.assert_allclose(found[2:4], np.stack([found[1]] * 2), atol=1e-6, rtol=1e-6)
+    result = attend(launch, arrays)
+    np.testing.assert_allclose(result[2:4], np.stack([result[1]] * 2), atol=1e-6, rtol=1e-6)
 
 
 @each_form
-def test_a_sequence_does_not_turn_its_neighbours_keys(attend: Attend) -> None:
-    """A deep tree beside a bushy one: padding a sequence with the other's rows must not count."""
+def test_a_sequence_does_not_rotate_keys_of_another(attend: Attend) -> None:
+    """Put a deep tree next to a wide one: a sequence is padded with rows of the other."""
     alone = latent_launch([Branch(9, 0, (-1, -1, -1))], page_size=16, padding_rows=0)
     arrays = alone.arrays(np.random.default_rng(3))
     other = latent_launch([Branch(4, 0, chain_of(5))], page_size=16, padding_rows=0)

@@ -41,7 +41,7 @@ def by_reference(
 
 @pytest.mark.parametrize("run", [by_reference, portable, moe_dense, moe_contrib])
 @pytest.mark.parametrize(("rows", "top_k", "x_scale"), [(1, 2, 1.0), (9, 3, 1.0), (5, 5, 30.0)])
-def test_equals_transformers(run: Run, rows: int, top_k: int, x_scale: float) -> None:
+def test_equals_gpt_oss_in_transformers(run: Run, rows: int, top_k: int, x_scale: float) -> None:
     torch.manual_seed(rows)
     config = GptOssConfig(
         hidden_size=48, intermediate_size=32, num_local_experts=5, num_experts_per_tok=top_k
@@ -52,7 +52,7 @@ def test_equals_transformers(run: Run, rows: int, top_k: int, x_scale: float) ->
             parameter.normal_(std=0.3)
         x = torch.randn(rows, 48) * x_scale
         logits, weights, chosen = router(x)
-        wanted = experts(x, chosen, weights).numpy()
+        expected = experts(x, chosen, weights).numpy()
     bf = {name: p.detach().numpy() for name, p in experts.named_parameters()}
     arrays = [
         x.numpy(),
@@ -65,8 +65,8 @@ def test_equals_transformers(run: Run, rows: int, top_k: int, x_scale: float) ->
         bf["down_proj_bias"],
         None,
     ]
-    got = run(OP, arrays, {"top_k": top_k})[0]
-    np.testing.assert_allclose(got, wanted, atol=1e-4 * x_scale, rtol=1e-5)
+    result = run(OP, arrays, {"top_k": top_k})[0]
+    np.testing.assert_allclose(result, expected, atol=1e-4 * x_scale, rtol=1e-5)
 
 
 @pytest.mark.parametrize("run", [by_reference, portable, moe_dense, moe_contrib])
@@ -89,7 +89,7 @@ def test_equals_deepseek_in_transformers(
         router.e_score_correction_bias.normal_()
         x = torch.randn(21, 48)
         logits, weights, chosen = router(x)
-        wanted = experts(x, chosen, weights).numpy()
+        expected = experts(x, chosen, weights).numpy()
         gate, up = experts.gate_up_proj.chunk(2, dim=1)
         gate_up = torch.stack([gate, up], dim=2).flatten(1, 2).transpose(1, 2)
         down = experts.down_proj.transpose(1, 2)
@@ -103,7 +103,7 @@ def test_equals_deepseek_in_transformers(
         "scaling": 2.5,
     }
     given = [None if a is None else a.detach().contiguous().numpy() for a in arrays]
-    np.testing.assert_allclose(run(OP, given, attributes)[0], wanted, atol=2e-5, rtol=1e-5)
+    np.testing.assert_allclose(run(OP, given, attributes)[0], expected, atol=2e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("run", [by_reference, portable, moe_dense, moe_contrib])
@@ -123,7 +123,7 @@ def test_equals_deepseek_v2_in_transformers(
             parameter.normal_(std=0.3)
         x = torch.randn(21, 48)
         logits, weights, chosen = router(x)
-        wanted = experts(x, chosen, weights).numpy()
+        expected = experts(x, chosen, weights).numpy()
         gate, up = experts.gate_up_proj.chunk(2, dim=1)
         gate_up = torch.stack([gate, up], dim=2).flatten(1, 2).transpose(1, 2)
         down = experts.down_proj.transpose(1, 2)
@@ -138,21 +138,21 @@ def test_equals_deepseek_v2_in_transformers(
         "scaling": 16.0,
     }
     given = [None if a is None else a.detach().contiguous().numpy() for a in arrays]
-    np.testing.assert_allclose(run(OP, given, attributes)[0], wanted, atol=1e-4, rtol=1e-5)
+    np.testing.assert_allclose(run(OP, given, attributes)[0], expected, atol=1e-4, rtol=1e-5)
 
 
-def test_an_unknown_score_of_groups() -> None:
+def test_rejects_an_unknown_group_score() -> None:
     with pytest.raises(ValueError, match="unknown group_score 'mean'"):
         route(torch.zeros(1, 4), 1, "sigmoid", groups=2, groups_chosen=1, group_score="mean")
 
 
-def test_mxfp4_is_read_nibble_by_nibble() -> None:
+def test_mxfp4_weights_equal_a_loop_over_nibbles() -> None:
     rng = np.random.default_rng(0)
     blocks = rng.integers(0, 256, (2, 3, 2, 16)).astype(np.uint8)
     scales = rng.integers(100, 140, (2, 3, 2)).astype(np.uint8)
-    got = expert_weight(torch.from_numpy(blocks), torch.from_numpy(scales))
+    result = expert_weight(torch.from_numpy(blocks), torch.from_numpy(scales))
     magnitudes = [0, 0.5, 1, 1.5, 2, 3, 4, 6]
-    assert got.shape == (2, 64, 3)
+    assert result.shape == (2, 64, 3)
     for expert in range(2):
         for column in range(3):
             for element in range(64):
@@ -160,11 +160,11 @@ def test_mxfp4_is_read_nibble_by_nibble() -> None:
                 byte = int(blocks[expert, column, block, place // 2])
                 nibble = byte >> 4 if place % 2 else byte & 15
                 value = magnitudes[nibble % 8] * (-1) ** (nibble // 8)
-                wanted = math.ldexp(value, int(scales[expert, column, block]) - 127)
-                assert got[expert, element, column] == wanted
+                expected = math.ldexp(value, int(scales[expert, column, block]) - 127)
+                assert result[expert, element, column] == expected
 
 
-def test_ties_in_the_router_go_to_the_lower_expert() -> None:
+def test_a_router_tie_selects_the_lower_expert() -> None:
     weights = route(
         torch.tensor([[1.0, 2.0, 1.0, 1.0], [0.0, 0.0, 0.0, 0.0]]), 2, "softmax_selected"
     )
@@ -172,7 +172,7 @@ def test_ties_in_the_router_go_to_the_lower_expert() -> None:
 
 
 @pytest.mark.parametrize("gating", ["softmax_selected", "softmax_topk", "sigmoid_norm"])
-def test_gating_by_hand(gating: str) -> None:
+def test_gating_equals_its_formula(gating: str) -> None:
     row = [0.4, -1.2, 2.2, 0.9]
     chosen = [2, 3]
     raw = {
@@ -181,24 +181,26 @@ def test_gating_by_hand(gating: str) -> None:
         "softmax_topk": [math.exp(row[e]) for e in chosen],
     }[gating]
     total = sum(map(math.exp, row)) if gating == "softmax_topk" else sum(raw)
-    wanted = [0.0, 0.0, raw[0] / total, raw[1] / total]
-    assert route(torch.tensor([row]), 2, gating)[0].tolist() == pytest.approx(wanted)
+    expected = [0.0, 0.0, raw[0] / total, raw[1] / total]
+    assert route(torch.tensor([row]), 2, gating)[0].tolist() == pytest.approx(expected)
 
 
 @given(data=st.data(), group_score=st.sampled_from(["sum_of_two", "max"]))
 @settings(max_examples=60, deadline=None)
-def test_groups_by_hand(data: st.DataObject, group_score: str) -> None:
-    """Scores on a coarse grid, so that groups and experts tie: the lower one is taken."""
+def test_group_selection_equals_a_loop(data: st.DataObject, group_score: str) -> None:
+    """Draw scores from a coarse grid, so that groups and experts tie: the lower index is
+    selected.
+    """
     groups = data.draw(st.integers(1, 4), "groups")
     size = data.draw(st.integers(2, 4), "experts of a group")
-    kept = data.draw(st.integers(1, groups), "groups chosen")
-    top_k = data.draw(st.integers(1, kept * size), "top k")
+    num_chosen = data.draw(st.integers(1, groups), "groups chosen")
+    top_k = data.draw(st.integers(1, num_chosen * size), "top k")
     grid = st.lists(st.sampled_from([-2.0, 0.0, 0.5, 1.5]), min_size=size, max_size=size)
     row = [value for _ in range(groups) for value in data.draw(grid, "logits")]
     bias = [value for _ in range(groups) for value in data.draw(grid, "bias")]
     weights = route(
         torch.tensor([row]), top_k, "sigmoid", torch.tensor(bias),
-        groups=groups, groups_chosen=kept, group_score=group_score, scaling=2.0,
+        groups=groups, groups_chosen=num_chosen, group_score=group_score, scaling=2.0,
     )[0].tolist()  # fmt: skip
     sigmoid = torch.tensor(row).sigmoid().tolist()
     score = (torch.tensor(row).sigmoid() + torch.tensor(bias)).tolist()
@@ -208,14 +210,14 @@ def test_groups_by_hand(data: st.DataObject, group_score: str) -> None:
         float(torch.tensor(sorted(score[e] for e in members)[-summed:]).flip(0).sum())
         for members in of_group
     ]
-    best = sorted(range(groups), key=lambda group: (-sums[group], group))[:kept]
+    best = sorted(range(groups), key=lambda group: (-sums[group], group))[:num_chosen]
     open_ = sorted(e for group in best for e in of_group[group])
     chosen = sorted(open_, key=lambda e: (-score[e], e))[:top_k]
-    wanted = [2 * sigmoid[e] if e in chosen else 0.0 for e in range(len(row))]
-    assert weights == pytest.approx(wanted)
+    expected = [2 * sigmoid[e] if e in chosen else 0.0 for e in range(len(row))]
+    assert weights == pytest.approx(expected)
 
 
-def test_wide_layers_leave_unchosen_experts_out() -> None:
+def test_wide_layers_skip_unselected_experts() -> None:
     assert cpu_form(8, 32) == "dense"
     assert cpu_form(8, 64) == "dense"
     assert cpu_form(8, 128) == "contrib"

@@ -1,4 +1,4 @@
-"""Which multiprocessors launches take, and what they leave to the launches around them."""
+"""The number of multiprocessors of a launch, and how many it leaves to concurrent launches."""
 
 from __future__ import annotations
 
@@ -22,35 +22,37 @@ from specbuild.runtime.executors.cuda.shared_memory import shared_carveout
 HOPPER = Target()
 
 
-@given(block=st.integers(16, 512).map(lambda kib: kib << 10), wanted=st.integers(0, 512 << 10))
-def test_a_cta_is_alone_where_two_do_not_fit(block: int, wanted: int) -> None:
+@given(block=st.integers(16, 512).map(lambda kib: kib << 10), requested=st.integers(0, 512 << 10))
+def test_a_cta_is_alone_if_two_do_not_fit(block: int, requested: int) -> None:
     target = Target(shared_bytes_per_block=block)
     alone = target.exclusive_shared_bytes
-    # A multiprocessor has what one CTA may have, and what the hardware takes for that one.
+    # A multiprocessor has the shared memory of one CTA plus the bytes that the hardware reserves.
     assert 2 * (alone + RESERVED_BYTES) > block + RESERVED_BYTES
     assert not target.fits_twice(alone) and target.fits_twice(alone - 256)
     assert alone % 256 == 0 and alone <= block
-    assert target.fits_twice(wanted) == (wanted + RESERVED_BYTES <= (block + RESERVED_BYTES) // 2)
+    assert target.fits_twice(requested) == (
+        requested + RESERVED_BYTES <= (block + RESERVED_BYTES) // 2
+    )
 
 
 def launched(op: str, request: LoweringRequest, target: Target = HOPPER) -> OpLaunch:
-    """The last launch of a decoding op."""
+    """Return the last launch of a decoding op."""
     lower = op_named(op).lower
     assert lower is not None
     return lower(replace(request, phase="decode", target=target)).launches[-1]
 
 
-@pytest.mark.parametrize(("multiprocessors", "taken"), [(132, 124), (114, 107), (32, 30), (3, 3)])
+@pytest.mark.parametrize(("multiprocessors", "ctas"), [(132, 124), (114, 107), (32, 30), (3, 3)])
 @pytest.mark.parametrize("rows", [1, 4, 8])
 def test_few_rows_leave_multiprocessors_to_small_launches(
-    rows: int, multiprocessors: int, taken: int
+    rows: int, multiprocessors: int, ctas: int
 ) -> None:
     target = Target(multiprocessors=multiprocessors)
-    assert launched("Linear", projection(rows, 4096), target).grid[0] == taken
+    assert launched("Linear", projection(rows, 4096), target).grid[0] == ctas
 
 
 @pytest.mark.parametrize("multiprocessors", range(1, 265, 7))
-def test_what_is_left_free_gives_no_cta_more_to_do(multiprocessors: int) -> None:
+def test_idle_multiprocessors_add_no_work_to_a_cta(multiprocessors: int) -> None:
     for op, request in (("Linear", projection(1, 4096)), ("RmsQkvRope", qkv(1))):
         launch = launched(op, request, Target(multiprocessors=multiprocessors))
         constants = dict(launch.kernel.constants)
@@ -61,7 +63,7 @@ def test_what_is_left_free_gives_no_cta_more_to_do(multiprocessors: int) -> None
 
 @pytest.mark.parametrize("experts", [32, 128])
 @pytest.mark.parametrize("rows", [1, 4, 8])
-def test_what_o_leaves_free_is_enough_for_the_router(rows: int, experts: int) -> None:
+def test_the_output_projection_leaves_enough_for_the_router(rows: int, experts: int) -> None:
     lower = op_named("RmsMoe").lower
     assert lower is not None
     request = replace(experts_request(rows, experts), phase="decode")
@@ -72,34 +74,34 @@ def test_what_o_leaves_free_is_enough_for_the_router(rows: int, experts: int) ->
     assert int(dict(router.kernel.constants)["ROUTER_EXPERTS"]) * router.grid[0] == experts
 
 
-def test_so_does_qkv() -> None:
+def test_the_qkv_projection_leaves_multiprocessors_to_others() -> None:
     assert launched("RmsQkvRope", qkv(8)).grid[0] == 128
     assert launched("RmsQkvRope", qkv(9)).grid[0] == 132
 
 
-@pytest.mark.parametrize(("rows", "taken"), [(1, 124), (8, 124), (9, 132)])
-def test_more_rows_take_every_multiprocessor(rows: int, taken: int) -> None:
-    """Whatever the weights are: bf16, or codes."""
+@pytest.mark.parametrize(("rows", "ctas"), [(1, 124), (8, 124), (9, 132)])
+def test_more_than_8_rows_use_every_multiprocessor(rows: int, ctas: int) -> None:
+    """The result is the same for bf16 and quantized weights."""
     plain = projection(rows, 4096)
     codes = {**plain.tensors, "weight": TensorInfo((180, 64, 544), "uint8")}
-    assert launched("Linear", plain).grid[0] == taken
-    assert launched("Linear", replace(plain, tensors=codes)).grid[0] == taken
+    assert launched("Linear", plain).grid[0] == ctas
+    assert launched("Linear", replace(plain, tensors=codes)).grid[0] == ctas
 
 
 @pytest.mark.parametrize(
-    ("sequences", "rows", "held", "ctas"),
+    ("sequences", "rows", "list_width", "ctas"),
     [
         (1, 1, 0, 128), (1, 4, 0, 128), (2, 1, 0, 256), (2, 4, 0, 256),
         (1, 1, 2048, 128), (1, 4, 2048, 256), (2, 1, 2048, 256), (2, 4, 2048, 256),
     ],
 )  # fmt: skip
-def test_ctas_of_attention_have_a_multiprocessor_each_where_they_can(
-    sequences: int, rows: int, held: int, ctas: int
+def test_attention_has_one_cta_a_multiprocessor_if_possible(
+    sequences: int, rows: int, list_width: int, ctas: int
 ) -> None:
-    """Two on one would leave another without work; where there are more, two share it."""
+    """Two CTAs on one multiprocessor would leave another idle, unless there are more CTAs."""
     request = replace(attention(sequences, rows, pages=512), tactic={"split_teams": 0})
-    if held:
-        lists = TensorInfo((sequences * rows, 1, held), "int32")
+    if list_width:
+        lists = TensorInfo((sequences * rows, 1, list_width), "int32")
         request = replace(request, tensors={**request.tensors, "selected": lists})
     launch = launched("PagedTreeAttention", request)
     needed = int(dict(launch.kernel.constants)["SHARED_BYTES"])
@@ -113,16 +115,16 @@ def test_ctas_of_attention_have_a_multiprocessor_each_where_they_can(
 @pytest.mark.parametrize(
     ("shared_bytes", "registers", "threads", "carveout"),
     [
-        (65537, 32, 64, 100),  # stages its weights
-        (65536, 126, 512, 0),  # has all registers of an SM
-        (52480, 65, 512, 0),  # 72 are taken: 36864 of 65536
-        (65536, 64, 512, -1),  # two fit
+        (65537, 32, 64, 100),  # stages its weights in shared memory
+        (65536, 126, 512, 0),  # uses all registers of a multiprocessor
+        (52480, 65, 512, 0),  # allocates 72 registers a thread: 36864 of 65536
+        (65536, 64, 512, -1),  # two CTAs fit
         (0, 128, 480, 0),
         (0, 40, 1024, 0),
         (0, 18, 256, -1),
     ],
 )
-def test_how_a_multiprocessor_divides_its_memory(
+def test_shared_memory_carveout(
     shared_bytes: int, registers: int, threads: int, carveout: int
 ) -> None:
     assert shared_carveout(shared_bytes, registers, threads) == carveout

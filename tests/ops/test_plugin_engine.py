@@ -1,4 +1,4 @@
-"""A whole tensorrt engine with its own kernels, in the emulator; only TensorRT is left out."""
+"""A complete TensorRT engine with its own kernels, in the emulator, without TensorRT."""
 
 from __future__ import annotations
 
@@ -34,7 +34,10 @@ TREE = DraftShape(2, 2, 3)
 
 @dataclass
 class EmulatedHost(HostGpu):
-    """The host's memory, and kernels in the emulator; a cubin stands for a kernel by its number."""
+    """Host memory as a GPU, with kernels in the emulator.
+
+    A cubin identifies a kernel by its number.
+    """
 
     kernels: tuple[Kernel, ...] = ()
     shared: dict[Kernel, int] = field(default_factory=dict)
@@ -64,7 +67,7 @@ class EmulatedHost(HostGpu):
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> BuiltPlugins:
-    """Two of four layers cache latents."""
+    """Build an engine, two of whose four layers cache latents."""
     folder = tmp_path_factory.mktemp("plugins")
     write_target(folder / "target")
     write_latents(folder / "target", {1: 20, 2: 12})
@@ -77,13 +80,15 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> BuiltPlugins:
 
 
 def emulated(built: BuiltPlugins) -> TensorRtExecutor:
-    """The executor over walked graphs and replayed roles, its weights in host memory."""
+    """Return the executor over interpreted graphs and replayed roles, with weights in host
+    memory.
+    """
     gpu = EmulatedHost(kernels=built.kernels)
     weights = {}
     for name, recipe in built.engine.weights.items():
         data = recipe.checked().contiguous().flatten().view(torch.uint8).numpy()
         weights[name] = gpu.allocate(data.nbytes + 512)
-        gpu.held[weights[name]][: data.nbytes] = data
+        gpu.buffers[weights[name]][: data.nbytes] = data
 
     def open_session(name: str) -> RoleSession:
         role = built.manifest.roles[name]
@@ -95,26 +100,31 @@ def emulated(built: BuiltPlugins) -> TensorRtExecutor:
     return TensorRtExecutor(gpu, built.manifest, open_session, weights)
 
 
-def ids(
+def generated(
     built: BuiltPlugins, executor: TensorRtExecutor, shape: DraftShape | None
 ) -> list[tuple[tuple[int, ...], tuple[float, ...]]]:
-    """Tokens and log-probabilities of every prompt."""
+    """Return the tokens and log-probabilities of every prompt."""
     prompts = [Prompt(str(i), prompt_ids=p) for i, p in enumerate(PROMPTS)]
     params = GenerateParams(max_new_tokens=6, ignore_eos=True)
     events = Engine(built.manifest, executor).generate(prompts, params, speculation=shape)
-    found = {e.request: e.record for e in events if isinstance(e, FinishEvent)}
-    return [(found[i].output_ids, found[i].logprobs) for i in range(len(PROMPTS))]
+    records = {e.request: e.record for e in events if isinstance(e, FinishEvent)}
+    return [(records[i].output_ids, records[i].logprobs) for i in range(len(PROMPTS))]
 
 
 def test_drafts_change_no_bit(built: BuiltPlugins) -> None:
-    plain = ids(built, emulated(built), None)
-    assert ids(built, emulated(built), DraftShape(1, 2, 2)) == plain
-    assert ids(built, emulated(built), TREE) == plain
+    plain = generated(built, emulated(built), None)
+    assert generated(built, emulated(built), DraftShape(1, 2, 2)) == plain
+    assert generated(built, emulated(built), TREE) == plain
     by_references, _, _ = executor_of(built)
-    wanted = ids(built, by_references, None)
-    for (got, got_logprobs), (expected, logprobs) in zip(plain, wanted, strict=True):
-        # References round otherwise: where two tokens are as likely, the sequences part.
-        parted = [i for i, pair in enumerate(zip(got, expected, strict=True)) if len({*pair}) > 1]
-        alike = slice(parted[0] + 1 if parted else None)
+    by_reference = generated(built, by_references, None)
+    for (tokens, got_logprobs), (expected, logprobs) in zip(plain, by_reference, strict=True):
+        # The reference rounds differently: sequences may differ after two tokens of equal
+        # probability.
+        differences = [
+            i for i, pair in enumerate(zip(tokens, expected, strict=True)) if len({*pair}) > 1
+        ]
+        alike = slice(differences[0] + 1 if differences else None)
         np.testing.assert_allclose(got_logprobs[alike], logprobs[alike], atol=0.05)
-    assert any(got == expected for (got, _), (expected, _) in zip(plain, wanted, strict=True))
+    assert any(
+        tokens == expected for (tokens, _), (expected, _) in zip(plain, by_reference, strict=True)
+    )

@@ -1,4 +1,4 @@
-"""The prefill GEMMs: the form of their panels, the sort by expert, and what a row depends on."""
+"""The prefill GEMMs: the layout of their panels, the sort by expert, and batch invariance."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ PREFILL_OPS = ("Linear", "RmsLowRank", "RmsQkvRope", "RmsSwiglu", "RmsMoe")
 
 
 def outputs(drawn: KernelCase, tactic: Mapping[str, int]) -> dict[str, np.ndarray]:
-    """What the prefill kernels write, as bits."""
+    """Return the bits that the prefill kernels write."""
     lowering = drawn.lowering("prefill", SMALL_TARGET, tactic)
     inputs = {name: bits(tensor) for name, tensor in drawn.inputs.items()}
     wanted = {name: bits(tensor) for name, tensor in drawn.outputs.items()}
@@ -55,7 +55,7 @@ def outputs(drawn: KernelCase, tactic: Mapping[str, int]) -> dict[str, np.ndarra
 
 
 def some_rows(drawn: KernelCase, rows: slice) -> KernelCase:
-    """The case with these rows alone."""
+    """Return the case with these rows only."""
 
     def cut(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         per_row = {"x", "residual", "positions", "write_slot", "y", "h", "q"}
@@ -86,7 +86,7 @@ CHUNKS: list[Any] = [
     ("name", "case", "output"), CHUNKS, ids=[f"{c[0]} {c[1].name}" for c in CHUNKS]
 )
 @pytest.mark.parametrize("wgmma", [0, 1])
-def test_a_row_depends_on_no_other_row_and_on_no_tile(
+def test_a_row_does_not_depend_on_other_rows_or_tiles(
     name: str, case: Any, output: str, wgmma: int
 ) -> None:
     drawn = kernel_case(op_named(name), case)
@@ -115,8 +115,12 @@ def test_a_row_depends_on_no_other_row_and_on_no_tile(
     ],
     ids=["one stage", "several stages"],
 )
-def test_few_rows_an_expert_have_the_bits_of_many(layer: Layer, tactic: dict[str, int]) -> None:
-    """Weights through shared memory: several stages and chunks, tiles that end within a panel."""
+def test_experts_with_few_rows_have_the_bits_of_many_rows(
+    layer: Layer, tactic: dict[str, int]
+) -> None:
+    """Weights pass through shared memory: several stages and chunks, tiles that end within
+    a panel.
+    """
     drawn = kernel_case(op_named("RmsMoe"), layer.case("chunk"))
     many, few = outputs(drawn, {"columns": 64}), outputs(drawn, tactic)
     drawn.check(few)
@@ -125,8 +129,8 @@ def test_few_rows_an_expert_have_the_bits_of_many(layer: Layer, tactic: dict[str
 
 @emulated
 @pytest.mark.parametrize("columns", [64, 96])
-def test_panels_are_what_their_header_says(columns: int) -> None:
-    """A value's place, by the words of prefill_panel.cuh, one value at a time."""
+def test_panels_have_the_documented_layout(columns: int) -> None:
+    """Compare each value's place with the layout that prefill_panel.cuh documents."""
     drawn = kernel_case(op_named("Linear"), linear(11, 16, columns))
     x = bits(drawn.inputs["x"])
     launch = drawn.lowering("prefill", SMALL_TARGET).launches[0]
@@ -138,8 +142,8 @@ def test_panels_are_what_their_header_says(columns: int) -> None:
         for k in range(panels * 64):
             group, pair = k % 32 // 8, k % 8 // 2
             chunk = k % 64 // 32 * 4 + pair
-            got = written[k // 64, row, chunk ^ row % 8, 2 * group + k % 2]
-            assert got == (x[row, k] if k < columns else 0), (row, k)
+            value = written[k // 64, row, chunk ^ row % 8, 2 * group + k % 2]
+            assert value == (x[row, k] if k < columns else 0), (row, k)
     assert (written[:, 11:] == 0xFFFF).all()
 
 
@@ -173,7 +177,7 @@ def sort_launch(rows: int, experts: int, top_k: int, columns: int) -> tuple[Lowe
         (300, 290, 384, 8, 64, 0.1),
     ],
 )
-def test_the_sort_places_every_row_once(
+def test_the_sort_by_expert_places_every_row_once(
     rows: int, live: int, experts: int, top_k: int, columns: int, skew: float
 ) -> None:
     rng = np.random.default_rng(rows + experts)
@@ -192,8 +196,8 @@ def test_the_sort_places_every_row_once(
     assert all(place.untouched() for place in memory.values())
     position = memory["workspace_position"].data.view(np.int32).reshape(rows, top_k)[:live]
     tiles = memory["workspace_tiles"].data.view(np.int32)
-    count, *taken = tiles[:3]
-    assert taken == [0, 0]
+    count, *counters = tiles[:3]
+    assert counters == [0, 0]
     table = tiles[4:].reshape(-1, 4)[:count, :3]
 
     owner = np.full(panel_rows, -1)
@@ -210,7 +214,7 @@ def test_the_sort_places_every_row_once(
         assert (np.diff(here) == 1).all()
         widths = table[table[:, 0] == expert][:, 2]
         assert len(widths) == -(-here.size // columns)
-    # An expert's tiles stand together and rise, those of the expert with the widest come first.
+    # An expert's tiles are adjacent and in order; experts with the widest tiles come first.
     owners = table[:, 0]
     same = owners[1:] == owners[:-1]
     assert same.sum() == len(owners) - len(np.unique(owners))
@@ -229,15 +233,15 @@ def test_parameters_follow_the_declaration(name: str) -> None:
         entries |= tensor_parameters(file.read_text())
     seen = set()
     for entry, names in entries.items():
-        known = [n for n in names if not n.startswith("workspace")]
-        assert set(known) <= set(order), entry
-        assert [order[n] for n in known] == sorted(order[n] for n in known), entry
-        seen |= set(known)
+        tensors = [n for n in names if not n.startswith("workspace")]
+        assert set(tensors) <= set(order), entry
+        assert [order[n] for n in tensors] == sorted(order[n] for n in tensors), entry
+        seen |= set(tensors)
     assert seen == set(order) - {output for output, _ in op.aliases}
 
 
 @pytest.mark.parametrize("columns", range(16, MAX_COLUMNS + 1, 16))
-def test_rings_fill_shared_memory_and_no_more(columns: int) -> None:
+def test_rings_fill_the_shared_memory(columns: int) -> None:
     for staging in (40, 72):
         stages = stages_for(columns, staging)
         assert stages >= 4
@@ -245,7 +249,7 @@ def test_rings_fill_shared_memory_and_no_more(columns: int) -> None:
 
 
 @pytest.mark.parametrize("rows", [1, 16, 64, 255, 1024, 2048])
-def test_the_chosen_tile_wastes_few_columns(rows: int) -> None:
+def test_the_selected_tile_wastes_few_columns(rows: int) -> None:
     for row_tiles in (1, 180, 320, 2160):
         columns = predicted_columns(rows, row_tiles, 132)
         gemm = Gemm(rows, 90, row_tiles, columns, staging=72)
@@ -269,7 +273,7 @@ def lower(op: OpSpec, request: LoweringRequest) -> Lowering:
 
 
 @pytest.mark.parametrize("columns", [8, 24, 272, -16])
-def test_a_tile_that_no_kernel_has_is_refused(columns: int) -> None:
+def test_rejects_an_unsupported_tile(columns: int) -> None:
     with pytest.raises(SpecbuildError, match=rf"{columns} tokens, expected a multiple of 16"):
         lower(op_named("Linear"), linear_request(tactic={"columns": columns}))
 
@@ -281,15 +285,13 @@ def test_a_tile_that_no_kernel_has_is_refused(columns: int) -> None:
         ({"columns": 112, "few": 12}, "112 tokens, expected a multiple of 16 up to 96"),
     ],
 )
-def test_a_form_for_few_rows_that_no_kernel_has_is_refused(
-    tactic: dict[str, int], message: str
-) -> None:
+def test_rejects_an_unsupported_form_for_few_rows(tactic: dict[str, int], message: str) -> None:
     drawn = kernel_case(op_named("RmsMoe"), Layer(rows=128, hidden=96, inner=96).case("chunk"))
     with pytest.raises(SpecbuildError, match=message):
         drawn.lowering("prefill", SMALL_TARGET, tactic)
 
 
-def test_a_weight_of_another_width_is_refused() -> None:
+def test_rejects_a_weight_of_another_width() -> None:
     tensors = {**linear_request().tensors, "x": TensorInfo((64, 128), "bfloat16")}
     with pytest.raises(
         SpecbuildError, match=r"3 units of 32 columns, expected those of rows of 128 values"
@@ -304,7 +306,7 @@ def test_a_weight_of_another_width_is_refused() -> None:
         ({"top_k": 11}, "top 11 of 16 experts, its CUDA kernels know 1 to 10 of up to 512"),
     ],
 )
-def test_a_router_that_no_kernel_has_is_refused(changes: dict[str, Any], message: str) -> None:
+def test_rejects_an_unsupported_router(changes: dict[str, Any], message: str) -> None:
     tensors = {
         "x": TensorInfo((64, 96), "bfloat16"),
         "gate_up": TensorInfo((16, 4, 1024), "uint8"),

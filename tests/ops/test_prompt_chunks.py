@@ -17,15 +17,15 @@ from specbuild.plugins_cuda.lazy_gated_delta.op import OP
 
 TAPS, EPS, NODES = 4, 1e-6, 4
 POOLS = ("tail_pool", "state_pool", "factor_pool")
-# Of the largest element of a state. The row loop stays below 5e-7. Operands in two bf16 numbers
-# lose up to 2⁻¹⁷ each, of which a sum cancels a part.
+# Relative to the largest element of a state. The row loop's error is below 5e-7. An operand as two
+# bf16 numbers has an error of up to 2⁻¹⁷, a part of which cancels in sums.
 STATE_BOUND = 2e-5
 RunOp = Callable[..., dict[str, np.ndarray]]
 
 
 @dataclass
 class Layer:
-    """A layer's sizes and random weights. ``decay``: the rate of decay of its heads, roughly."""
+    """A layer's sizes and random weights. ``decay`` is the approximate decay rate of its heads."""
 
     key_heads: int = 1
     value_heads: int = 2
@@ -61,8 +61,8 @@ class Layer:
         return torch.randn(count, width, generator=torch.Generator().manual_seed(seed)).bfloat16()
 
     def pools(self, slots: int) -> dict[str, torch.Tensor]:
-        """Pools of which nothing is to be read."""
-        kept = self.values + self.keys + self.value_heads
+        """Return pools whose entries must not be read."""
+        factor_width = self.values + self.keys + self.value_heads
         nan = float("nan")
         return {
             "tail_pool": torch.full(
@@ -71,7 +71,7 @@ class Layer:
             "state_pool": torch.full(
                 (slots, self.value_heads, self.key_width, self.value_width), nan
             ),
-            "factor_pool": torch.full((slots, NODES, kept), nan),
+            "factor_pool": torch.full((slots, NODES, factor_width), nan),
         }
 
 
@@ -85,7 +85,7 @@ def launch(
     run: RunOp = run_lowering,
     padding: int = 0,
 ) -> list[torch.Tensor]:
-    """Rows and first position of each sequence through one launch, whose pools are replaced."""
+    """Run rows and first position of each sequence in one launch, and replace the pools."""
     counts = [len(rows) for rows, _ in pieces]
     batch, total = len(pieces), sum(counts) + padding
     positions = [p + i for rows, p in pieces for i in range(len(rows))] + [0] * padding
@@ -103,26 +103,26 @@ def launch(
     outputs = {"output": torch.empty(total, layer.values, dtype=torch.bfloat16)}
     outputs |= {f"{name}_out": inputs[name] for name in POOLS}
     arrays = {name: bits(tensor) for name, tensor in inputs.items()}
-    made = {name: bits(tensor) for name, tensor in outputs.items()}
-    tensors = {name: tensor_info(array) for name, array in (arrays | made).items()}
+    results = {name: bits(tensor) for name, tensor in outputs.items()}
+    tensors = {name: tensor_info(array) for name, array in (arrays | results).items()}
     attributes = {"key_heads": layer.key_heads, "eps": EPS, "stores": 1}
     assert OP.lower is not None
     lowered = OP.lower(LoweringRequest(tensors, attributes, phase, SMALL_TARGET))
-    got = run(OP, lowered, arrays, made)
-    found = {
-        name: torch.from_numpy(got[name].view(np.int16).copy()).view(torch.bfloat16)
+    raw = run(OP, lowered, arrays, results)
+    by_name = {
+        name: torch.from_numpy(raw[name].view(np.int16).copy()).view(torch.bfloat16)
         if tensor.dtype == torch.bfloat16
-        else torch.from_numpy(got[name].copy())
+        else torch.from_numpy(raw[name].copy())
         for name, tensor in outputs.items()
     }
-    pools |= {name: found[f"{name}_out"] for name in POOLS}
-    return list(found["output"][: sum(counts)].split(counts))
+    pools |= {name: by_name[f"{name}_out"] for name in POOLS}
+    return list(by_name["output"][: sum(counts)].split(counts))
 
 
 def recurrence(layer: Layer, rows: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
-    """Outputs before the norm [T, Hv, Dv] and the last state [Hv, Dk, Dv] by the rule, in fp64.
+    """Compute the outputs before the norm [T, Hv, Dv] and the last state [Hv, Dk, Dv], in fp64.
 
-    The convolution is rounded to bf16 where the model rounds it.
+    The convolution is rounded to bf16, as in the model.
     """
 
     def rounded(x: np.ndarray) -> np.ndarray:
@@ -132,7 +132,7 @@ def recurrence(layer: Layer, rows: torch.Tensor) -> tuple[np.ndarray, np.ndarray
     padded = np.concatenate([np.zeros((TAPS - 1, layer.channels)), x[:, : layer.channels]])
     weight = layer.weights["conv_weight"][:, 0].double().numpy()
     mixed = np.zeros((len(x), layer.channels), np.float32)
-    for tap in range(TAPS):  # as a chain of fused operations rounds it
+    for tap in range(TAPS):  # Round as a chain of fused operations does.
         mixed = (mixed + weight[:, tap] * padded[tap : tap + len(x)]).astype(np.float32)
     mixed = rounded(mixed)
     mixed = rounded(mixed / (1 + np.exp(-mixed)))
@@ -161,7 +161,7 @@ def recurrence(layer: Layer, rows: torch.Tensor) -> tuple[np.ndarray, np.ndarray
 
 
 def final_outputs(layer: Layer, rows: torch.Tensor, mixed: np.ndarray) -> torch.Tensor:
-    """The normed and gated outputs [T, Hv·Dv] of these, by PyTorch."""
+    """Apply the norm and the gate [T, Hv·Dv] with PyTorch."""
     from torch.nn import functional as F
 
     wide = torch.from_numpy(mixed).float().bfloat16().float()
@@ -179,7 +179,7 @@ LAYERS = {
 
 
 def check_against_fp64(layer: Layer, count: int, run: RunOp = run_lowering) -> None:
-    """AssertionError where the state or outputs of a prompt are further off than promised."""
+    """Assert that the state and the outputs of a prompt are within the documented error."""
     rows = layer.rows(1, count)
     mixed, state = recurrence(layer, rows)
     pools = layer.pools(1)
@@ -193,27 +193,27 @@ def check_against_fp64(layer: Layer, count: int, run: RunOp = run_lowering) -> N
 
 
 def check_against_rows(layer: Layer, count: int, run: RunOp) -> None:
-    """AssertionError where chunks are further from the device's row loop than promised."""
+    """Assert that chunks are within the documented error of the device's row loop."""
     rows, chunks, single = layer.rows(1, count), layer.pools(1), layer.pools(1)
-    (ours,) = launch(layer, chunks, [(rows, 0)], run=run)
-    (theirs,) = launch(layer, single, [(rows, 0)], phase="decode", run=run)
+    (actual,) = launch(layer, chunks, [(rows, 0)], run=run)
+    (desired,) = launch(layer, single, [(rows, 0)], phase="decode", run=run)
     state, expected = chunks["state_pool"], single["state_pool"]
     assert (state - expected).abs().max() < STATE_BOUND * expected.abs().max()
-    torch.testing.assert_close(ours.float(), theirs.float(), atol=2e-2, rtol=1.6e-2)
-    assert (ours == theirs).float().mean() > 0.97
+    torch.testing.assert_close(actual.float(), desired.float(), atol=2e-2, rtol=1.6e-2)
+    assert (actual == desired).float().mean() > 0.97
 
 
 def check_cuts(
     layer: Layer, count: int, cuts: Sequence[Sequence[int]], run: RunOp = run_lowering
 ) -> None:
-    """AssertionError where a bit depends on where launches end, or on neighbours in a launch."""
+    """Assert that no bit depends on where launches end, or on other sequences of a launch."""
     rows, other = layer.rows(2, count), layer.rows(3, 77)
     whole = layer.pools(1)
     (expected,) = launch(layer, whole, [(rows, 0)], run=run)
     for sizes in cuts:
         pools, outputs, first = layer.pools(2), [], 0
         for number, size in enumerate(sizes):
-            # The second sequence's chunks begin anywhere in the launch.
+            # The second sequence's chunks begin at any offset in the launch.
             pieces = [(rows[first : first + size], first), (other[: 70 + number], 0)]
             outputs.append(launch(layer, pools, pieces, run=run, padding=number)[0])
             first += size
@@ -229,28 +229,28 @@ needs_compiler = pytest.mark.skipif(not has_compiler(), reason="g++ is not insta
 @pytest.mark.parametrize("count", [128, 150])
 @pytest.mark.parametrize("layer", LAYERS.values(), ids=LAYERS)
 @needs_compiler
-def test_chunks_are_the_recurrence_in_fp64(layer: Layer, count: int) -> None:
+def test_chunks_agree_with_the_recurrence_in_fp64(layer: Layer, count: int) -> None:
     check_against_fp64(layer, count)
 
 
 @needs_compiler
 def test_errors_do_not_grow_with_the_prompt() -> None:
-    """A state that keeps nearly all that it ever took in."""
+    """Use a state that retains nearly all of its input."""
     check_against_fp64(Layer(1, 1, 64, 16, decay=1e-6), 640)
 
 
 @pytest.mark.parametrize("places", [1, 2, 32])
 @needs_compiler
-def test_cuts_at_multiples_of_64_change_no_bit(
+def test_launch_boundaries_at_multiples_of_64_change_no_bit(
     places: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whether the workspaces hold one chunk, two or all of a launch."""
+    """The workspaces hold one chunk, two chunks or all chunks of a launch."""
     monkeypatch.setattr(prefill, "MAX_PLACES", places)
     check_cuts(Layer(), 275, [(275,), (64, 211), (192, 83), (128, 64, 64, 19)])
 
 
 @needs_compiler
-def test_rows_after_the_last_chunk_are_those_of_the_row_loop() -> None:
+def test_rows_after_the_last_full_chunk_use_the_row_loop() -> None:
     layer = Layer()
     rows = layer.rows(4, 150)
     together, apart = layer.pools(1), layer.pools(1)
@@ -265,11 +265,11 @@ def test_rows_after_the_last_chunk_are_those_of_the_row_loop() -> None:
     ("before", "replayed"), [(9, 0), (64, 2), (70, 1)], ids=["unaligned", "after a step", "both"]
 )
 @needs_compiler
-def test_other_rows_than_whole_chunks_take_the_row_loop(before: int, replayed: int) -> None:
-    """Where the first row begins no chunk, or rows of a step are yet to be applied."""
+def test_unaligned_rows_use_the_row_loop(before: int, replayed: int) -> None:
+    """The first row is not at a chunk boundary, or rows of a step are not applied yet."""
     layer = Layer()
     rows = layer.rows(5, before + 80)
-    found = []
+    runs = []
     for phase in ("prefill", "decode"):
         pools = layer.pools(1)
         launch(layer, pools, [(rows[:before], 0)], phase="decode")
@@ -279,21 +279,21 @@ def test_other_rows_than_whole_chunks_take_the_row_loop(before: int, replayed: i
         (outputs,) = launch(
             layer, pools, [(rows[before:], before)], phase=phase, replays=[replayed]
         )
-        found.append((outputs, pools["state_pool"]))
-    assert torch.equal(found[0][0], found[1][0])
-    assert torch.equal(found[0][1], found[1][1])
+        runs.append((outputs, pools["state_pool"]))
+    assert torch.equal(runs[0][0], runs[1][0])
+    assert torch.equal(runs[0][1], runs[1][1])
 
 
 @needs_compiler
 def test_chunks_have_other_bits_than_single_rows() -> None:
-    """So no launch that decodes, verifies or decodes again may take them."""
+    """Launches that decode, verify or re-run decoding therefore never use chunks."""
     layer = Layer(key_width=32)
     rows = layer.rows(7, 128)
     chunks, single = layer.pools(1), layer.pools(1)
-    (ours,) = launch(layer, chunks, [(rows, 0)])
-    (theirs,) = launch(layer, single, [(rows, 0)], phase="decode")
+    (actual,) = launch(layer, chunks, [(rows, 0)])
+    (desired,) = launch(layer, single, [(rows, 0)], phase="decode")
     assert not torch.equal(chunks["state_pool"], single["state_pool"])
-    assert not torch.equal(ours, theirs)
+    assert not torch.equal(actual, desired)
     assert {launch.kernel.entry for launch in launches_of(layer, "decode", stores=1)} == {
         "lazy_gated_delta"
     }
@@ -303,7 +303,7 @@ def test_chunks_have_other_bits_than_single_rows() -> None:
 
 
 def launches_of(layer: Layer, phase: Phase, *, stores: int) -> tuple[OpLaunch, ...]:
-    """What 256 rows of 64 sequences are lowered to."""
+    """Return the launches for 256 rows of 64 sequences."""
     shapes = {
         "rows": (256, layer.channels + layer.values + 2 * layer.value_heads),
         "ancestor_bits": (256, 1),

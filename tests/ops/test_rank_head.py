@@ -1,4 +1,4 @@
-"""RankHeadChoose and RankHeadScreen on several ranks: the whole head's choice, on each of them."""
+"""RankHeadChoose and RankHeadScreen on several ranks: each rank has the choice of the full head."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ HIDDEN, VOCAB = 64, 192
 
 
 def head(rows: int, *, ties: bool) -> dict[str, torch.Tensor]:
-    """The inputs of HeadChoose; with ``ties`` every token's logit occurs on each rank."""
+    """Return the inputs of HeadChoose; with ``ties`` each logit occurs once on each rank."""
     generator = torch.Generator().manual_seed(rows)
     distinct = VOCAB // 4 if ties else VOCAB
     weight = torch.randn(distinct, HIDDEN, generator=generator).repeat(VOCAB // distinct, 1)
@@ -38,16 +38,16 @@ def head(rows: int, *, ties: bool) -> dict[str, torch.Tensor]:
     }
 
 
-def of_ranks(whole: dict[str, torch.Tensor], ranks: int) -> list[dict[str, torch.Tensor]]:
-    """Each rank's tiles of the weight; an inbox and a count that have seen rounds."""
-    rows = len(whole["logit_rows"])
+def of_ranks(full_inputs: dict[str, torch.Tensor], ranks: int) -> list[dict[str, torch.Tensor]]:
+    """Return each rank's tiles of the weight, and an inbox and a counter after earlier rounds."""
+    rows = len(full_inputs["logit_rows"])
     exchange = {
         "inbox": torch.zeros(2, ranks - 1, rows * ROW_WORDS, 2, dtype=torch.int32),
         "state": torch.tensor([9, 20_000], dtype=torch.int32),
         "fault": torch.zeros(8, dtype=torch.int32),
     }
-    parts = whole["weight"].chunk(ranks)
-    return [whole | {"weight": part.contiguous()} | exchange for part in parts]
+    parts = full_inputs["weight"].chunk(ranks)
+    return [full_inputs | {"weight": part.contiguous()} | exchange for part in parts]
 
 
 ATTRIBUTES = {"eps": 1e-5, "rounding": "gpt_oss"}
@@ -56,7 +56,10 @@ ATTRIBUTES = {"eps": 1e-5, "rounding": "gpt_oss"}
 def run_on_ranks(
     op: OpSpec, inputs: list[dict[str, torch.Tensor]], seed: int
 ) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Choice and log-probability of every rank: launches before the last run rank after rank."""
+    """Return each rank's choice and log-probability.
+
+    The ranks run concurrently in the last launch only.
+    """
     ranks, rows = len(inputs), len(inputs[0]["logit_rows"])
     outputs = {"choice": np.zeros(rows, np.int32), "logprob": np.zeros(rows, np.float32)}
     arrays = {name: bits(tensor) for name, tensor in inputs[0].items()} | outputs
@@ -87,25 +90,29 @@ def run_on_ranks(
 @emulated
 @pytest.mark.parametrize("ranks", [2, 4])
 @pytest.mark.parametrize(("rows", "ties"), [(5, False), (6, True), (40, False)])
-def test_every_rank_has_the_choice_of_the_whole_head(ranks: int, rows: int, ties: bool) -> None:
-    whole = head(rows, ties=ties)
-    expected, logprob = HEAD_CHOOSE.reference(*whole.values(), **ATTRIBUTES)
-    found = run_on_ranks(OP, of_ranks(whole, ranks), seed=rows)
-    for choice, of_choice in found:
+def test_every_rank_has_the_choice_of_the_full_head(ranks: int, rows: int, ties: bool) -> None:
+    full_inputs = head(rows, ties=ties)
+    expected, logprob = HEAD_CHOOSE.reference(*full_inputs.values(), **ATTRIBUTES)
+    choices = run_on_ranks(OP, of_ranks(full_inputs, ranks), seed=rows)
+    for choice, of_choice in choices:
         np.testing.assert_array_equal(choice, expected.numpy())
         np.testing.assert_allclose(of_choice, logprob.numpy(), atol=3e-3)
-        np.testing.assert_array_equal(of_choice, found[0][1])
+        np.testing.assert_array_equal(of_choice, choices[0][1])
 
 
 @emulated
 @pytest.mark.parametrize("ranks", [2, 4])
 @pytest.mark.parametrize(("rows", "ties"), [(5, False), (6, True), (32, False)])
-def test_prefiltered_heads_of_ranks_choose_alike(ranks: int, rows: int, ties: bool) -> None:
-    """Each settles what its own bounds leave; a row of no numbers has no choice on any of them."""
-    whole = head(rows, ties=ties)
-    expected, _ = HEAD_CHOOSE.reference(*whole.values(), **ATTRIBUTES)
-    whole["x"][-1] = torch.nan
-    inputs = [screened_inputs(of_rank) for of_rank in of_ranks(whole, ranks)]
+def test_prefiltered_heads_of_ranks_have_the_choice_of_the_full_head(
+    ranks: int, rows: int, ties: bool
+) -> None:
+    """Each rank resolves the candidates of its own bounds; a row of NaN has no choice on
+    any rank.
+    """
+    full_inputs = head(rows, ties=ties)
+    expected, _ = HEAD_CHOOSE.reference(*full_inputs.values(), **ATTRIBUTES)
+    full_inputs["x"][-1] = torch.nan
+    inputs = [screened_inputs(of_rank) for of_rank in of_ranks(full_inputs, ranks)]
     for choice, logprob in run_on_ranks(SCREEN, inputs, seed=rows):
         np.testing.assert_array_equal(choice[:-1], expected.numpy()[:-1])
         assert choice[-1] == 0
@@ -120,18 +127,18 @@ def test_prefiltered_heads_of_ranks_choose_alike(ranks: int, rows: int, ties: bo
 
 
 def screened_inputs(of_rank: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The same with the codes of the rank's tiles, in the order of the op's inputs."""
+    """Return the inputs with the int8 values of the rank's tiles, in the op's order."""
     forms = {"codes": screened(of_rank["weight"]), "errors": screen_errors(of_rank["weight"])}
     return {spec.name: (of_rank | forms)[spec.name] for spec in SCREEN.inputs}
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_the_reference_is_that_of_the_whole_head(ranks: int) -> None:
-    whole = head(12, ties=True)
-    inputs = [list(of_rank.values()) for of_rank in of_ranks(whole, ranks)]
+def test_the_reference_equals_that_of_the_full_head(ranks: int) -> None:
+    full_inputs = head(12, ties=True)
+    inputs = [list(of_rank.values()) for of_rank in of_ranks(full_inputs, ranks)]
     sent = [contribution(*of_rank, **ATTRIBUTES) for of_rank in inputs]
-    expected = HEAD_CHOOSE.reference(*whole.values(), **ATTRIBUTES)
+    expected = HEAD_CHOOSE.reference(*full_inputs.values(), **ATTRIBUTES)
     for of_rank in inputs:
-        got = OP.reference(*of_rank, **ATTRIBUTES, ranks=ranks, exchange=3, contributions=sent)
-        for ours, theirs in zip(got, expected, strict=True):
-            torch.testing.assert_close(ours, theirs)
+        results = OP.reference(*of_rank, **ATTRIBUTES, ranks=ranks, exchange=3, contributions=sent)
+        for actual, desired in zip(results, expected, strict=True):
+            torch.testing.assert_close(actual, desired)

@@ -1,4 +1,4 @@
-"""RankMoe on several ranks: experts cut by the shard pass, against the whole experts."""
+"""RankMoe on several ranks: experts that the shard pass splits, against the full experts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from specbuild.plugins_cuda.rms_moe.cases import QWEN3_BF16, Layer
 from specbuild.plugins_cuda.rms_moe.op import OP as RMS_MOE
 
 emulated = pytest.mark.skipif(not has_compiler(), reason="g++ is not installed")
-# An inner width of three blocks: the last of two ranks, and the last two of four, have less.
+# The inner width is three blocks: the last of two ranks, and the last two of four, have fewer.
 LAYER = Layer(rows=5, live=4, hidden=64, inner=96, experts=6, top_k=2)
 BF16 = replace(QWEN3_BF16, rows=5, live=4, hidden=64, inner=96, experts=6, top_k=2, shared=1)
 # Two and four warps share K of a tile.
@@ -35,7 +35,7 @@ FOUR_SLICES = replace(BF16, hidden=512)
 
 
 def as_torch(layer: Layer) -> dict[str, torch.Tensor | None]:
-    """The inputs of RmsMoe by name, floats in bf16."""
+    """Return the inputs of RmsMoe by name, floats in bf16."""
     arrays = layer.arrays(np.random.default_rng(3))
     tensors: dict[str, torch.Tensor | None] = {}
     for spec, array in zip(RMS_MOE.inputs, arrays, strict=True):
@@ -47,16 +47,16 @@ def as_torch(layer: Layer) -> dict[str, torch.Tensor | None]:
 
 
 def of_ranks(layer: Layer, ranks: int) -> list[dict[str, torch.Tensor | None]]:
-    """The same on each rank, with its part of the experts."""
-    whole = as_torch(layer)
+    """Return each rank's inputs, with its part of the experts."""
+    full = as_torch(layer)
     parts = {
-        "gate_up": expert_gate_up(whole["gate_up"], ranks),
-        "gate_up_bias": expert_gate_up_bias(whole["gate_up_bias"], ranks),
-        "down": expert_down(whole["down"], layer.inner, ranks),
-        "down_bias": only_first(whole["down_bias"], ranks),
+        "gate_up": expert_gate_up(full["gate_up"], ranks),
+        "gate_up_bias": expert_gate_up_bias(full["gate_up_bias"], ranks),
+        "down": expert_down(full["down"], layer.inner, ranks),
+        "down_bias": only_first(full["down_bias"], ranks),
     }
     return [
-        whole | {n: part[rank].contiguous() for n, part in parts.items()} for rank in range(ranks)
+        full | {n: part[rank].contiguous() for n, part in parts.items()} for rank in range(ranks)
     ]
 
 
@@ -68,18 +68,18 @@ def as_array(tensor: torch.Tensor) -> np.ndarray:
 
 @pytest.mark.parametrize("layer", [LAYER, BF16], ids=["mxfp4", "bf16"])
 @pytest.mark.parametrize("ranks", [2, 4, 8])
-def test_the_parts_of_the_ranks_sum_up_to_the_whole(layer: Layer, ranks: int) -> None:
-    whole = as_torch(layer)
-    expected = RMS_MOE.reference(*whole.values(), **layer.attributes())
+def test_the_parts_of_the_ranks_add_up_to_the_full_result(layer: Layer, ranks: int) -> None:
+    full = as_torch(layer)
+    expected = RMS_MOE.reference(*full.values(), **layer.attributes())
     attributes = {**layer.attributes(), "ranks": ranks, "exchange": 0}
     unused = [torch.zeros(0)] * 3
     shares = [[*of_rank.values(), *unused] for of_rank in of_ranks(layer, ranks)]
     sent = [contribution(*share, **attributes) for share in shares]
     for share in shares:
         y = OP.reference(*share, contributions=sent, **attributes)
-        # Sums of other parts differ by rounding alone.
+        # Sums of other parts differ by rounding only.
         torch.testing.assert_close(y[:4], expected[:4], atol=0.04, rtol=0.01)
-    # No part is the whole: a rank that sent nothing would show.
+    # No part equals the full result, so a rank without a contribution would be detected.
     total = torch.stack(sent)[:, :4]
     used = min(ranks, -(-layer.inner // 32))
     assert (total.abs().amax(dim=(1, 2)) > 0.1).sum() == used
@@ -90,10 +90,10 @@ def test_the_parts_of_the_ranks_sum_up_to_the_whole(layer: Layer, ranks: int) ->
     [(2880, False, 2, 2), (2880, False, 4, 2), (2048, True, 4, 4), (2048, True, 8, 4),
      (2048, False, 8, 2), (480, False, 2, 1)],
 )  # fmt: skip
-def test_k_is_cut_by_ranks_and_width_alone(
+def test_slices_of_k_depend_on_ranks_and_width_only(
     hidden: int, bf16: bool, ranks: int, slices: int
 ) -> None:
-    """The same for any rows: a cut that depended on them would change bits."""
+    """The slices are equal for any number of rows: otherwise bits would depend on it."""
     for rows in (1, 256):
         layer = Layer(rows=rows, hidden=hidden, inner=32, experts=8, top_k=2, bf16=bf16)
         lowering = kernel_case(OP, RankLayer(layer, ranks).case("")).lowering("decode", Target())
@@ -106,8 +106,8 @@ def test_k_is_cut_by_ranks_and_width_alone(
 @pytest.mark.parametrize(
     ("layer", "ranks"), [(LAYER, 2), (BF16, 2), (LAYER, 4), (TWO_SLICES, 2), (FOUR_SLICES, 4)]
 )
-def test_every_rank_computes_the_same(layer: Layer, ranks: int, phase: Phase) -> None:
-    """The whole op in the emulator: the experts rank by rank, then all ranks exchange at once."""
+def test_every_rank_has_equal_results(layer: Layer, ranks: int, phase: Phase) -> None:
+    """Emulate the full op: the experts rank by rank, then the exchange of all ranks at once."""
     attributes: dict[str, Any] = {**layer.attributes(), "ranks": ranks, "exchange": 0}
     shares, launches, memories = of_ranks(layer, ranks), [], []
     for share in shares:
@@ -128,10 +128,10 @@ def test_every_rank_computes_the_same(layer: Layer, ranks: int, phase: Phase) ->
             emulate(launch, memories[-1])
         launches.append([exchange])
     assert RankEmulator(ranks).run(launches, memories, 7) == DONE
-    found = [memory["y"].data.view(np.uint16).reshape(layer.rows, -1) for memory in memories]
-    for each in found[1:]:
-        np.testing.assert_array_equal(each, found[0])
-    whole = as_torch(layer)
-    expected = RMS_MOE.reference(*whole.values(), **layer.attributes()).float()
-    got = torch.from_numpy(found[0].view(np.int16)).view(torch.bfloat16).float()
-    torch.testing.assert_close(got[:4], expected[:4], atol=0.06 * ranks, rtol=0.02)
+    results = [memory["y"].data.view(np.uint16).reshape(layer.rows, -1) for memory in memories]
+    for each in results[1:]:
+        np.testing.assert_array_equal(each, results[0])
+    full = as_torch(layer)
+    expected = RMS_MOE.reference(*full.values(), **layer.attributes()).float()
+    result = torch.from_numpy(results[0].view(np.int16)).view(torch.bfloat16).float()
+    torch.testing.assert_close(result[:4], expected[:4], atol=0.06 * ranks, rtol=0.02)

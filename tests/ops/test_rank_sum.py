@@ -1,4 +1,4 @@
-"""RankSum on several ranks: whatever turns they take, and whenever their words arrive."""
+"""RankSum on several ranks: any interleaving of ranks, and any order in which words arrive."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def bf16(values: torch.Tensor) -> np.ndarray:
 
 
 class Program:
-    """Exchanges of these sizes on every rank, twice in a row: partial sums and results by name."""
+    """Two exchanges of each size on every rank: partial sums and results by name."""
 
     def __init__(self, ranks: int, sizes: Sequence[tuple[int, int]], epoch: int, seed: int) -> None:
         generator = torch.Generator().manual_seed(seed)
@@ -38,7 +38,7 @@ class Program:
         arrays = [dict(common) for _ in range(ranks)]
         self.expected, self.launches, first = {}, [], 0
         for i, (rows, width) in enumerate(sizes):
-            # Of very different sizes: another order of the sum has other bits.
+            # The magnitudes differ, so that another order of the sum gives other bits.
             scales = 10.0 ** torch.arange(ranks)[:, None, None]
             partials = torch.randn(ranks, rows, width, generator=generator) * scales
             bias = torch.randn(width, generator=generator).bfloat16()
@@ -73,8 +73,8 @@ class Program:
     def check(self) -> None:
         for memory in self.memories:
             for name, expected in self.expected.items():
-                got = memory[name].data.view(np.uint16).reshape(expected.shape)
-                np.testing.assert_array_equal(got, expected, err_msg=name)
+                result = memory[name].data.view(np.uint16).reshape(expected.shape)
+                np.testing.assert_array_equal(result, expected, err_msg=name)
 
 
 @emulated
@@ -88,7 +88,7 @@ class Program:
 def test_every_rank_has_the_sum(ranks: int, rows: list[int], seed: int, epoch: int) -> None:
     program = Program(ranks, [(count, 32) for count in rows], epoch, seed % 1000)
     emulator = RankEmulator(ranks)
-    # Twice: the second time behind the numbers of the first, with the same arguments.
+    # Run twice: the second run continues the round numbers, with the same arguments.
     launches = [program.launches * 2] * ranks
     assert emulator.run(launches, program.memories, seed) == DONE
     program.check()
@@ -100,7 +100,7 @@ def test_every_rank_has_the_sum(ranks: int, rows: list[int], seed: int, epoch: i
 
 @emulated
 @pytest.mark.parametrize("seed", range(4))
-def test_more_rows_than_a_round_has(seed: int) -> None:
+def test_more_rows_than_fit_into_one_round(seed: int) -> None:
     program = Program(2, [(2 * ROUND_ROWS + 3, 4), (1, 8)], 11, seed)
     assert program.rounds == 4
     assert RankEmulator(2).run([program.launches] * 2, program.memories, seed) == DONE
@@ -109,8 +109,8 @@ def test_more_rows_than_a_round_has(seed: int) -> None:
 
 @emulated
 @pytest.mark.parametrize("missing", [0, 1])
-def test_a_wait_without_end_is_told(missing: int) -> None:
-    """A rank's launch never comes: the other one says for whom it waited, and ends."""
+def test_reports_a_rank_that_never_arrives(missing: int) -> None:
+    """One rank's launch never runs: the other rank reports whom it waited for, and ends."""
     program = Program(2, [(1, 32), (2, 32)], 40, 1)
     launches = [program.launches[:2], program.launches[:2]]
     launches[missing] = program.launches[:1]

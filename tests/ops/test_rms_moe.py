@@ -1,4 +1,4 @@
-"""RmsMoe: the packed form of its weights, its reference, and the kernels' batch invariance."""
+"""RmsMoe: the packed layout of its weights, its reference, and the kernels' batch invariance."""
 
 from __future__ import annotations
 
@@ -64,8 +64,8 @@ def mxfp4(seed: int, experts: int, rows: int, width: int) -> tuple[torch.Tensor,
 
 
 @pytest.mark.parametrize("width", [32, 96, 128])
-def test_packing_bf16_loses_nothing(width: int) -> None:
-    """And a lane's values of mma row g stand together, gates in rows 0 to 7."""
+def test_packed_bf16_weights_can_be_unpacked(width: int) -> None:
+    """A lane's values of mma row g are also contiguous, with gates in rows 0 to 7."""
     weight = torch.randn(2, width, 48, generator=torch.Generator().manual_seed(width)).bfloat16()
     packed = pack_gate_up_values(weight)
     assert packed.shape == (2, 3, width // 32 * 512)
@@ -82,7 +82,7 @@ def test_packing_bf16_loses_nothing(width: int) -> None:
     assert torch.equal(tile[0, 0, 4 * 5 + 2], weight[1, 16:24, 8 * 4 + 5])
 
 
-def test_bf16_is_drawn_for_tune_as_the_kernels_read_it() -> None:
+def test_tune_draws_bf16_weights_in_the_packed_layout() -> None:
     infos = {
         "x": TensorInfo((2, 96), "bfloat16"),
         "gate_up": TensorInfo((3, 8, 16 * 96), "bfloat16"),
@@ -98,7 +98,9 @@ def test_bf16_is_drawn_for_tune_as_the_kernels_read_it() -> None:
 
 @settings(max_examples=20, deadline=None)
 @given(st.integers(1, 3), st.integers(1, 4), st.integers(1, 33), st.integers(0, 1000))
-def test_packing_loses_nothing(experts: int, tiles: int, width: int, seed: int) -> None:
+def test_packed_mxfp4_weights_can_be_unpacked(
+    experts: int, tiles: int, width: int, seed: int
+) -> None:
     blocks, scales = mxfp4(seed, experts, 16 * tiles, width)
     packed = pack_gate_up(blocks, scales)
     assert packed.shape == (experts, tiles, tile_bytes(gate_up_steps(32 * width)))
@@ -118,7 +120,9 @@ def test_biases_are_packed_by_tiles() -> None:
 
 
 def decoded_tile(tile: np.ndarray, steps: int) -> np.ndarray:
-    """The 16 mma rows of a packed tile as floats [16, 32·steps], by the header's own words."""
+    """Return the 16 mma rows of a packed tile [16, 32·steps], by the layout that the
+    header documents.
+    """
     out = np.empty((16, 32 * steps))
     for step in range(steps):
         stage, place = divmod(step, 15)
@@ -144,23 +148,23 @@ def decoded_tile(tile: np.ndarray, steps: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("width", [2, 16, 18])
-def test_codes_stand_where_the_kernels_take_them(width: int) -> None:
+def test_packed_values_are_where_the_kernels_read_them(width: int) -> None:
     blocks, scales = mxfp4(5, 1, 32, width)
-    wanted = expert_weight(blocks, scales)[0].T.double().numpy()
+    expected = expert_weight(blocks, scales)[0].T.double().numpy()
     gate_up = pack_gate_up(blocks, scales)[0].numpy()
     for j in range(2):
         tile = decoded_tile(gate_up[j], width)
-        np.testing.assert_array_equal(tile[:8], wanted[16 * j : 16 * j + 16 : 2])
-        np.testing.assert_array_equal(tile[8:], wanted[16 * j + 1 : 16 * j + 16 : 2])
+        np.testing.assert_array_equal(tile[:8], expected[16 * j : 16 * j + 16 : 2])
+        np.testing.assert_array_equal(tile[8:], expected[16 * j + 1 : 16 * j + 16 : 2])
     down = pack_down(blocks, scales)[0].numpy()
     for j in range(4):
         tile = decoded_tile(down[j], width // 2).reshape(2, 8, width // 2, 32)
-        rows = wanted[8 * j : 8 * j + 8].reshape(8, width // 2, 2, 32)
+        rows = expected[8 * j : 8 * j + 8].reshape(8, width // 2, 2, 32)
         np.testing.assert_array_equal(tile[0], rows[:, :, 0])
         np.testing.assert_array_equal(tile[1], rows[:, :, 1])
 
 
-def test_weights_that_do_not_fit_are_refused() -> None:
+def test_rejects_weights_of_unsupported_sizes() -> None:
     blocks, scales = mxfp4(0, 1, 16, 2)
     with pytest.raises(SpecbuildError, match=r"scale of 2\^2, expected at most 2\^1"):
         pack_gate_up(blocks, torch.full_like(scales, 129))
@@ -174,8 +178,8 @@ def test_weights_that_do_not_fit_are_refused() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_reference_is_the_models_block(dtype: torch.dtype) -> None:
-    """The portable graph's modules, on the unpacked weights."""
+def test_reference_equals_the_block_of_the_model(dtype: torch.dtype) -> None:
+    """Compare with the modules of the portable graph, on the unpacked weights."""
     layer = Layer(rows=6, hidden=96, inner=64, experts=8, top_k=4)
     x, norm, router, router_bias, gate_up, b1, down, b2, row_start = (
         torch.from_numpy(array) for array in layer.arrays(np.random.default_rng(1))[:9]
@@ -196,14 +200,14 @@ def test_reference_is_the_models_block(dtype: torch.dtype) -> None:
     })  # fmt: skip
     x = x.to(dtype)
     with torch.no_grad():
-        wanted = x + block(rms(x))
+        expected = x + block(rms(x))
     weights = (t.to(dtype) for t in (norm, router, router_bias))
-    got = reference(
+    result = reference(
         x, *weights, gate_up, b1.to(dtype), down, b2.to(dtype), row_start,
         **OP.complete(layer.attributes()),
     )  # fmt: skip
     torch.testing.assert_close(
-        got, wanted, rtol=1e-2 if dtype == torch.bfloat16 else 1e-5, atol=0.0
+        result, expected, rtol=1e-2 if dtype == torch.bfloat16 else 1e-5, atol=0.0
     )
 
 
@@ -237,14 +241,14 @@ def emulated_y(
     target: Target = SMALL_TARGET,
     slices: int = 1,
 ) -> np.ndarray:
-    """The bits of y."""
+    """Return the bits of y."""
     lowering = lower(request_of(inputs, layer, target, tactic), slices=slices)
     arrays = {name: bits(tensor) for name, tensor in inputs.items()}
     return run_lowering(OP, lowering, arrays, {"y": bits(inputs["x"])})["y"]
 
 
 def row_of(inputs: dict[str, torch.Tensor], row: int) -> dict[str, torch.Tensor]:
-    """The same layer over one of the rows."""
+    """Return the inputs of the layer for one row."""
     row_start = torch.tensor([0, 1], dtype=torch.int32)
     return {**inputs, "x": inputs["x"][row : row + 1], "row_start": row_start}
 
@@ -254,7 +258,7 @@ def row_of(inputs: dict[str, torch.Tensor], row: int) -> dict[str, torch.Tensor]
     ("layer", "alone"),
     [
         (Layer(rows=21, popular=True, hidden=512, inner=96, top_k=3), (0, 20)),
-        # Activations of all rows do not fit into shared memory; those of one row do.
+        # The activations of one row fit into shared memory; those of all rows do not.
         (Layer(rows=100, hidden=1056, top_k=2), (0, 99)),
         (Layer(rows=41, inner=1056, top_k=4), (7, 40)),
         (Layer(rows=21, popular=True, hidden=544, inner=96, top_k=3, bf16=True), (0, 20)),
@@ -272,7 +276,7 @@ def test_a_row_does_not_depend_on_the_others(layer: Layer, alone: tuple[int, ...
 
 
 def tactic(*, tiles: int, warps: int, pass_rows: int, stages: int = 2, pieces: int = 1) -> Tactic:
-    """The same for gate/up and down, but for the warps."""
+    """Return the tactic for gate/up and down, with separate numbers of warps."""
     same = {"stages": stages, "pieces": pieces, "pass_rows": pass_rows, "tiles": tiles}
     of_down = {f"down_{name}": value for name, value in same.items()}
     return {**same, **of_down, "warps": warps, "down_warps": warps + 1}
@@ -281,10 +285,12 @@ def tactic(*, tiles: int, warps: int, pass_rows: int, stages: int = 2, pieces: i
 @emulated
 @pytest.mark.parametrize("bf16", [True, *slow(False)], ids=["bf16", "mxfp4"])
 def test_tactics_and_targets_give_the_same_bits(bf16: bool) -> None:
-    """An odd number of blocks in down, rows in two words, more than one pass of an expert."""
+    """Down has an odd number of blocks, rows need two words, and an expert has more than
+    one pass.
+    """
     layer = Layer(rows=34, live=33, hidden=704, inner=96, experts=4, top_k=2, bf16=bf16)
     inputs = inputs_of(layer.arrays(np.random.default_rng(3)))
-    wanted = emulated_y(inputs, layer, tactic(tiles=1, warps=12, pass_rows=8))[:33]
+    expected = emulated_y(inputs, layer, tactic(tiles=1, warps=12, pass_rows=8))[:33]
     others = (
         tactic(tiles=2, warps=8, pass_rows=16),
         {**tactic(tiles=2, warps=5, pass_rows=8, stages=3), "down_pass_rows": 16, "down_tiles": 1},
@@ -292,11 +298,11 @@ def test_tactics_and_targets_give_the_same_bits(bf16: bool) -> None:
         tactic(tiles=2, warps=2, pass_rows=8, stages=2, pieces=4 if bf16 else 5),
     )
     for other in others:
-        np.testing.assert_array_equal(emulated_y(inputs, layer, other)[:33], wanted, str(other))
-    # So little shared memory that down's rows are gathered.
+        np.testing.assert_array_equal(emulated_y(inputs, layer, other)[:33], expected, str(other))
+    # With so little shared memory, down gathers its rows.
     small = Target(multiprocessors=7, shared_bytes_per_block=90 * 1024)
-    got = emulated_y(inputs, layer, tactic(tiles=2, warps=4, pass_rows=8), small)
-    np.testing.assert_array_equal(got[:33], wanted)
+    result = emulated_y(inputs, layer, tactic(tiles=2, warps=4, pass_rows=8), small)
+    np.testing.assert_array_equal(result[:33], expected)
 
 
 @emulated
@@ -307,29 +313,29 @@ def test_tactics_and_targets_give_the_same_bits(bf16: bool) -> None:
 def test_with_slices_of_k_a_row_has_the_same_bits_alone(
     slices: int, hidden: int, bf16: bool
 ) -> None:
-    """Slices that end in a part of a stage; all tactics, neighbours, and gathered rows."""
+    """Slices end within a stage; use all tactics, other rows, and gathered rows."""
     layer = Layer(
         rows=21, live=20, hidden=hidden, inner=32, experts=4, top_k=2, popular=True, bf16=bf16
     )
     inputs = inputs_of(layer.arrays(np.random.default_rng(7)))
     together = emulated_y(inputs, layer, slices=slices)[:20]
-    wanted = values(together, torch.bfloat16)
+    expected = values(together, torch.bfloat16)
     whole = OP.reference(*(inputs.get(spec.name) for spec in OP.inputs), **layer.attributes())
-    np.testing.assert_allclose(wanted, whole[:20].float().numpy(), atol=0.06, rtol=0.02)
+    np.testing.assert_allclose(expected, whole[:20].float().numpy(), atol=0.06, rtol=0.02)
     others = (
         tactic(tiles=2, warps=8, pass_rows=16),
         tactic(tiles=1, warps=12, pass_rows=8, stages=1, pieces=2 if bf16 else 3),
     )
     for other in others:
-        got = emulated_y(inputs, layer, other, slices=slices)[:20]
-        np.testing.assert_array_equal(got, together, str(other))
+        result = emulated_y(inputs, layer, other, slices=slices)[:20]
+        np.testing.assert_array_equal(result, together, str(other))
     for row in (0, 19):
         single = emulated_y(row_of(inputs, row), layer, slices=slices)
         np.testing.assert_array_equal(single[0], together[row])
 
 
 @emulated
-def test_a_row_that_is_not_finite_harms_no_other() -> None:
+def test_a_row_of_nan_changes_no_other_row() -> None:
     layer = Layer(rows=3)
     inputs = inputs_of(layer.arrays(np.random.default_rng(4)))
     clean = emulated_y(inputs, layer)
@@ -339,8 +345,8 @@ def test_a_row_that_is_not_finite_harms_no_other() -> None:
 
 
 @emulated
-def test_equal_logits_choose_the_lower_expert() -> None:
-    """Experts 0 and 1 tie for the last place; only expert 0 may count."""
+def test_equal_logits_select_the_lower_expert() -> None:
+    """Experts 0 and 1 tie for the last place; only expert 0 may be selected."""
     layer = Layer(rows=2, experts=4, top_k=2)
     inputs = inputs_of(layer.arrays(np.random.default_rng(5)))
     inputs["router_weight"][:] = 0

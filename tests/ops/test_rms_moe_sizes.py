@@ -1,4 +1,4 @@
-"""Sizes of RmsMoe: tactics that fit, what is refused, and what a call reads."""
+"""Sizes of RmsMoe: tactics that fit, rejected sizes, and the bytes that a call reads."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ def test_every_bucket_of_gpt_oss_has_tactics_that_fit(rows: int, experts: int) -
         for launch, layout in zip(launches[1:3], layouts, strict=True):
             assert layout is not None
             assert launch.shared_bytes == layout.dynamic
-            taken = layout.dynamic + layout.static + RESERVED_BYTES
-            assert taken <= multiprocessor < 2 * taken
+            used_bytes = layout.dynamic + layout.static + RESERVED_BYTES
+            assert used_bytes <= multiprocessor < 2 * used_bytes
 
 
 @pytest.mark.parametrize("bf16", [False, True], ids=["mxfp4", "bf16"])
@@ -64,7 +64,7 @@ def test_every_bucket_of_gpt_oss_has_tactics_that_fit(rows: int, experts: int) -
 def test_every_bucket_of_other_families_has_tactics_that_fit(
     name: str, rows: int, bf16: bool
 ) -> None:
-    """Rows of 7168 values leave shared memory to few stages."""
+    """Rows of 7168 values leave shared memory for few stages only."""
     request = routed_request(replace(FAMILIES[name], rows=rows, bf16=bf16))
     assert OP.tactics is not None
     assert OP.lower is not None
@@ -119,7 +119,7 @@ def test_shared_experts_are_read_by_every_pass() -> None:
         ({"down": TensorInfo((32, 2880, 90, 16), "uint8")}, "weights packed by"),
     ],
 )
-def test_what_the_kernels_cannot_compute_is_refused(change: dict[str, Any], message: str) -> None:
+def test_rejects_unsupported_layers(change: dict[str, Any], message: str) -> None:
     request = experts_request(change.get("rows", 1), hidden=change.get("hidden", 2880))
     ((name, value),) = change.items()
     if name in request.tensors:

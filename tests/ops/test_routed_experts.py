@@ -1,4 +1,4 @@
-"""What the router's kernel leaves behind names the experts that its rows choose."""
+"""The router logits that a kernel writes identify the experts that its rows select."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LAYERS = {
 
 @pytest.mark.skipif(not has_compiler(), reason="g++ is not installed")
 @pytest.mark.parametrize("name", LAYERS)
-def test_the_experts_of_every_row_are_read_from_its_logits(name: str) -> None:
+def test_logits_identify_the_selected_experts(name: str) -> None:
     layer = LAYERS[name]
     attributes = OP.complete(layer.attributes())
     arrays = dict(zip(NAMES, layer.arrays(np.random.default_rng(4)), strict=True))
@@ -54,21 +54,21 @@ def test_the_experts_of_every_row_are_read_from_its_logits(name: str) -> None:
     emulate(launch, memory)
     live = int(arrays[OP.routing.row_start][-1])
     logits = memory[left].data.view(np.float32).reshape(-1, 16)[:live]
-    _, wanted = router_input(
+    _, expected = router_input(
         tensors["x"],
         tensors["norm"],
         (tensors["router_weight"], tensors["router_bias"]),
         *(attributes[n] for n in ("eps", "rounding", "logits")),
     )
     weights = route(
-        wanted[:live], 4, layer.gating, tensors.get("choice_bias"), groups=layer.groups,
+        expected[:live], 4, layer.gating, tensors.get("choice_bias"), groups=layer.groups,
         groups_chosen=layer.groups_chosen,
     )  # fmt: skip
-    found = chosen_experts(logits, 4, OP.routing.groups(attributes))
-    for row, chosen in zip(weights, found, strict=True):
+    selected = chosen_experts(logits, 4, OP.routing.groups(attributes))
+    for row, chosen in zip(weights, selected, strict=True):
         assert set(chosen.tolist()) == set(torch.nonzero(row)[:, 0].tolist())
 
 
-def test_ties_go_to_the_lower_id() -> None:
+def test_a_tie_selects_the_lower_expert() -> None:
     logits = np.array([[1.0, 2.0, 2.0, 0.5, 2.0], [-0.0, 0.0, -1.0, 0.0, -3.0]], np.float32)
     assert chosen_experts(logits, 2).tolist() == [[1, 2], [0, 1]]

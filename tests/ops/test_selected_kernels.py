@@ -1,4 +1,4 @@
-"""Attention over lists of slots, emulated: bits of full attention, and of a token anywhere."""
+"""Attention over lists of slots in the emulator: the bits of full attention, in any launch."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def drawn(launch: Launch, seed: int = 0) -> Arrays:
 
 
 def attended(arrays: Arrays, target_ctas: int = 3) -> np.ndarray:
-    """The result's bits [T, Hq, D]."""
+    """Return the result's bits [T, Hq, D]."""
     shapes = {n: TensorInfo(a.shape, _NAMES.get(n, "int32")) for n, a in arrays.items()}
     width = arrays["q"].shape[2]
     assert OP.lower is not None
@@ -51,9 +51,9 @@ def attended(arrays: Arrays, target_ctas: int = 3) -> np.ndarray:
     return run_lowering(OP, lowering, arrays, {"attended": arrays["q"]})["attended"]
 
 
-def all_seen(launch: Launch, held: int) -> np.ndarray:
-    """Lists [T, 1, held] of everything that each row sees."""
-    lists = np.full((len(launch.rows()) + launch.padding_rows, 1, held), -1, np.int32)
+def lists_of_all_slots(launch: Launch, list_width: int) -> np.ndarray:
+    """Return lists [T, 1, held] of all slots that each row attends to."""
+    lists = np.full((len(launch.rows()) + launch.padding_rows, 1, list_width), -1, np.int32)
     for row, (_, branch, slot, lineage) in enumerate(launch.rows()):
         chain = range(branch.tree_start if lineage else slot + 1)
         seen = [*chain, *(branch.tree_start + node for node in lineage)]
@@ -66,15 +66,15 @@ def test_lists_of_everything_give_the_bits_of_full_attention() -> None:
     full = attended(arrays)
     for multiprocessors in (1, 64):
         listed = attended(
-            arrays | {"selected": all_seen(GEOMETRY, 320)}, target_ctas=multiprocessors
+            arrays | {"selected": lists_of_all_slots(GEOMETRY, 320)}, target_ctas=multiprocessors
         )
         np.testing.assert_array_equal(listed[:used], full[:used])
 
 
-def test_rows_that_attend_to_everything_have_its_bits_beside_others() -> None:
-    """Whole and sparse rows share CTAs; a list per KV head may be whole for one of them."""
+def test_rows_with_full_attention_have_equal_bits_in_a_mixed_batch() -> None:
+    """Full and sparse rows share CTAs; the list of one KV head may be full."""
     arrays, used = drawn(GEOMETRY, 1), len(GEOMETRY.rows())
-    full, lists = attended(arrays), all_seen(GEOMETRY, 320)[:, [0, 0]]
+    full, lists = attended(arrays), lists_of_all_slots(GEOMETRY, 320)[:, [0, 0]]
     lists[:, :, 40:] = -1
     sparse = attended(arrays | {"selected": lists})
     whole = [(0, 0), (0, 1), (3, 1), (7, 0), (10, 0), (10, 1)]
@@ -88,20 +88,20 @@ def test_rows_that_attend_to_everything_have_its_bits_beside_others() -> None:
     assert (mixed[:used] != full[:used].reshape(mixed[:used].shape)).any()
 
 
-def test_rows_that_are_alone_have_one_launch_for_both_kinds() -> None:
-    """Of four sequences two attend to everything, one to all that it lists, one to some."""
+def test_single_rows_have_one_launch_for_full_and_sparse_attention() -> None:
+    """Of four sequences, two attend to everything, one to all listed slots, one to some."""
     launch = Launch(
         [Branch(300, 1), Branch(70, 1), Branch(390, 1), Branch(200, 1)], kv_heads=2, group=3,
         page_size=16, padding_rows=0,
     )  # fmt: skip
     arrays = drawn(launch, 2)
-    full, lists = attended(arrays), all_seen(launch, 420)
+    full, lists = attended(arrays), lists_of_all_slots(launch, 420)
     lists[3, 0, 60:] = -1
     sparse = [attended(arrays | {"selected": lists}, target_ctas) for target_ctas in (1, 64)]
     np.testing.assert_array_equal(*sparse)
     lists[[0, 1], 0] = [WHOLE, *[-1] * 419]
     shapes = {n: TensorInfo(a.shape, _NAMES.get(n, "int32")) for n, a in arrays.items()}
-    found = {}
+    by_num_launches = {}
     for target_ctas in (1, 64):
         request = LoweringRequest(
             {**shapes, "selected": TensorInfo(lists.shape, "int32"), "attended": shapes["q"]},
@@ -109,24 +109,26 @@ def test_rows_that_are_alone_have_one_launch_for_both_kinds() -> None:
             target=replace(SMALL_TARGET, multiprocessors=target_ctas),
         )
         assert OP.lower is not None
-        found[len(OP.lower(request).launches)] = attended(arrays | {"selected": lists}, target_ctas)
-    assert sorted(found) == [1, 2]
-    for got in found.values():
-        np.testing.assert_array_equal(got[:3], full[:3])
-        np.testing.assert_array_equal(got[3], sparse[0][3])
+        by_num_launches[len(OP.lower(request).launches)] = attended(
+            arrays | {"selected": lists}, target_ctas
+        )
+    assert sorted(by_num_launches) == [1, 2]
+    for result in by_num_launches.values():
+        np.testing.assert_array_equal(result[:3], full[:3])
+        np.testing.assert_array_equal(result[3], sparse[0][3])
     assert (sparse[0][3] != full[3]).any()
 
 
 @dataclass(frozen=True)
 class _Text:
-    """Keys and values of the tokens of a sequence, and the query of the last."""
+    """Keys and values of the tokens of a sequence, and the query of the last token."""
 
     k: np.ndarray
     v: np.ndarray
     q: np.ndarray
 
     def at(self, slots: Sequence[int], tree_start: int) -> Arrays:
-        """The last token as the only row, every token i at slot ``slots[i]``."""
+        """Put the last token into a launch as the only row, with token i at slot ``slots[i]``."""
         pages = 12
         table = 1 + np.random.default_rng(sum(slots)).permutation(pages).astype(np.int32)
         pools = []
@@ -150,7 +152,7 @@ class _Text:
         }
 
 
-def test_a_token_has_the_same_bits_alone_and_in_a_tree() -> None:
+def test_a_token_has_equal_bits_alone_and_in_a_tree() -> None:
     rng = np.random.default_rng(5)
     k, v = (rng.standard_normal((160, 2, 16)).astype(np.float32) for _ in range(2))
     text = _Text(k, v, rng.standard_normal((6, 16)).astype(np.float32))
@@ -169,7 +171,7 @@ def test_a_token_has_the_same_bits_alone_and_in_a_tree() -> None:
         np.testing.assert_array_equal(attended(branched, target), alone)
 
 
-def test_lists_that_no_kernel_takes_are_refused() -> None:
+def test_rejects_unsupported_lists() -> None:
     launch = replace(GEOMETRY, selected=5)
     shapes = {n: TensorInfo(a.shape, _NAMES.get(n, "int32")) for n, a in drawn(launch).items()}
     tensors = {**shapes, "attended": shapes["q"]}
@@ -180,12 +182,12 @@ def test_lists_that_no_kernel_takes_are_refused() -> None:
         OP.lower(LoweringRequest(tensors, {"scale": 0.25, "window": 0}, "prefill"))
 
 
-def test_lists_of_more_chunks_than_a_warp_has_lanes() -> None:
+def test_lists_of_over_32_chunks() -> None:
     launch = Launch(
         [Branch(8199, 1), Branch(4199, 1)], kv_heads=1, group=2, page_size=64, padding_rows=0
     )
     arrays = drawn(launch)
-    listed = attended(arrays | {"selected": all_seen(launch, 8300)})
+    listed = attended(arrays | {"selected": lists_of_all_slots(launch, 8300)})
     np.testing.assert_array_equal(listed, attended(arrays))
 
 
@@ -193,13 +195,13 @@ def test_lists_in_a_tree_of_two_words() -> None:
     branches = [Branch(40, 0, chain_of(35)), Branch(9, 0, BUSHY)]
     launch = Launch(branches, kv_heads=2, group=3, page_size=16)
     arrays, used = drawn(launch), len(launch.rows())
-    listed = attended(arrays | {"selected": all_seen(launch, 90)})
+    listed = attended(arrays | {"selected": lists_of_all_slots(launch, 90)})
     np.testing.assert_array_equal(listed[:used], attended(arrays)[:used])
 
 
-def test_one_kv_head_of_a_cta_s_rows_is_whole() -> None:
+def test_one_kv_head_of_a_cta_has_full_attention() -> None:
     arrays, used = drawn(GEOMETRY, 1), len(GEOMETRY.rows())
-    full, lists = attended(arrays), all_seen(GEOMETRY, 320)[:, [0, 0]]
+    full, lists = attended(arrays), lists_of_all_slots(GEOMETRY, 320)[:, [0, 0]]
     lists[3, 1] = [WHOLE, *[-1] * 319]
     listed = attended(arrays | {"selected": lists})
     np.testing.assert_array_equal(listed[:used], full[:used])

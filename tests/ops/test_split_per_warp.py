@@ -1,4 +1,4 @@
-"""Attention by teams of warps with splits of their own, emulated: the bits of the plain kernel."""
+"""Attention with one split per warp, in the emulator: the bits of the default kernel."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def attended(
     multiprocessors: int,
     padding: int = 2,
 ) -> list[np.ndarray]:
-    """Of a launch whose grid fills a GPU of that size."""
+    """Run a launch whose grid fills a GPU with this number of multiprocessors."""
     launch = Launch(
         shape, branches, padding_rows=padding, pages=PAGES, seed=3,
         tactic={"split_teams": teams}, target=Target(multiprocessors=multiprocessors),
@@ -40,8 +40,8 @@ def attended(
     return launch.attended()
 
 
-def wanted(shape: Geometry, branch: Branch[Text]) -> np.ndarray:
-    """By the plain kernel, alone."""
+def by_default_kernel(shape: Geometry, branch: Branch[Text]) -> np.ndarray:
+    """Return the result of the default kernel for this sequence alone."""
     launch = Launch(shape, [branch], pages=PAGES, tactic={"split_teams": 0})
     assert launch.entries() == ["attend_split"]
     return launch.attended()[0]
@@ -50,19 +50,19 @@ def wanted(shape: Geometry, branch: Branch[Text]) -> np.ndarray:
 def assert_same(
     shape: Geometry, branches: list[Branch[Text]], teams: int, multiprocessors: int
 ) -> None:
-    found = attended(shape, branches, teams, multiprocessors)
-    for index, (rows, branch) in enumerate(zip(found, branches, strict=True)):
+    results = attended(shape, branches, teams, multiprocessors)
+    for index, (rows, branch) in enumerate(zip(results, branches, strict=True)):
         if branch.rows:
-            np.testing.assert_array_equal(rows, wanted(shape, branch), err_msg=str(index))
+            np.testing.assert_array_equal(
+                rows, by_default_kernel(shape, branch), err_msg=str(index)
+            )
 
 
 @pytest.mark.parametrize(
     ("teams", "multiprocessors"), [(2, 3), (8, 1), (8, 70), *slow((2, 1), (2, 70), (8, 3))]
 )
-def test_rows_of_any_context_get_the_bits_of_the_plain_kernel(
-    teams: int, multiprocessors: int
-) -> None:
-    """One CTA for all sequences in turn, one for each, several for the long one."""
+def test_rows_have_the_bits_of_the_default_kernel(teams: int, multiprocessors: int) -> None:
+    """One CTA processes all sequences in turn, or each has one, or the long one has several."""
     text, other = Text.drawn(2600, SHAPE, 1), Text.drawn(300, SHAPE, 2)
     singles = [alone(text, 2500), alone(other, 0), EMPTY, alone(other, 127), alone(text, 1100)]
     assert_same(SHAPE, singles, teams, multiprocessors)
@@ -79,15 +79,15 @@ def test_rows_of_any_context_get_the_bits_of_the_plain_kernel(
 
 
 @pytest.mark.parametrize("multiprocessors", [40, *slow(2)])
-def test_trees_get_the_bits_of_the_plain_kernel(multiprocessors: int) -> None:
-    """Tiles that are a row's own, in the tree's copy or gathered; more rows than a CTA takes."""
+def test_trees_have_the_bits_of_the_default_kernel(multiprocessors: int) -> None:
+    """Cover per-row tiles, in the tree's copy or gathered, and more rows than a CTA processes."""
     text, other = Text.drawn(1300, SHAPE, 1), Text.drawn(300, SHAPE, 2)
     for position in (2, 66, 127, 129, 1200):
         tree = node(text, position, (164, 163, 0, 162))
         branches = [node(other, 40, (3, 4, 5, 6)), tree, alone(other, 250)]
         assert_same(SHAPE, branches, 8, multiprocessors)
     assert_same(SHAPE, [wide_node(text, 257), reverified(other, 290, 19)], 8, multiprocessors)
-    # A row alone with ancestors in the tree: drafting behind scattered slots.
+    # One row with ancestors in the tree: drafting after scattered slots.
     lone = node(text, 700, (1, 2, 3, 4))
     row = Branch(text, lone.tokens, lone.tree_start, lone.rows[5:6], lone.lineages[5:6])
     assert_same(SHAPE, [row, row], 8, multiprocessors)
@@ -115,9 +115,9 @@ def test_heads_of_64_and_128(shape: Geometry, rows: int, teams: int) -> None:
 
 
 def cancelling(shape: Geometry, position: int, seed: int) -> Text:
-    """Values that cancel over the keys up to ``position``: their rounding is all that is left.
+    """Return values that cancel over the keys up to ``position``, so that only rounding remains.
 
-    So another order of fp32 sums has other bits in bf16, too.
+    Another order of fp32 sums therefore gives other bits in bf16, too.
     """
     text, rng = Text.drawn(position + 1, shape, seed), np.random.default_rng(seed)
     values = rng.normal(size=text.v.shape) * 2.0 ** rng.integers(-12, 13, text.v.shape)
@@ -131,12 +131,10 @@ LEFT_OVER = [128 * slots - 1 - 13 * slots for slots in (9, 10, 11, 12, 13, 14, 1
 
 
 @pytest.mark.parametrize(("teams", "multiprocessors"), [(8, 7), *slow((4, 1), (4, 7), (8, 1))])
-def test_splits_that_are_left_over_are_shared_by_tile_runs(
-    teams: int, multiprocessors: int
-) -> None:
-    """Behind whole rounds one to seven splits, with and without a tree; of one CTA and of several.
+def test_remaining_splits_are_divided_into_runs_of_tiles(teams: int, multiprocessors: int) -> None:
+    """After full rounds, one to seven splits remain, of one CTA or of several.
 
-    Five rows and more are two warps' of a team, of which a CTA then has four.
+    Five rows and more need two warps of a group, so a CTA then has four groups.
     """
     texts = [cancelling(SHAPE, end, 20 + i) for i, end in enumerate((*LEFT_OVER, 1151, 1281))]
     ends = [len(text.q) - 1 for text in texts]
@@ -145,7 +143,7 @@ def test_splits_that_are_left_over_are_shared_by_tile_runs(
     assert_same(SHAPE, [reverified(text, end, 4) for text, end in both], teams, multiprocessors)
     trees = [node(text, end, (164, 163, 0, 162)) for text, end in both]
     assert_same(SHAPE, trees, teams, multiprocessors)
-    # A row alone with ancestors in the tree gathers its own tiles.
+    # One row with ancestors in the tree gathers its own tiles.
     lone = [
         Branch(text, tree.tokens, tree.tree_start, tree.rows[5:6], tree.lineages[5:6])
         for (text, _), tree in zip(both, trees, strict=True)
@@ -153,8 +151,8 @@ def test_splits_that_are_left_over_are_shared_by_tile_runs(
     assert_same(SHAPE, lone, teams, multiprocessors)
 
 
-def test_a_window_whose_last_slots_stand_first() -> None:
-    """Chunk 32 takes the split of chunk 0: splits join in their order, not in that of the keys."""
+def test_a_window_that_wraps_around_its_slots() -> None:
+    """Chunk 32 reuses the split of chunk 0: splits are joined in slot order, not in key order."""
     shape = Geometry(page_size=64, window=1500)
     text = Text.drawn(4500, shape, 13)
     branches = [reverified(text, position, 3) for position in (4100, 4300, 4490)]
@@ -163,7 +161,7 @@ def test_a_window_whose_last_slots_stand_first() -> None:
             assert_same(shape, branches, teams, multiprocessors)
 
 
-def test_a_window_that_is_split() -> None:
+def test_a_window_of_several_splits() -> None:
     shape = Geometry(page_size=64, window=1500)
     text = Text.drawn(2300, shape, 6)
     branches = [reverified(text, 2200, 3), reverified(text, 1600, 2), reverified(text, 40, 3)]
@@ -171,15 +169,15 @@ def test_a_window_that_is_split() -> None:
         assert_same(shape, branches, 8, multiprocessors)
 
 
-def test_more_sequences_than_a_warp_has_lanes() -> None:
+def test_over_32_sequences() -> None:
     text = Text.drawn(700, SHAPE, 7)
     branches = [alone(text, 17 * i) if i % 5 else EMPTY for i in range(40)]
     for multiprocessors in (3, 60):
         assert_same(SHAPE, branches, 8, multiprocessors)
 
 
-def test_who_gets_splits_of_their_own() -> None:
-    """Many sequences of engines for up to 16384 tokens; no windows of one split."""
+def test_which_launches_use_split_per_warp() -> None:
+    """Many sequences of engines for up to 16384 tokens use it, but not windows of one split."""
     shape = Geometry(kv_heads=8, group=2, page_size=64)
     text = Text.drawn(300, shape, 8)
     many = Launch(shape, [alone(text, 200)] * 8, pages=257)
@@ -193,5 +191,5 @@ def test_who_gets_splits_of_their_own() -> None:
     assert long.entries() == ["attend_split"]
     assert not any("context_ctas" in tactic for tactic in OP.tactics(long.request()))
     for launch in (many, Launch(shape, [alone(text, 9)], pages=PAGES)):
-        asked = {tactic.get("split_teams") for tactic in OP.tactics(launch.request())}
-        assert asked == {None, 0, 4, 8}
+        proposed = {tactic.get("split_teams") for tactic in OP.tactics(launch.request())}
+        assert proposed == {None, 0, 4, 8}

@@ -1,4 +1,4 @@
-"""The standard ops of TensorRT-RTX's graphs: what is theirs alone, by other means than the op's."""
+"""The standard ops of TensorRT-RTX's graphs, tested independently of the custom ops."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from specbuild.runtime.engine_dir.manifest import DraftShape
 from specbuild.runtime.request import GenerateParams, Prompt, TokenEvent
 from specbuild.runtime.sampling import SamplingParams
 
-# Node types that TensorRT-RTX 1.7's parser refuses, of those that bodies may use.
+# Node types that the parser of TensorRT-RTX 1.7 rejects, of those that bodies may use.
 REFUSED = {"BitShift", "BitwiseAnd", "BitwiseOr", "BitwiseXor", "BitwiseNot", "Unique", "Compress"}
 # Known answers of Random123 (kat_vectors): counter, key, result.
 KNOWN = [
@@ -52,7 +52,9 @@ def graphs_of(models: dict[str, ir.Model]) -> list[tuple[str, ir.Model]]:
 
 @pytest.fixture(scope="module")
 def engines(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """One random model for the CPU: by the CPU's own graphs, and by TensorRT-RTX's in fp32."""
+    """Build one random model for the CPU, with the CPU's graphs, and with TensorRT-RTX's
+    in fp32.
+    """
     folder = tmp_path_factory.mktemp("standard")
     write_target(folder / "target", layers=3, **SIZES)
     write_latents(folder / "target", {2: 12})
@@ -90,7 +92,7 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return {"folder": folder, "graphs": lowered["standard"]}
 
 
-def test_no_graph_has_a_node_that_the_parser_refuses(engines: dict[str, Any]) -> None:
+def test_graphs_have_no_node_that_the_parser_rejects(engines: dict[str, Any]) -> None:
     for role, model in graphs_of(engines["graphs"]):
         for node in model.graph.all_nodes():
             assert not node.domain, f"{role}: {node.domain}::{node.op_type}"
@@ -107,19 +109,19 @@ def test_no_graph_has_a_node_that_the_parser_refuses(engines: dict[str, Any]) ->
         SamplingParams(temperature=1.3, top_k=9, top_p=0.8, seed=6),
     ],
 )
-def test_the_whole_loop_decodes_as_on_the_cpu(
+def test_generates_the_tokens_of_the_cpu_backend(
     engines: dict[str, Any], sampling: SamplingParams
 ) -> None:
-    """Every role by ONNX Runtime, trees drafted and verified: the same tokens."""
+    """Run every role with ONNX Runtime, and draft and verify trees: the tokens are equal."""
     prompts = [Prompt(str(i), prompt_ids=tuple(range(3 + i, 20 + 4 * i))) for i in range(3)]
     params = GenerateParams(max_new_tokens=24, sampling=sampling, ignore_eos=True)
-    told = {}
+    tokens_of = {}
     for name in ("cpu", "standard"):
         engine = Engine.load(engines["folder"] / name)
         events = engine.generate(prompts, params, speculation=DraftShape(3, 3, 8))
-        told[name] = [(e.request, e.token_id) for e in events if isinstance(e, TokenEvent)]
-    assert len(told["cpu"]) == 3 * 24
-    assert sorted(told["cpu"]) == sorted(told["standard"])
+        tokens_of[name] = [(e.request, e.token_id) for e in events if isinstance(e, TokenEvent)]
+    assert len(tokens_of["cpu"]) == 3 * 24
+    assert sorted(tokens_of["cpu"]) == sorted(tokens_of["standard"])
 
 
 def evaluated(record: Any, *arrays: np.ndarray) -> list[np.ndarray]:
@@ -134,8 +136,8 @@ words = st.integers(0, 2**32 - 1)
 @settings(max_examples=15, deadline=None)
 def test_exclusive_or_and_products_are_exact(pairs: list[tuple[int, int]]) -> None:
     x, y = (np.array(side, np.int64) for side in zip(*pairs, strict=True))
-    [got] = evaluated(lambda b, v: [standard_choose.exclusive_or(b, v[0], v[1])], x, y)
-    assert got.tolist() == [a ^ c for a, c in pairs]
+    [outputs] = evaluated(lambda b, v: [standard_choose.exclusive_or(b, v[0], v[1])], x, y)
+    assert outputs.tolist() == [a ^ c for a, c in pairs]
     factor = 0xD2511F53
     high, low = evaluated(lambda b, v: standard_choose.high_and_low(b, v[0], factor), x)
     assert [(int(h) << 32) + int(w) for h, w in zip(high, low, strict=True)] == [
@@ -144,19 +146,19 @@ def test_exclusive_or_and_products_are_exact(pairs: list[tuple[int, int]]) -> No
 
 
 @pytest.mark.parametrize(("counter", "key", "result"), KNOWN)
-def test_philox_gives_the_known_answers(counter: str, key: str, result: str) -> None:
+def test_philox_equals_published_vectors(counter: str, key: str, result: str) -> None:
     given_words = [int(word, 16) for word in f"{counter} {key}".split()]
     arrays = [np.array([word], np.int64) for word in given_words]
 
     def record(b: BodyBuilder, v: Any) -> Any:
         return standard_choose.philox(b, v[:4], v[4:], b.scalar(10, np.int64))
 
-    got = evaluated(record, *arrays)
-    assert [int(word[0]) for word in got] == [int(word, 16) for word in result.split()]
+    outputs = evaluated(record, *arrays)
+    assert [int(word[0]) for word in outputs] == [int(word, 16) for word in result.split()]
 
 
-def kept_by_sorting(scaled: np.ndarray, top_k: int, top_p: float) -> np.ndarray:
-    """Which tokens of one row stay, by definition: a stable sort, then a running sum."""
+def remaining_by_sorting(scaled: np.ndarray, top_k: int, top_p: float) -> np.ndarray:
+    """Return which tokens of a row remain, by definition: a stable sort, then a running sum."""
     order = np.argsort(-scaled, kind="stable")
     count = top_k if top_k > 0 else len(order)
     chosen = order[:count]
@@ -165,15 +167,15 @@ def kept_by_sorting(scaled: np.ndarray, top_k: int, top_p: float) -> np.ndarray:
     kept = np.zeros(len(order), bool)
     first = np.arange(len(chosen)) == 0
     kept[chosen[(before < top_p) | first | (top_p == 1)]] = True
-    # Where the sum meets the limit, rounding decides.
+    # Rounding decides if the sum equals the limit.
     assume(top_p == 1 or not (np.abs(before - top_p) < 1e-6).any())
     return kept
 
 
 @given(st.integers(0, 2**31), st.integers(0, 40), st.sampled_from([1.0, 0.93, 0.5, 0.02]))
 @settings(max_examples=15, deadline=None)
-def test_cuts_are_those_of_a_sort(seed: int, top_k: int, top_p: float) -> None:
-    """Logits on a coarse grid, so that many tie, and one row far from the others' range."""
+def test_top_k_and_top_p_equal_a_sort(seed: int, top_k: int, top_p: float) -> None:
+    """Draw logits from a coarse grid, so that many tie, and one row with a far larger range."""
     rng = np.random.default_rng(seed)
     logits = np.stack([rng.integers(-6, 7, 60) / 2, rng.normal(size=60) * 40, rng.normal(size=60)])
     logits = logits.astype(np.float32)
@@ -187,16 +189,16 @@ def test_cuts_are_those_of_a_sort(seed: int, top_k: int, top_p: float) -> None:
         in_top_k = cut.top_k(k)
         return [b.And(in_top_k, cut.top_p(p, in_top_k))]
 
-    [got] = evaluated(record, logits, *arrays)
-    for row, logit in zip(got, logits, strict=True):
-        wanted = kept_by_sorting(logit, top_k, top_p)
-        # What is 200 below the best cannot be drawn, whichever of those stay.
+    [outputs] = evaluated(record, logits, *arrays)
+    for row, logit in zip(outputs, logits, strict=True):
+        expected = remaining_by_sorting(logit, top_k, top_p)
+        # A token 200 below the best cannot be drawn, so either result is right for it.
         drawable = logit > logit.max() - 200
-        assert (row == wanted)[drawable].all()
+        assert (row == expected)[drawable].all()
 
 
 def experts(rng: np.random.Generator) -> list[np.ndarray | None]:
-    """Moe's inputs: 3 experts of 64 inner columns over 32 hidden ones, in MXFP4."""
+    """Return Moe's inputs: 3 experts of 64 inner columns over 32 hidden ones, in MXFP4."""
 
     def blocks(rows: int, columns: int) -> tuple[np.ndarray, np.ndarray]:
         codes = rng.integers(0, 256, (3, rows, columns // 32, 16), dtype=np.uint8)
@@ -211,19 +213,19 @@ def experts(rng: np.random.Generator) -> list[np.ndarray | None]:
 
 
 @pytest.mark.parametrize("storage", [FP4, INT8], ids=["four bits", "eight bits"])
-def test_experts_in_few_bits_are_the_checkpoints(storage: Any) -> None:
+def test_experts_in_four_or_eight_bits_equal_the_checkpoint(storage: Any) -> None:
     op, arrays = op_named("Moe"), experts(np.random.default_rng(3))
     tensors = [torch.from_numpy(a) for a in arrays if a is not None]
-    wanted = op.reference(*tensors, **op.complete({"top_k": 2})).numpy()
-    [got] = run_standard_moe(op, arrays, {"top_k": 2}, storage)
-    np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-5)
+    expected = op.reference(*tensors, **op.complete({"top_k": 2})).numpy()
+    [outputs] = run_standard_moe(op, arrays, {"top_k": 2}, storage)
+    np.testing.assert_allclose(outputs, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_every_code_and_scale_is_stored_exactly() -> None:
-    """All 16 codes under the scales that a checkpoint may have, in both forms."""
+    """Check all 16 codes with every scale that a checkpoint may have, in both forms."""
     codes = np.tile(np.arange(256, dtype=np.uint8), 2).reshape(1, 32, 1, 16)
     scales = np.linspace(1, 254, 32).astype(np.uint8).reshape(1, 32, 1)
-    wanted = expert_weight(torch.from_numpy(codes), torch.from_numpy(scales))
+    expected = expert_weight(torch.from_numpy(codes), torch.from_numpy(scales))
     for storage, values in ((FP4, None), (INT8, INT8.table)):
         packed = standard_ops._packed(torch.from_numpy(codes), storage.table).numpy()
         if values is None:
@@ -233,9 +235,9 @@ def test_every_code_and_scale_is_stored_exactly() -> None:
             unpacked = packed.astype(np.float32)
         steps = torch.exp2(torch.from_numpy(scales).float() - storage.bias).bfloat16()
         whole = torch.from_numpy(unpacked) * steps.float()
-        assert torch.equal(whole.transpose(1, 2), wanted)
+        assert torch.equal(whole.transpose(1, 2), expected)
 
 
-def test_four_bits_only_where_every_gpu_has_them() -> None:
+def test_four_bits_require_support_by_every_gpu() -> None:
     assert expert_storage(["sm_120"]) is expert_storage(["sm_120", "sm_121"]) is FP4
     assert expert_storage(["sm_89", "sm_120"]) is expert_storage(["sm_80"]) is INT8

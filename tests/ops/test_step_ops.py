@@ -47,7 +47,7 @@ def by_reference(
 def by_kernels(
     name: str, inputs: Mapping[str, np.ndarray | None], attributes: Mapping[str, Any]
 ) -> Arrays:
-    """The op's kernels in the emulator; the reference gives the shapes of its outputs."""
+    """Run the op's kernels in the emulator; the reference gives the shapes of its outputs."""
     op = op_named(name)
     bf16 = {spec.name for spec in op.inputs if spec.dtype in ("T", "C")}
     tensors = {
@@ -59,31 +59,31 @@ def by_kernels(
     infos = {n: TensorInfo(tuple(t.shape), NAMES[t.dtype]) for n, t in (tensors | outputs).items()}
     assert op.lower is not None
     request = LoweringRequest(infos, op.complete(attributes), target=SMALL_TARGET)
-    got = run_lowering(
+    result = run_lowering(
         op,
         op.lower(request),
         {n: bits(t) for n, t in tensors.items()},
         {n: bits(t) for n, t in outputs.items()},
     )
-    return {n: values(got[n], t.dtype).copy() for n, t in outputs.items()}
+    return {n: values(result[n], t.dtype).copy() for n, t in outputs.items()}
 
 
 def sequences_of(world: World, rng: np.random.Generator) -> list[Sequence]:
-    """Prompts with the first token after them, limits that fall in the middle of a step."""
-    made = []
+    """Draw prompts with a first token, and limits that fall within a step."""
+    sequences = []
     for b in range(3):
-        known = rng.integers(0, world.vocab, 2 + 5 * b).tolist()
-        known.append(world.next_token(tuple(known)))
-        limit = len(known) + int(rng.integers(4, 30))
-        made.append(Sequence(world, known, limit, frozenset(EOS if b else ())))
-    return made
+        all_tokens = rng.integers(0, world.vocab, 2 + 5 * b).tolist()
+        all_tokens.append(world.next_token(tuple(all_tokens)))
+        limit = len(all_tokens) + int(rng.integers(4, 30))
+        sequences.append(Sequence(world, all_tokens, limit, frozenset(EOS if b else ())))
+    return sequences
 
 
 def check_step(device: DeviceStep, sequences: list[Sequence], ring: Arrays, steps: int) -> None:
     state = device.state
     for b, sequence in enumerate(sequences):
         assert bool(state["done"][b]) == sequence.done
-        assert (state["length"][b], state["root"][b]) == (sequence.length, sequence.known[-1])
+        assert (state["length"][b], state["root"][b]) == (sequence.length, sequence.all_tokens[-1])
     assert ring["ring_step"] == steps == state["step"][0]
     for b in range(len(sequences), device.batch):
         assert (state["length"][b], state["done"][b], ring["ring_count"][b]) == (0, 1, 0)
@@ -92,7 +92,7 @@ def check_step(device: DeviceStep, sequences: list[Sequence], ring: Arrays, step
 def check_tree(
     device: DeviceStep, b: int, world: World, context: tuple[int, ...], shape: tuple[int, int, int]
 ) -> None:
-    """The pool is that of the algorithm; the tree's nodes are its best."""
+    """Assert that the pool is that of the algorithm, and that the tree has its best nodes."""
     pool = grow(world, context, shape[0], shape[1])
     found = device.last_pool
     assert found["pool_tokens"][b].tolist() == [node.context[-1] for node in pool]
@@ -110,29 +110,29 @@ def check_tree(
 
 
 def decode(run: RunOp, seed: int, *, steps: int) -> list[Sequence]:
-    """Steps of changing shapes, now and then one or two without a draft."""
+    """Run steps of changing shapes, sometimes one or two without a draft."""
     world, rng = World(seed), np.random.default_rng(seed)
     sequences = sequences_of(world, rng)
     device = DeviceStep(world, run, batch=4, capacity=8, pages=20)
     device.state["eos_ids"][: len(EOS)] = EOS
     for b, sequence in enumerate(sequences):
-        device.admit(b, list(sequence.known), sequence.limit, ignore_eos=not sequence.eos)
+        device.admit(b, list(sequence.all_tokens), sequence.limit, ignore_eos=not sequence.eos)
     plain = 0
     for number in range(1, steps + 1):
         fits = int(device.state["pending_count"].max()) < 8
         plain = plain + 1 if fits and plain < 2 and rng.random() < 0.3 else 0
         shape = None if plain else SHAPES[int(rng.integers(len(SHAPES)))]
-        before = [tuple(s.known) for s in sequences]
+        before = [tuple(s.all_tokens) for s in sequences]
         lively = [not s.done for s in sequences]
         ring = device.step(shape)
         for b, sequence in enumerate(sequences):
-            context = tuple(sequence.known)
+            context = tuple(sequence.all_tokens)
             tokens, accepted = sequence.step(shape)
             count = int(ring["ring_count"][b])
             assert ring["ring_tokens"][b, :count].tolist() == tokens
             assert ring["ring_accepted"][b] == accepted
-            said = [world.logprob((*context, *tokens[:i])) for i in range(len(tokens))]
-            np.testing.assert_allclose(ring["ring_logprobs"][b, :count], said, rtol=1e-6)
+            logprobs = [world.logprob((*context, *tokens[:i])) for i in range(len(tokens))]
+            np.testing.assert_allclose(ring["ring_logprobs"][b, :count], logprobs, rtol=1e-6)
             if shape is not None and lively[b]:
                 check_tree(device, b, world, before[b], shape)
         check_step(device, sequences, ring, number)
@@ -141,24 +141,26 @@ def decode(run: RunOp, seed: int, *, steps: int) -> list[Sequence]:
 
 @examples(15)
 @given(st.integers(0, 2**31))
-def test_references_decode_as_plain_lists_do(seed: int) -> None:
+def test_references_generate_the_tokens_of_plain_lists(seed: int) -> None:
     for sequence in decode(by_reference, seed, steps=14):
-        start = len(sequence.known) - len(sequence.emitted)
-        for i in range(start, len(sequence.known)):
-            assert sequence.known[i] == sequence.world.next_token(tuple(sequence.known[:i]))
+        start = len(sequence.all_tokens) - len(sequence.emitted)
+        for i in range(start, len(sequence.all_tokens)):
+            assert sequence.all_tokens[i] == sequence.world.next_token(
+                tuple(sequence.all_tokens[:i])
+            )
 
 
-def test_the_decoder_meets_what_it_should() -> None:
-    """Long and empty accepted paths, ends of sequences, limits: all happen in these steps."""
+def test_the_steps_cover_all_endings() -> None:
+    """These steps include long and empty accepted paths, ends of sequences, and limits."""
     ends = [s for seed in range(12) for s in decode(by_reference, seed, steps=14)]
     assert any(s.emitted[-1] in s.eos for s in ends)
-    assert any(len(s.known) == s.limit for s in ends)
+    assert any(len(s.all_tokens) == s.limit for s in ends)
     assert any(len(s.emitted) > 20 for s in ends)
 
 
 @pytest.mark.skipif(not has_compiler(), reason="g++ is not installed")
 @pytest.mark.parametrize("seed", [1, 2, 3])
-def test_kernels_decode_as_plain_lists_do(seed: int) -> None:
+def test_kernels_generate_the_tokens_of_plain_lists(seed: int) -> None:
     decode(by_kernels, seed, steps=8)
 
 
@@ -168,28 +170,28 @@ def test_advance_without_a_draft(case: Case) -> None:
     op = op_named("Advance")
     arrays = case.make(np.random.default_rng(5))
     inputs = {s.name: a for s, a in zip(op.inputs, arrays, strict=True)}
-    wanted, got = (run("Advance", inputs, case.attributes) for run in (by_reference, by_kernels))
+    wanted, result = (run("Advance", inputs, case.attributes) for run in (by_reference, by_kernels))
     plain = {
         f"{name}_out" for name in ("length", "root", "done", "step", "ring_tokens",
                                    "ring_logprobs", "ring_accepted", "ring_count", "ring_step")
     }  # fmt: skip
     marked = {"marks_out"} if inputs["marks"] is not None else set()
-    assert set(got) == set(wanted) == plain | marked
+    assert set(result) == set(wanted) == plain | marked
     for name, array in wanted.items():
-        np.testing.assert_array_equal(got[name], array, err_msg=name)
+        np.testing.assert_array_equal(result[name], array, err_msg=name)
 
 
-def test_the_oldest_rows_go_where_the_draft_has_no_room() -> None:
+def test_the_oldest_rows_are_dropped_if_the_draft_is_full() -> None:
     world = World(4)
     device = DeviceStep(world, by_reference, batch=1, capacity=3, pages=20)
-    known = [5, 6]
-    known.append(world.next_token(tuple(known)))
-    device.admit(0, known, 40, ignore_eos=True)
+    all_tokens = [5, 6]
+    all_tokens.append(world.next_token(tuple(all_tokens)))
+    device.admit(0, all_tokens, 40, ignore_eos=True)
     for _ in range(RING + 1):
         device.step(None)
-        known.append(world.next_token(tuple(known)))
+        all_tokens.append(world.next_token(tuple(all_tokens)))
     assert device.state["pending_count"][0] == 3
-    assert device.state["pending_tokens"][0].tolist() == known[-3:]
+    assert device.state["pending_tokens"][0].tolist() == all_tokens[-3:]
 
 
 @pytest.mark.parametrize(
@@ -200,7 +202,7 @@ def test_the_oldest_rows_go_where_the_draft_has_no_room() -> None:
         ("ExtendInputs", {"pending_captured": (2, 3, 12)}, "rows of 24 bytes"),
     ],
 )
-def test_lowering_refuses_what_does_not_fit(
+def test_lowering_rejects_sizes_that_do_not_fit(
     name: str, sizes: Mapping[str, tuple[int, ...]], message: str
 ) -> None:
     op = op_named(name)
@@ -214,15 +216,15 @@ def test_lowering_refuses_what_does_not_fit(
     dtypes = {s.name: "bfloat16" if s.dtype == "T" else s.dtype for s in (*op.inputs, *op.outputs)}
     infos = {n: TensorInfo(sizes.get(n, shape), dtypes[n]) for n, shape in shapes.items()}
     attributes = {"page_size": 4, "level": 2, "depth": 2, "last": 0, "extended": 1}
-    known = {a.name for a in op.attributes}
-    given_attributes = {n: v for n, v in attributes.items() if n in known}
+    declared = {a.name for a in op.attributes}
+    given_attributes = {n: v for n, v in attributes.items() if n in declared}
     assert op.lower is not None
     with pytest.raises(SpecbuildError, match=message):
         op.lower(LoweringRequest(infos, op.complete(given_attributes)))
 
 
 def view_inputs(lengths: list[int], exact: list[int], *, threshold: int, room: int):
-    """Sequences with a root alone, each in a full step; positions up to 63 in pages of 8."""
+    """Return the outputs for sequences with a root each, in a full step; pages have 8 slots."""
     batch = len(lengths)
 
     def ints(values) -> torch.Tensor:
@@ -241,11 +243,11 @@ def view_inputs(lengths: list[int], exact: list[int], *, threshold: int, room: i
 
 
 @pytest.mark.parametrize(("room", "fed"), [(9, [1, 1]), (8, [1, 0])])
-def test_chains_may_fill_the_room_to_its_last_row(room: int, fed: list[int]) -> None:
+def test_chains_may_fill_the_last_row(room: int, fed: list[int]) -> None:
     found = view_inputs([40, 40], [36, 35], threshold=16, room=room)
     assert found["fed_again"].tolist() == fed
 
 
-def test_blocks_are_chosen_above_the_threshold_and_not_at_it() -> None:
+def test_blocks_are_selected_above_the_threshold_only() -> None:
     found = view_inputs([32, 33], [30, 30], threshold=32, room=16)
     assert found["blocks"].tolist() == [-1, 2]

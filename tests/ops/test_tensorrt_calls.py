@@ -66,12 +66,12 @@ def lean() -> ModuleType:
 
 @pytest.fixture(scope="module")
 def cases() -> Mapping[str, list[dict[str, bytes]]]:
-    """The fields of a plugin for each case of each op."""
+    """Return the fields of a plugin for each case of each op."""
     return {op.name: [fields for _, fields in every_case(op)] for op in plugin_ops()}
 
 
-def test_the_lean_runtime_has_what_loading_uses(lean: ModuleType) -> None:
-    """All but the names of tensor formats, which a plugin compares during a build."""
+def test_the_lean_runtime_has_all_names_that_loading_uses(lean: ModuleType) -> None:
+    """A plugin compares the names of tensor formats during a build, so only those may be absent."""
     used = set()
     for module in (plugin, sessions, loading, runtime_library):
         for node in ast.walk(ast.parse(Path(str(module.__file__)).read_text())):
@@ -94,11 +94,11 @@ def test_interfaces_of_a_creator_and_its_plugins(
         assert creator.info == ("PLUGIN CREATOR_V3ONE", 1, 0)
         assert (creator.identity, creator.field_names) == (identity, [DESCRIPTION, CUBINS])
         for phase in (BUILD, RUNTIME):
-            made = creator.create("node", fields, phase)
-            assert made is not None
-            attached = made.attach()
+            plugin = creator.create("node", fields, phase)
+            assert plugin is not None
+            attached = plugin.attach()
             assert attached is not None
-            for each in (made, made.clone(), attached):
+            for each in (plugin, plugin.clone(), attached):
                 assert each.info == ("PLUGIN", 1, 0)
                 assert each.core.info == ("PLUGIN_V3ONE_CORE", 1, 0)
                 # Version 2 is the interface with aliased inputs.
@@ -106,7 +106,7 @@ def test_interfaces_of_a_creator_and_its_plugins(
                 assert each.runtime.info == ("PLUGIN_V3ONE_RUNTIME", 1, 0)
                 assert each.identity == identity
                 assert each.fields() == fields
-            again = creator.create("node", made.fields(), RUNTIME)
+            again = creator.create("node", plugin.fields(), RUNTIME)
             assert again is not None and again.fields() == fields
 
 
@@ -116,43 +116,43 @@ def test_answers_of_the_build_interface(
 ) -> None:
     for fields in cases[op.name]:
         record, _ = read_fields(fields)
-        made = created(trt, fields, BUILD)
+        plugin = created(trt, fields, BUILD)
         inputs, outputs = bucket_tensors(record)
         count = len(outputs)
-        assert (made.num_outputs, made.format_limit) == (len(op.outputs), 1)
-        assert made.output_types([t for t, _ in inputs], count) == [
+        assert (plugin.num_outputs, plugin.format_limit) == (len(op.outputs), 1)
+        assert plugin.output_types([t for t, _ in inputs], count) == [
             DATA_TYPES[dtype] for dtype, _ in outputs
         ]
         shapes = [record.buckets[0].inputs[i] for i in range(len(inputs))]
-        assert made.output_shapes(shapes, count) == list(record.buckets[0].outputs)
+        assert plugin.output_shapes(shapes, count) == list(record.buckets[0].outputs)
         aliases = dict(op.aliases)
-        assert [made.aliased_input(i) for i in range(count)] == [
+        assert [plugin.aliased_input(i) for i in range(count)] == [
             next((i for i, t in enumerate(record.inputs) if aliases.get(o.name) == t.name), -1)
             for o in record.outputs
         ]
         descs = dynamic(record)
-        assert made.configure(*descs) == 0
-        assert made.workspace_bytes(*descs) == record.workspace_bytes
-        assert made.tactics() == []
-        timing, description = made.texts
+        assert plugin.configure(*descs) == 0
+        assert plugin.workspace_bytes(*descs) == record.workspace_bytes
+        assert plugin.tactics() == []
+        timing, description = plugin.texts
         assert len(timing) == 64
         assert description == f"{op.name} {record.version} sm_90a"
         if trt.__name__ == LEAN:
-            continue  # its bindings cannot read a description's format
+            continue  # its bindings cannot read the format of a description
         tensors = (type(descs[0][0]) * (len(inputs) + count))(*descs[0], *descs[1])
         for position, tensor in enumerate(tensors):
-            assert made.supports(position, tensors, len(inputs))
+            assert plugin.supports(position, tensors, len(inputs))
             tensor.desc.format = 2  # kCHW2
-            assert not made.supports(position, tensors, len(inputs))
+            assert not plugin.supports(position, tensors, len(inputs))
             tensor.desc.format, tensor.desc.type = 0, 1  # kHALF
-            assert not made.supports(position, tensors, len(inputs))
+            assert not plugin.supports(position, tensors, len(inputs))
             tensor.desc.type = DATA_TYPES[[*inputs, *outputs][position][0]]
 
 
-def test_wrong_fields_and_shapes_are_refused_with_a_sentence(
+def test_rejects_wrong_fields_and_shapes_with_a_message(
     trt: Any, cases: Mapping[str, list[dict[str, bytes]]], capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """TensorRT prints the exception of a plugin and gets no plugin, or a status that is not 0."""
+    """TensorRT prints the exception of a plugin and gets no plugin, or a nonzero status."""
     fields = cases["KvWrite"][0]
     record, _ = read_fields(fields)
     creator = registered(trt, record)
@@ -167,12 +167,12 @@ def test_wrong_fields_and_shapes_are_refused_with_a_sentence(
     ):
         assert creator.create("layers.0", wrong, RUNTIME) is None
         assert sentence in " ".join(capfd.readouterr().err.split())
-    made = creator.create("layers.0", fields, RUNTIME)
-    assert made is not None
+    plugin = creator.create("layers.0", fields, RUNTIME)
+    assert plugin is not None
     inputs, outputs = bucket_tensors(record)
     dtype, shape = inputs[0]
     inputs[0] = (dtype, (*shape[:-1], shape[-1] + 1))
-    assert made.change_shapes(tensor_descs(inputs), tensor_descs(outputs)) != 0
+    assert plugin.change_shapes(tensor_descs(inputs), tensor_descs(outputs)) != 0
     assert "SpecbuildKvWrite has no launches for inputs of shapes" in capfd.readouterr().err
 
 
@@ -182,8 +182,8 @@ def test_a_creator_is_found_by_name_version_and_namespace(
     record, _ = read_fields(cases["KvWrite"][0])
     creator = registered(trt, record)
     registry = trt.get_plugin_registry()
-    found = registry.get_creator(record.name, record.plugin_version, NAMESPACE)
-    assert found is not None and found.name == creator.identity[0]
+    registered_creator = registry.get_creator(record.name, record.plugin_version, NAMESPACE)
+    assert registered_creator is not None and registered_creator.name == creator.identity[0]
     for other in (
         (record.name, "1.999", NAMESPACE),
         (record.name, record.plugin_version, ""),
@@ -206,8 +206,8 @@ else:
 """
 
 
-def test_a_runtime_that_cannot_be_made_is_an_error_and_no_crash(trt: ModuleType) -> None:
-    """The library returns an object around a null pointer, which no process may use or free."""
+def test_a_runtime_that_cannot_be_created_is_an_error(trt: ModuleType) -> None:
+    """The library returns an object around a null pointer, which must not be used or freed."""
     command = [sys.executable, "-c", WITHOUT_A_DRIVER, trt.__name__]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr
@@ -220,7 +220,7 @@ def test_a_runtime_that_cannot_be_made_is_an_error_and_no_crash(trt: ModuleType)
 
 @pytest.mark.skipif(not has_compiler(), reason="g++ is not installed")
 @OPS
-def test_enqueue_computes_what_the_cuda_target_does(lean: Any, op: OpSpec) -> None:
+def test_enqueue_has_the_results_of_the_cuda_target(lean: Any, op: OpSpec) -> None:
     """In the kernel emulator, for the first case of each phase."""
 
     def enqueue(gpu: EmulatedGpu, fields: dict[str, bytes], addresses: Any, scratch: int) -> None:

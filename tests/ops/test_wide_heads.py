@@ -1,5 +1,8 @@
-"""Attention with heads 128 wide, emulated: all forms for decoding give a token the same bits, and a
-prompt's rows theirs wherever it is cut. With few query heads a KV head, rows share an mma."""
+"""Attention with heads of width 128 and more, in the emulator.
+
+All decoding kernels give a token equal bits, and chunk boundaries do not change a prompt's. With
+few query heads a KV head, rows share an mma.
+"""
 
 from __future__ import annotations
 
@@ -21,15 +24,16 @@ LLAMA = Geometry(group=4, width=128, page_size=64)
 QWEN = replace(LLAMA, group=8)
 MAX_HEADS = replace(LLAMA, group=16)
 SMALL_GROUP = replace(LLAMA, width=64, group=3)
-WIDEST = replace(LLAMA, width=256, group=6, page_size=16)  # wide_heads.cu, but for prompts
-GLOBAL = replace(WIDEST, width=512, group=8)  # Gemma 4's without a window
-MANY_PAGES = 1024  # fewer and the plain kernel is as quick
+# every width of wide_heads.cu, except in prompts
+WIDEST = replace(LLAMA, width=256, group=6, page_size=16)
+GLOBAL = replace(WIDEST, width=512, group=8)  # Gemma 4 without a window
+MANY_PAGES = 1024  # with fewer pages, the default kernel is as fast
 
 
-def close(found: np.ndarray, shape: Geometry, text: Text, position: int) -> None:
-    """Holds a row's result against dense attention."""
-    wanted = expected(shape, text, position)
-    np.testing.assert_allclose(values(found, torch.bfloat16), wanted, atol=1e-2, rtol=2e-2)
+def close(result: np.ndarray, shape: Geometry, text: Text, position: int) -> None:
+    """Compare a row's result with dense attention."""
+    reference = expected(shape, text, position)
+    np.testing.assert_allclose(values(result, torch.bfloat16), reference, atol=1e-2, rtol=2e-2)
 
 
 @pytest.mark.parametrize(
@@ -45,11 +49,11 @@ def close(found: np.ndarray, shape: Geometry, text: Text, position: int) -> None
     "position",
     [*(pytest.param(position, marks=pytest.mark.slow) for position in (2, 66)), 160],
 )
-def test_few_rows_have_the_bits_of_one(shape: Geometry, position: int) -> None:
-    """In one warp and in two of a tile, with rows to spare, in trees and among others."""
+def test_few_rows_have_the_bits_of_one_row(shape: Geometry, position: int) -> None:
+    """Rows are in one warp or two of a tile, with unused rows, in trees and in batches."""
     text, other = Text.drawn(165, shape, 1), Text.drawn(165, shape, 2)
-    wanted = Launch(shape, [alone(text, position)]).attended()[0][-1]
-    close(wanted, shape, text, position)
+    reference = Launch(shape, [alone(text, position)]).attended()[0][-1]
+    close(reference, shape, text, position)
     tree = node(text, position, (164, 163, 0, 162))
     bystander = node(other, 40, (3, 4, 5, 6))
     launches = {
@@ -59,13 +63,13 @@ def test_few_rows_have_the_bits_of_one(shape: Geometry, position: int) -> None:
         "two words": ([wide_node(text, position)], 4),
     }
     for name, (sequences, row) in launches.items():
-        found = Launch(shape, sequences, seed=3).attended()
+        result = Launch(shape, sequences, seed=3).attended()
         sequence = next(i for i, s in enumerate(sequences) if s.text is text)
-        np.testing.assert_array_equal(found[sequence][row], wanted, err_msg=name)
+        np.testing.assert_array_equal(result[sequence][row], reference, err_msg=name)
 
 
-def test_a_row_of_a_window_has_its_bits_among_two() -> None:
-    """Where the kernel of one row spills registers."""
+def test_a_row_of_a_window_has_equal_bits_alone_and_in_a_pair() -> None:
+    """The kernel of one row would spill registers here."""
     shape = replace(LLAMA, group=2, window=40)
     text = Text.drawn(165, shape, 1)
     sequences = [alone(text, 160), alone(text, 7)]
@@ -84,11 +88,11 @@ def test_a_row_of_a_window_has_its_bits_among_two() -> None:
     "position",
     [pytest.param(2, marks=pytest.mark.slow), 64, pytest.param(300, marks=pytest.mark.slow)],
 )
-def test_among_many_rows_a_token_has_the_bits_it_has_alone(shape: Geometry, position: int) -> None:
-    """Rows of one warpgroup and of two, a tree, beside sequences with few rows and with many."""
+def test_a_token_has_equal_bits_alone_and_with_many_rows(shape: Geometry, position: int) -> None:
+    """Cover rows of one warpgroup and of two, a tree, and sequences of few and of many rows."""
     text, other = Text.drawn(700, shape, 1), Text.drawn(700, shape, 2)
-    wanted = Launch(shape, [alone(text, position)], pages=MANY_PAGES).attended()[0][-1]
-    close(wanted, shape, text, position)
+    reference = Launch(shape, [alone(text, position)], pages=MANY_PAGES).attended()[0][-1]
+    close(reference, shape, text, position)
     tree = node(text, position, (164, 163, 0, 162))
     bystander = node(other, 40, (3, 4, 5, 6))
     launches = {
@@ -106,18 +110,18 @@ def test_among_many_rows_a_token_has_the_bits_it_has_alone(shape: Geometry, posi
         launch = Launch(shape, sequences, padding_rows=padding, pages=MANY_PAGES, seed=padding)
         assert "attend_many" in launch.entries(), name
         sequence = next(i for i, s in enumerate(sequences) if s.text is text)
-        np.testing.assert_array_equal(launch.attended()[sequence][row], wanted, err_msg=name)
+        np.testing.assert_array_equal(launch.attended()[sequence][row], reference, err_msg=name)
 
 
 @pytest.mark.parametrize("page_size", [64, *slow(16)])
 def test_many_rows_share_a_long_context(page_size: int) -> None:
     shape, pages = replace(LLAMA, page_size=page_size), MANY_PAGES * 64 // page_size
     text = Text.drawn(2600, shape, 3)
-    wanted = Launch(shape, [alone(text, 2500)], pages=pages).attended()[0][-1]
+    reference = Launch(shape, [alone(text, 2500)], pages=pages).attended()[0][-1]
     for rows in (10, 20):
         chain = Launch(shape, [reverified(text, 2500, rows)], pages=pages, seed=rows)
         assert chain.entries() == ["attend_many", "join_slots"]
-        np.testing.assert_array_equal(chain.attended()[0][-1], wanted)
+        np.testing.assert_array_equal(chain.attended()[0][-1], reference)
 
 
 @pytest.mark.parametrize(
@@ -127,9 +131,7 @@ def test_many_rows_share_a_long_context(page_size: int) -> None:
         (QWEN, 4, "attend_split"), (QWEN, 5, "attend_many"),
     ],
 )  # fmt: skip
-def test_rows_that_two_warps_hold_stay_with_the_plain_kernel(
-    shape: Geometry, rows: int, entry: str
-) -> None:
+def test_rows_of_two_warps_use_the_default_kernel(shape: Geometry, rows: int, entry: str) -> None:
     text = Text.drawn(60, shape, 5)
     launch = Launch(shape, [reverified(text, 40, rows)], pages=MANY_PAGES)
     assert launch.entries()[0] == entry
@@ -141,7 +143,7 @@ def test_rows_that_two_warps_hold_stay_with_the_plain_kernel(
     ids=["4", "8", "16", "3 of width 64", "96", "256", "512"],
 )
 @pytest.mark.parametrize("window", [0, 40])
-def test_prefill_does_not_depend_on_where_a_prompt_is_cut(shape: Geometry, window: int) -> None:
+def test_prefill_does_not_depend_on_chunk_boundaries(shape: Geometry, window: int) -> None:
     shape = replace(shape, window=window)
     text, other = Text.drawn(150, shape, 4), Text.drawn(60, shape, 5)
 
