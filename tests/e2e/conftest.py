@@ -17,7 +17,7 @@ from specbuild.builder.options import BuildOptions, DraftOptions, LimitOptions
 from specbuild.builder.progress import SilentProgress
 from specbuild.cli.main import main
 
-TEXT_VOCAB = 272  # a byte-level tokenizer needs some more than 256
+TEXT_VOCAB = 272  # a byte-level tokenizer needs more than 256 ids
 CHAT_TEMPLATE = "{% for message in messages %}<{{ message.role }}>{{ message.content }}{% endfor %}"
 
 
@@ -25,7 +25,7 @@ CHAT_TEMPLATE = "{% for message in messages %}<{{ message.role }}>{{ message.con
 def command(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> Command:
-    """Runs ``specbuild`` with these arguments in this process."""
+    """Return a function that runs ``specbuild`` with its arguments in this process."""
     monkeypatch.setenv("SPECBUILD_CACHE_DIR", str(tmp_path / "cache"))
 
     def run(*arguments: object, stdin: bytes = b"") -> Result:
@@ -56,7 +56,7 @@ def text_draft(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def tiny_engine(made_once_in_a_run: None, text_target: Path, text_draft: Path) -> Path:
-    """An engine with a tokenizer and a draft, built for at most 96 tokens; read only."""
+    """An engine with a tokenizer and a draft, for up to 96 tokens; read only."""
     options = BuildOptions(
         model=text_target,
         draft=text_draft,

@@ -1,4 +1,4 @@
-"""``bench drafters``: every drafter of an engine in one table, and what it refuses."""
+"""``bench drafters``: every drafter of an engine in one table, and rejected options."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def engine(tmp_path_factory: pytest.TempPathFactory, text_target: Path, text_dra
     return output
 
 
-def test_one_row_a_batch_context_and_drafter(
+def test_prints_a_row_for_each_batch_context_and_drafter(
     command: Command, engine: Path, tmp_path: Path
 ) -> None:
     plot = tmp_path / "drafters.svg"
-    asked = ("bench", "drafters", engine, "--max-new-tokens", 12, "--rounds", 1, "--plot", plot)
-    result = command(*asked, "--context", 8, "--context", 24, "--json")
+    arguments = ("bench", "drafters", engine, "--max-new-tokens", 12, "--rounds", 1, "--plot", plot)
+    result = command(*arguments, "--context", 8, "--context", 24, "--json")
     assert result.code == 0, result.err
     report = json.loads(result.out)
     names = ["none", "eagle3", "suffix", "auto"]
@@ -50,9 +50,9 @@ def test_one_row_a_batch_context_and_drafter(
     # A busy machine can interrupt one row, so the least of the four is compared.
     assert min(undrafted) < 0.1
     assert "<svg" in plot.read_text()
-    shown = command(*asked[:-2], "--batch", 1, "--context", 8)
-    # Headings are folded where a table is 80 columns wide.
-    assert shown.code == 0 and {"draft", "verify", "ratio"} <= set(shown.out.split())
+    table = command(*arguments[:-2], "--batch", 1, "--context", 8)
+    # A table of 80 columns wraps its headings.
+    assert table.code == 0 and {"draft", "verify", "ratio"} <= set(table.out.split())
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_one_row_a_batch_context_and_drafter(
         (("--context", 60), "--context 60 and --max-new-tokens 12 are more than"),
     ],
 )
-def test_what_does_not_fit_is_one_sentence(
+def test_reports_unsupported_options_in_one_line(
     command: Command, engine: Path, options: tuple[object, ...], words: str
 ) -> None:
     result = command("bench", "drafters", engine, "--max-new-tokens", 12, *options)

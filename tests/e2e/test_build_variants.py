@@ -1,4 +1,4 @@
-"""Checkpoints and options at the edges, built end to end: their tokens against transformers."""
+"""Unusual checkpoints and options, built end to end: their tokens against transformers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ FULL, SLIDING = ({"layer_types": [f"{kind}_attention"] * LAYERS} for kind in ("f
 
 @dataclass(frozen=True)
 class Variant:
-    """What differs from the ordinary: the two checkpoints, the options, and what runs ask for."""
+    """A variant: changes of both checkpoints, build options, and parameters of the runs."""
 
     target: dict[str, Any] = field(default_factory=dict)
     draft: dict[str, Any] = field(default_factory=dict)
@@ -70,7 +70,7 @@ VARIANTS = {
 
 
 def edit_tensors(path: Path, edit: str) -> None:
-    """Ties the head, stores the norms wider than the rest, or leaves attention's biases out."""
+    """Tie the head, store the norms in a wider type, or delete attention's biases."""
     file, config_file = path / "model.safetensors", path / "config.json"
     tensors, config = load_file(file), json.loads(config_file.read_text())
     if edit == "tie":
@@ -102,8 +102,8 @@ def decode(
         )
         for seed in range(len(prompts))
     ]
-    asked = [Prompt(str(i), tuple(ids), None) for i, ids in enumerate(prompts)]
-    events = engine.generate(asked, params, speculation=shape)
+    requests = [Prompt(str(i), tuple(ids), None) for i, ids in enumerate(prompts)]
+    events = engine.generate(requests, params, speculation=shape)
     records = {e.request: e.record for e in events if isinstance(e, FinishEvent)}
     return [records[i].output_ids for i in range(len(prompts))]
 
@@ -120,7 +120,9 @@ def transformers_tokens(path: Path, prompt: list[int], count: int) -> tuple[int,
 
 
 @pytest.mark.parametrize("name", [*list(VARIANTS)[1::2], *slow(*list(VARIANTS)[::2])])
-def test_variant_decodes_as_transformers_does_with_any_draft(name: str, tmp_path: Path) -> None:
+def test_variant_generates_the_tokens_of_transformers_with_any_draft(
+    name: str, tmp_path: Path
+) -> None:
     variant = VARIANTS[name]
     target, draft = tmp_path / "target", tmp_path / "draft"
     write_target(target, layers=LAYERS, **variant.target)
@@ -148,7 +150,7 @@ def test_variant_decodes_as_transformers_does_with_any_draft(name: str, tmp_path
 
 
 def test_both_layouts_build_the_same_engine(tmp_path: Path) -> None:
-    """The graphs and weights byte for byte; the tensor table names other sources."""
+    """The graphs and weights are equal byte for byte; the tensor table names other source files."""
     for layout in ("hf", "original"):
         write_target(tmp_path / layout, layers=LAYERS, layout=layout)
         options = BuildOptions(model=tmp_path / layout, output=tmp_path / f"{layout}-engine")
@@ -159,7 +161,7 @@ def test_both_layouts_build_the_same_engine(tmp_path: Path) -> None:
 
 
 STORED_MB = 390
-# File-backed pages are the kernel's to take back; what the builder holds is anonymous.
+# The kernel can evict file-backed pages; memory that the builder allocates is anonymous.
 STREAMED = """
 import sys, threading, time
 from pathlib import Path
@@ -186,10 +188,10 @@ print(max(samples) - before)
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is read from /proc")
-def test_weights_stream_through_the_builder(tmp_path: Path) -> None:
-    """Law 4: the peak grows by what the making of one layer takes, not by all of them.
+def test_peak_memory_does_not_depend_on_the_number_of_layers(tmp_path: Path) -> None:
+    """Law 4: peak memory grows with the size of one layer, not with the number of layers.
 
-    A layer of 25 MB takes 60 to 130 MB to make, with what the allocator keeps.
+    Converting a layer of 25 MB takes 60 to 130 MB, including memory that the allocator retains.
     """
     write_target(tmp_path / "small", layers=LAYERS)
     large = {"hidden": 512, "inner": 512, "experts": 8, "experts_format": "bf16"}

@@ -29,7 +29,7 @@ Reference = Callable[[Messages], str]
 
 @pytest.fixture
 def reference(command: Command, tiny_engine: Path, tmp_path: Path) -> Reference:
-    """The answer of ``run`` without a draft to a list of messages (role, content)."""
+    """Return a function: the answer of ``run`` without a draft to a list of (role, content)."""
 
     def answer(messages: Messages) -> str:
         file = tmp_path / "messages.jsonl"
@@ -41,7 +41,7 @@ def reference(command: Command, tiny_engine: Path, tmp_path: Path) -> Reference:
     return answer
 
 
-def test_lines_of_a_pipe_are_a_conversation(
+def test_piped_lines_form_a_conversation(
     command: Command, tiny_engine: Path, reference: Reference
 ) -> None:
     lines = b"Hi\n\n/system Be brief.\nAgain\n/reset\nHi\n"
@@ -56,7 +56,7 @@ def test_lines_of_a_pipe_are_a_conversation(
     assert "system message: Be brief." in result.err
 
 
-def test_the_answer_is_compared_without_and_with_the_draft(
+def test_compares_answers_with_and_without_the_draft(
     command: Command, tiny_engine: Path, reference: Reference
 ) -> None:
     lines = b"/compare\n/stats\nHi\n/compare\n/stats\n"
@@ -87,12 +87,12 @@ def test_unknown_commands_and_long_conversations(command: Command, tiny_engine: 
     assert "/hlp is no command; did you mean /help?" in result.err
     assert "/nothing is no command; /help shows the commands" in result.err
     assert "max_seq_len; /reset starts a new conversation" in result.err
-    # The question that did not fit is not a part of the conversation.
+    # The rejected question is not part of the conversation.
     alone = command("chat", tiny_engine, *GREEDY, stdin=b"Hi\n")
     assert result.out == alone.out
 
 
-def test_what_cannot_chat_is_refused(command: Command, ids_engine: Path) -> None:
+def test_rejects_an_engine_without_a_tokenizer(command: Command, ids_engine: Path) -> None:
     assert command("chat", ids_engine, stdin=b"Hi\n").refused("has no tokenizer", "specbuild run")
     assert command("chat", ids_engine, "--temperature", -1).refused("temperature")
     assert command("chat", ids_engine, "--max-new-tokens", 0).code == 2
@@ -118,28 +118,27 @@ class Terminal:
         os.write(self._master, text.encode())
 
     def read_until(self, pattern: str, since: int = 0) -> int:
-        """Read until the text from ``since`` on has the pattern; the place after it."""
+        """Read until the text after ``since`` matches the pattern; return the end of the match."""
         end = time.monotonic() + 120
-        while not (found := re.compile(pattern).search(self.text, since)):
+        while not (match := re.compile(pattern).search(self.text, since)):
             readable, _, _ = select.select([self._master], [], [], end - time.monotonic())
             assert readable, self.text
             try:
                 self.text += os.read(self._master, 4096).decode(errors="replace")
             except OSError:
                 raise AssertionError(self.text) from None
-        return found.end()
+        return match.end()
 
 
 def test_a_terminal_shows_the_draft_and_ctrl_c_stops_an_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SPECBUILD_CACHE_DIR", str(tmp_path / "cache"))
-    # An answer up to the end of this context takes far longer than ctrl-C.
-    # The model does not generate token 100 in its first 6000.
+    # An answer that fills this context takes far longer than the time until ctrl-C.
     long: dict[str, Any] = {"max_positions": 32768, "rope_factor": 64, "eos": (100,)}
     target = tmp_path / "target"
     write_target(target, tokenizer=True, vocab=272, chat_template=TEMPLATE, **long)
-    # A model of random weights repeats itself, which suffix decoding proposes.
+    # A model of random weights repeats itself, so suffix decoding proposes tokens.
     options = ("--drafter", "suffix", "--temperature", 0, "--max-new-tokens", 30000)
     terminal = Terminal(target, "--max-seq-len", 32768, *options)
     try:

@@ -1,4 +1,4 @@
-"""Every command but ``run``: what it prints, as text and as JSON, and its exit codes."""
+"""Every command except ``run``: its output, as text and as JSON, and its exit codes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from specbuild.builder.verify.report import LosslessRow, VerifyReport, VerifyRow
 from specbuild.runtime.engine_dir.files import read_manifest
 from specbuild.runtime.engine_dir.strict_json import to_json
 
-# Sizes of the engine that others use too, whose graphs are exported once.
+# The sizes of an engine that other tests use too, so that its graphs are exported once.
 TINY = ("--max-seq-len", 96, "--max-batch-size", 2, "--draft-top-k", 4, "--draft-depth", 4,
         "--draft-tokens", 12)  # fmt: skip
 NUMBER = {"type": "number"}
@@ -54,7 +54,7 @@ BENCH_SCHEMA = {
 }
 
 
-def test_inspect_json_is_the_manifest_and_the_memory(command: Command, tiny_engine: Path) -> None:
+def test_inspect_json_has_the_manifest_and_the_memory(command: Command, tiny_engine: Path) -> None:
     result = command("inspect", tiny_engine, "--json")
     assert result.code == 0
     (facts,) = result.records
@@ -93,7 +93,7 @@ def test_inspect_shows_tables(command: Command, tiny_engine: Path) -> None:
     assert not result.err
 
 
-def test_inspect_tells_what_the_build_left_out(
+def test_inspect_lists_what_the_build_omitted(
     command: Command, tiny_engine: Path, tmp_path: Path
 ) -> None:
     engine = tmp_path / "engine"
@@ -111,13 +111,13 @@ def test_inspect_tells_what_the_build_left_out(
     assert result.code == 2 and "build_report.json is no build report" in result.err
 
 
-def test_check_says_yes(command: Command, tiny_engine: Path) -> None:
+def test_check_accepts_a_supported_engine(command: Command, tiny_engine: Path) -> None:
     result = command("check", tiny_engine)
     assert (result.code, result.err) == (0, "")
     assert "can run on this machine" in result.out
 
 
-def test_check_names_each_reason(
+def test_check_lists_every_problem(
     command: Command, tiny_engine: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
@@ -136,14 +136,14 @@ def test_check_is_fast(tiny_engine: Path) -> None:
     assert cost.ratio < 1.75, cost
 
 
-def test_doctor_answers(command: Command) -> None:
+def test_doctor_exits_with_0(command: Command) -> None:
     result = command("doctor")
     assert result.code == 0
     for part in ("Python", "onnxruntime", "torch", "can build CPU engines", "can run CPU"):
         assert part in result.out
 
 
-def test_doctor_says_what_is_missing(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_reports_missing_packages(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("specbuild.cli.terminal.machine.package_version", lambda _package: None)
     out = command("doctor").out
     assert "can run CPU engines: no: onnxruntime missing; run pip install '.[cpu]'" in out
@@ -169,19 +169,19 @@ def test_bench_json(command: Command, tiny_engine: Path, tmp_path: Path) -> None
         assert len(entry["pairs"]) == 4
         assert entry["same_output"] == 4
         assert all(pair["output_tokens"] == 8 for pair in entry["pairs"])
-    shown = picture.read_text()
-    assert shown.startswith("<?xml")
-    # matplotlib names each text that it draws as paths in a comment.
-    written = set(re.findall(r"<!-- (.*?) -->", shown))
+    svg = picture.read_text()
+    assert svg.startswith("<?xml")
+    # matplotlib writes each drawn text into a comment.
+    written = set(re.findall(r"<!-- (.*?) -->", svg))
     assert {"short", "long", "2 prompts", "without draft", "with draft"} <= written
     for entry in report["sets"]:
         assert f"{entry['without_draft_tokens_per_s']:.0f}" in written
         assert {f"{entry['with_draft_tokens_per_s']:.0f}", f"{entry['ratio']:.2f}×"} <= written
-    # Without a background or black text, it is readable on light and on dark pages.
-    assert not re.search(r"fill: ?(#ffffff|#000000)|stroke: ?#000000", shown)
+    # Without a background and black text, the chart is readable on light and dark pages.
+    assert not re.search(r"fill: ?(#ffffff|#000000)|stroke: ?#000000", svg)
 
 
-def test_a_chart_of_one_prompt_set_does_not_show_its_file(
+def test_a_chart_of_one_prompt_set_omits_the_file_name(
     command: Command, tiny_engine: Path, tmp_path: Path
 ) -> None:
     prompts, picture = tmp_path / "some_file.jsonl", tmp_path / "speed.svg"
@@ -192,7 +192,7 @@ def test_a_chart_of_one_prompt_set_does_not_show_its_file(
     assert "1 prompt" in written and not any("some" in text for text in written)
 
 
-def test_bench_draws_a_table_of_random_prompts(command: Command, tiny_engine: Path) -> None:
+def test_bench_prints_a_table_for_random_prompts(command: Command, tiny_engine: Path) -> None:
     arguments = ("--max-new-tokens", 4, "--rounds", 1, "--draft-top-k", 1, "--draft-depth", 2)
     result = command("bench", "pairs", tiny_engine, *arguments)
     assert result.code == 0, result.err
@@ -201,7 +201,7 @@ def test_bench_draws_a_table_of_random_prompts(command: Command, tiny_engine: Pa
 
 
 @pytest.mark.parametrize(("built", "arguments"), [("ids", ()), ("tiny", ("--no-spec",))])
-def test_bench_without_a_draft_measures_what_there_is(
+def test_bench_without_a_draft_measures_plain_decoding(
     command: Command, request: pytest.FixtureRequest, built: str, arguments: tuple[str, ...]
 ) -> None:
     engine = request.getfixturevalue(f"{built}_engine")
@@ -213,7 +213,7 @@ def test_bench_without_a_draft_measures_what_there_is(
     assert report["sets"][0]["without_draft_tokens_per_s"] > 0
 
 
-def test_verify_holds_on_a_sound_engine(
+def test_verify_passes_on_a_correct_engine(
     command: Command, tiny_engine: Path, text_target: Path, text_draft: Path
 ) -> None:
     result = command("verify", tiny_engine, "--model", text_target, "--draft", text_draft, "--json")
@@ -241,17 +241,17 @@ def test_verify_exits_with_1_when_a_threshold_fails(
     assert command("verify", "engine", "--model", "target", "--json").code == 1
 
 
-def test_build_writes_an_engine_and_says_so(
+def test_build_writes_an_engine_and_reports_it(
     command: Command, text_target: Path, text_draft: Path, tmp_path: Path
 ) -> None:
-    output, passes, kept = tmp_path / "engine", tmp_path / "passes", tmp_path / "onnx"
+    output, passes, onnx_dir = tmp_path / "engine", tmp_path / "passes", tmp_path / "onnx"
     arguments = ("--model", text_target, "--draft", text_draft, "--output", output, *TINY)
-    result = command("build", *arguments, "--keep-onnx", kept, "--dump-passes", passes)
+    result = command("build", *arguments, "--keep-onnx", onnx_dir, "--dump-passes", passes)
     assert result.code == 0, result.err
     assert not result.out
     assert "96 tokens" in result.err
-    assert list(kept.glob("*.onnx"))
-    assert f"{kept}: the portable graphs" in result.err
+    assert list(onnx_dir.glob("*.onnx"))
+    assert f"{onnx_dir}: the portable graphs" in result.err
     stages = re.findall(r"^[a-z ]+: ([\d.]+) (\w+)$", result.err, re.MULTILINE)
     assert {"graphs", "KiB"} <= {unit for _, unit in stages}
     assert all(float(amount) > 0 for amount, _ in stages)
@@ -280,23 +280,23 @@ def test_train_draft_writes_a_draft_that_builds(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (("--text", "missing"), "missing"),
         (("--text", ".", "--taps", "1;2"), "--taps"),
         (("--text", ".", "--learning-rate", "0"), "learning_rate"),
     ],
 )
-def test_train_draft_refuses_wrong_options(
-    command: Command, text_target: Path, tmp_path: Path, arguments: tuple[str, ...], said: str
+def test_train_draft_rejects_invalid_options(
+    command: Command, text_target: Path, tmp_path: Path, arguments: tuple[str, ...], message: str
 ) -> None:
     base = ("train", "draft", "--model", text_target, "--output", tmp_path / "draft")
-    assert command(*base, *arguments).refused(said)
+    assert command(*base, *arguments).refused(message)
     assert not (tmp_path / "draft").exists()
 
 
 def test_signing_checking_and_pinning(command: Command, tiny_engine: Path, tmp_path: Path) -> None:
-    """By the keys that the documents say how to make."""
+    """Create the keys by the commands in the documentation."""
     engine, private, public = tmp_path / "engine", tmp_path / "key.pem", tmp_path / "key.pub.pem"
     shutil.copytree(tiny_engine, engine)
     for line in (

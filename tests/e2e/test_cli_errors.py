@@ -1,4 +1,4 @@
-"""Bad input: one sentence on standard error, exit code 2, nothing half-written."""
+"""Invalid input: one line on standard error, exit code 2, and no partial output."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def change_tensors(checkpoint: Path, change: Callable[[dict[str, Any]], Any]) ->
 
 
 def change_manifest(engine: Path, **changes: Any) -> None:
-    """A manifest that somebody else wrote: other contents under a checksum that agrees."""
+    """Change the manifest and its checksum, as another program may write it."""
     file = engine / "manifest.json"
     data = json.dumps(json.loads(file.read_text()) | changes).encode()
     file.write_bytes(data)
@@ -48,13 +48,13 @@ def change_manifest(engine: Path, **changes: Any) -> None:
 
 @pytest.fixture
 def build_refused(command: Command, tmp_path: Path) -> Callable[..., None]:
-    """Asserts that a build is refused with these words and leaves nothing."""
+    """Assert that a build fails with these messages and leaves no output."""
     place = tmp_path / "place"
     place.mkdir()
 
-    def refused(model: Path, *arguments: object, said: tuple[str, ...]) -> None:
+    def refused(model: Path, *arguments: object, messages: tuple[str, ...]) -> None:
         output = place / "engine"
-        assert command("build", "--model", model, "--output", output, *arguments).refused(*said)
+        assert command("build", "--model", model, "--output", output, *arguments).refused(*messages)
         assert not list(place.iterdir())
 
     return refused
@@ -63,24 +63,26 @@ def build_refused(command: Command, tmp_path: Path) -> Callable[..., None]:
 BuildRefused = Callable[..., None]
 
 
-def test_no_such_directory(build_refused: BuildRefused, tmp_path: Path) -> None:
-    build_refused(tmp_path / "nowhere", said=("nowhere", "no such directory"))
+def test_rejects_a_missing_directory(build_refused: BuildRefused, tmp_path: Path) -> None:
+    build_refused(tmp_path / "nowhere", messages=("nowhere", "no such directory"))
 
 
-def test_not_a_checkpoint(build_refused: BuildRefused, tmp_path: Path) -> None:
+def test_rejects_a_directory_without_a_checkpoint(
+    build_refused: BuildRefused, tmp_path: Path
+) -> None:
     (tmp_path / "empty").mkdir()
-    build_refused(tmp_path / "empty", said=("empty", "config.json"))
+    build_refused(tmp_path / "empty", messages=("empty", "config.json"))
 
 
-def test_unsupported_model_type_lists_those_supported(
+def test_an_unsupported_model_type_lists_the_supported_ones(
     build_refused: BuildRefused, target_path: Path, tmp_path: Path
 ) -> None:
     model = copied(target_path, tmp_path / "target")
     change_config(model, model_type="mamba")
-    build_refused(model, said=("mamba", "gpt_oss"))
+    build_refused(model, messages=("mamba", "gpt_oss"))
 
 
-def test_a_missing_a_left_over_and_a_misshapen_tensor_are_listed_together(
+def test_lists_missing_unexpected_and_misshapen_tensors_together(
     build_refused: BuildRefused, target_path: Path, tmp_path: Path
 ) -> None:
     model = copied(target_path, tmp_path / "target")
@@ -92,25 +94,25 @@ def test_a_missing_a_left_over_and_a_misshapen_tensor_are_listed_together(
 
     change_tensors(model, change)
     names = ("model.layers.1.self_attn.sinks", "model.layers.0.surplus", "model.norm.weight")
-    build_refused(model, said=names)
+    build_refused(model, messages=names)
 
 
-def test_a_draft_that_does_not_fit(
+def test_rejects_a_draft_of_another_hidden_size(
     build_refused: BuildRefused, target_path: Path, tmp_path: Path
 ) -> None:
     write_draft(tmp_path / "draft", target_hidden=32)
-    build_refused(target_path, "--draft", tmp_path / "draft", said=("draft", "64"))
+    build_refused(target_path, "--draft", tmp_path / "draft", messages=("draft", "64"))
 
 
-def test_a_draft_of_another_vocabulary(
+def test_rejects_a_draft_of_another_vocabulary(
     build_refused: BuildRefused, target_path: Path, tmp_path: Path
 ) -> None:
     write_draft(tmp_path / "draft", target_vocab=512)
-    build_refused(target_path, "--draft", tmp_path / "draft", said=("256", "512"))
+    build_refused(target_path, "--draft", tmp_path / "draft", messages=("256", "512"))
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "messages"),
     [
         (("--max-seq-len", 0), ("--max-seq-len",)),
         (("--max-seq-len", 1), ("--max-seq-len 1", "ask for 2 to")),
@@ -122,34 +124,36 @@ def test_a_draft_of_another_vocabulary(
         (("--backend", "abacus"), ("abacus", "cpu")),
     ],
 )
-def test_limits_that_cannot_be(
+def test_rejects_invalid_limits(
     build_refused: BuildRefused,
     target_path: Path,
     draft_path: Path,
     arguments: tuple[object, ...],
-    said: tuple[str, ...],
+    messages: tuple[str, ...],
 ) -> None:
-    build_refused(target_path, "--draft", draft_path, *arguments, said=said)
+    build_refused(target_path, "--draft", draft_path, *arguments, messages=messages)
 
 
-def test_draft_options_without_a_draft(build_refused: BuildRefused, target_path: Path) -> None:
-    build_refused(target_path, "--draft-top-k", 2, said=("--draft-top-k", "--draft"))
+def test_rejects_draft_options_without_a_draft(
+    build_refused: BuildRefused, target_path: Path
+) -> None:
+    build_refused(target_path, "--draft-top-k", 2, messages=("--draft-top-k", "--draft"))
 
 
-def test_an_unknown_config_field_warns_and_strict_refuses_it(
+def test_an_unknown_config_field_is_a_warning_or_with_strict_an_error(
     command: Command, build_refused: BuildRefused, target_path: Path, tmp_path: Path
 ) -> None:
     model = copied(target_path, tmp_path / "target")
     change_config(model, brand_new_field=3)
-    build_refused(model, "--strict", said=("brand_new_field",))
+    build_refused(model, "--strict", messages=("brand_new_field",))
     result = command("build", "--model", model, "--output", tmp_path / "engine")
     assert result.code == 0
     assert result.err.count("brand_new_field") == 1
 
 
 @pytest.mark.slow
-def test_disk_full_leaves_nothing(tmp_path: Path) -> None:
-    """No file may grow beyond 1 MiB, as on a full disk; the weights are larger."""
+def test_a_full_disk_leaves_no_output(tmp_path: Path) -> None:
+    """Files are limited to 1 MiB, as on a full disk; the weights are larger."""
     write_target(tmp_path / "target", hidden=128, layers=6, inner=64)
     output = tmp_path / "place" / "engine"
     output.parent.mkdir()
@@ -182,7 +186,7 @@ def on_engine(command: Command, name: str, engine: Path) -> Any:
 
 
 @pytest.mark.parametrize("name", ENGINE_COMMANDS)
-def test_what_is_no_engine_is_refused(command: Command, tmp_path: Path, name: str) -> None:
+def test_rejects_a_directory_without_an_engine(command: Command, tmp_path: Path, name: str) -> None:
     assert on_engine(command, name, tmp_path / "nowhere").refused("nowhere")
     (tmp_path / "empty").mkdir()
     assert on_engine(command, name, tmp_path / "empty").refused("manifest.json")
@@ -190,7 +194,7 @@ def test_what_is_no_engine_is_refused(command: Command, tmp_path: Path, name: st
     assert on_engine(command, name, tmp_path / "file").refused("a file, not a directory")
 
 
-def test_verify_refuses_a_target_as_the_draft(
+def test_verify_rejects_a_target_as_the_draft(
     command: Command, tiny_engine: Path, text_target: Path
 ) -> None:
     arguments = ("--model", text_target, "--draft", text_target)
@@ -198,7 +202,7 @@ def test_verify_refuses_a_target_as_the_draft(
 
 
 @pytest.mark.parametrize("name", ENGINE_COMMANDS)
-def test_another_format_version_is_refused(
+def test_rejects_another_format_version(
     command: Command, tiny_engine: Path, tmp_path: Path, name: str
 ) -> None:
     engine = copied(tiny_engine, tmp_path / "engine")
@@ -207,7 +211,7 @@ def test_another_format_version_is_refused(
 
 
 @pytest.mark.parametrize("name", ENGINE_COMMANDS)
-def test_another_backend_is_refused(
+def test_rejects_another_backend(
     command: Command, tiny_engine: Path, tmp_path: Path, name: str
 ) -> None:
     engine = copied(tiny_engine, tmp_path / "engine")
@@ -216,7 +220,7 @@ def test_another_backend_is_refused(
 
 
 @pytest.mark.parametrize("name", ENGINE_COMMANDS)
-def test_a_flipped_manifest_byte_is_refused(
+def test_rejects_a_flipped_byte_in_the_manifest(
     command: Command, tiny_engine: Path, tmp_path: Path, name: str
 ) -> None:
     engine = copied(tiny_engine, tmp_path / "engine")
@@ -228,7 +232,7 @@ def test_a_flipped_manifest_byte_is_refused(
 
 @pytest.mark.parametrize("name", ["run", "check", "bench"])
 @pytest.mark.parametrize("file", ["weights.safetensors", "target.onnx", "tokenizer.json"])
-def test_a_truncated_or_missing_file_is_refused(
+def test_rejects_a_truncated_or_missing_file(
     command: Command, tiny_engine: Path, tmp_path: Path, name: str, file: str
 ) -> None:
     engine = copied(tiny_engine, tmp_path / "engine")
@@ -240,7 +244,7 @@ def test_a_truncated_or_missing_file_is_refused(
 
 
 @pytest.mark.parametrize("file", ["weights.safetensors", "draft.onnx", "tokenizer.json"])
-def test_a_flipped_bit_is_refused_when_running(
+def test_run_rejects_a_flipped_bit(
     command: Command, tiny_engine: Path, tmp_path: Path, file: str
 ) -> None:
     engine = copied(tiny_engine, tmp_path / "engine")
@@ -251,19 +255,19 @@ def test_a_flipped_bit_is_refused_when_running(
 
 
 @pytest.mark.parametrize("name", ["nowhere/speed.svg", "speed.png"])
-def test_a_place_where_no_picture_can_be_is_refused_before_the_work(
+def test_rejects_an_unwritable_chart_path_before_measuring(
     command: Command, tmp_path: Path, name: str
 ) -> None:
     arguments = ("--max-new-tokens", 2, "--rounds", 1, "--plot", tmp_path / name)
     assert command("bench", "pairs", tmp_path / "no engine yet", *arguments).refused(name)
 
 
-def test_views_are_chosen_for_their_sweep_alone(command: Command, tmp_path: Path) -> None:
-    asked = ("bench", "sweep", tmp_path / "no engine yet", "decode", "--retrieved", 512)
-    assert command(*asked).refused("the phase specpv")
+def test_sweep_accepts_retrieved_tokens_for_specpv_only(command: Command, tmp_path: Path) -> None:
+    arguments = ("bench", "sweep", tmp_path / "no engine yet", "decode", "--retrieved", 512)
+    assert command(*arguments).refused("the phase specpv")
 
 
-def test_drafts_that_change_are_not_compared(
+def test_rejects_a_comparison_of_drafts_that_change(
     command: Command, tiny_engine: Path, tmp_path: Path
 ) -> None:
     fixed = ("--draft-top-k", 1, "--draft-depth", 2, "--draft-tokens", 2)
@@ -276,7 +280,7 @@ def test_drafts_that_change_are_not_compared(
     assert refused.refused("--against", "--draft-depth")
 
 
-def test_verify_takes_cpu_engines_only(
+def test_verify_rejects_cuda_engines(
     command: Command, tiny_engine: Path, text_target: Path, tmp_path: Path
 ) -> None:
     engine = copied(tiny_engine, tmp_path / "engine")
@@ -284,28 +288,30 @@ def test_verify_takes_cpu_engines_only(
     (engine / "plan.json").write_text("{}")
     files = manifest["files"] | {"plan.json": {"bytes": 2, "xxh3_128": "0" * 32}}
     change_manifest(engine, backend="cuda", roles={}, drafters=[], files=files)
-    said = command("verify", engine, "--model", text_target)
-    assert said.refused("was built for cuda", "--backend cpu")
+    result = command("verify", engine, "--model", text_target)
+    assert result.refused("was built for cuda", "--backend cpu")
 
 
-def test_a_damaged_tokenizer_is_refused_by_the_build(
+def test_build_rejects_a_damaged_tokenizer(
     build_refused: BuildRefused, text_target: Path, tmp_path: Path
 ) -> None:
     model = copied(text_target, tmp_path / "target")
     (model / "tokenizer.json").unlink()
     (model / "tokenizer.json").write_text("{")
-    build_refused(model, said=("tokenizer.json", str(model)))
+    build_refused(model, messages=("tokenizer.json", str(model)))
 
 
-def test_passes_are_not_dumped_onto_a_file(
+def test_rejects_a_file_as_the_folder_for_passes(
     build_refused: BuildRefused, target_path: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "file").write_text("x")
     dumped = ("--dump-passes", tmp_path / "file")
-    build_refused(target_path, *dumped, said=("--dump-passes", "is a file"))
+    build_refused(target_path, *dumped, messages=("--dump-passes", "is a file"))
 
 
-def test_the_last_seed_has_to_exist(command: Command, tmp_path: Path, tiny_engine: Path) -> None:
+def test_rejects_a_range_of_seeds_that_ends_too_high(
+    command: Command, tmp_path: Path, tiny_engine: Path
+) -> None:
     (tmp_path / "two.jsonl").write_text('{"id": "a", "prompt": "a"}\n{"id": "b", "prompt": "b"}\n')
     arguments = ("--prompts", tmp_path / "two.jsonl", "--seed", 2**64 - 1)
     assert command("run", tiny_engine, *arguments).refused(
@@ -314,7 +320,7 @@ def test_the_last_seed_has_to_exist(command: Command, tmp_path: Path, tiny_engin
 
 
 @pytest.mark.parametrize("name", ENGINE_COMMANDS)
-def test_a_typo_in_a_path_suggests_the_neighbour(
+def test_a_typo_in_a_path_suggests_an_existing_name(
     command: Command, tmp_path: Path, name: str
 ) -> None:
     (tmp_path / "my-engine").mkdir()
@@ -330,7 +336,7 @@ def test_a_typo_in_a_path_suggests_the_neighbour(
         ("--temprature", "--temperature"),
     ],
 )
-def test_an_unknown_option_suggests_the_one_that_is_meant(
+def test_an_unknown_option_suggests_the_most_similar_one(
     command: Command, option: str, meant: str
 ) -> None:
     result = command("run", "engine", option, "1")

@@ -77,7 +77,7 @@ def output_ids(command: Command, engine: Path, *arguments: object) -> list[int]:
     return ids
 
 
-def test_json_lines_follow_the_schema_in_input_order(
+def test_json_lines_match_the_schema_in_input_order(
     command: Command, tiny_engine: Path, tmp_path: Path
 ) -> None:
     names = ["first", "second", "third", "fourth", "fifth"]
@@ -95,14 +95,14 @@ def test_json_lines_follow_the_schema_in_input_order(
         assert sum(stats["acceptance_histogram"]) == stats["steps"]
 
 
-def test_logprobs_come_when_asked_for(command: Command, tiny_engine: Path) -> None:
+def test_logprobs_are_output_if_requested(command: Command, tiny_engine: Path) -> None:
     arguments = ("--prompt", "abc", "--json", "--logprobs", "--max-new-tokens", 6)
     (record,) = command("run", tiny_engine, *arguments).records
     jsonschema.validate(record, LOGPROB_SCHEMA)
     assert len(record["logprobs"]) == len(record["output_ids"])
 
 
-def test_options_and_lines_change_logits_alike(
+def test_logit_options_equal_fields_of_a_line(
     command: Command, tiny_engine: Path, tmp_path: Path
 ) -> None:
     own = {"min_p": 0.05, "frequency_penalty": 0.8, "repetition_penalty": 1.2, "min_tokens": 3}
@@ -121,7 +121,7 @@ def test_options_and_lines_change_logits_alike(
 
 
 @pytest.mark.parametrize("temperature", [0, 1])
-def test_any_tree_or_none_gives_the_same_tokens(
+def test_the_draft_shape_does_not_change_tokens(
     command: Command, tiny_engine: Path, temperature: int
 ) -> None:
     base = ("--prompt", "hello", "--temperature", temperature, "--seed", 5)
@@ -139,7 +139,7 @@ def test_any_tree_or_none_gives_the_same_tokens(
         assert output_ids(command, tiny_engine, *base, *shape) == plain
 
 
-def test_a_line_decodes_as_its_own_parameters_say(
+def test_a_line_overrides_the_parameters(
     command: Command, tiny_engine: Path, tmp_path: Path
 ) -> None:
     text = {"id": "t", "prompt": "hi", "max_new_tokens": 5}
@@ -155,9 +155,7 @@ def test_a_line_decodes_as_its_own_parameters_say(
     assert third["output_ids"] == output_ids(command, tiny_engine, *sampled)
 
 
-def test_line_i_samples_with_seed_plus_i(
-    command: Command, tiny_engine: Path, tmp_path: Path
-) -> None:
+def test_line_i_uses_seed_plus_i(command: Command, tiny_engine: Path, tmp_path: Path) -> None:
     same = [ids_prompt("a") | {"id": str(i)} for i in range(3)]
     file = prompts_file(tmp_path, *same)
     arguments = ("--json", "--ignore-eos", "--temperature", 1, "--max-new-tokens", 12)
@@ -190,9 +188,7 @@ def test_standard_input_is_the_prompt(command: Command, tiny_engine: Path) -> No
     assert from_stdin["output_ids"] == from_option["output_ids"]
 
 
-def test_text_passes_through_the_chat_template_unless_raw(
-    command: Command, tiny_engine: Path
-) -> None:
+def test_text_uses_the_chat_template_unless_raw(command: Command, tiny_engine: Path) -> None:
     arguments = ("run", tiny_engine, "--json", "--max-new-tokens", 1, "--prompt")
     (templated,) = command(*arguments, "hello").records
     (raw,) = command(*arguments, "hello", "--raw").records
@@ -222,7 +218,7 @@ def test_output_stops_at_max_seq_len(command: Command, tiny_engine: Path, tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "messages"),
     [
         (("--prompt", ""), ("prompt is empty",)),
         (("--draft-top-k", 5), ("--draft-top-k 5", "(4)")),
@@ -252,18 +248,18 @@ def test_output_stops_at_max_seq_len(command: Command, tiny_engine: Path, tmp_pa
         (("--prompts", "missing.jsonl"), ("missing.jsonl",)),
     ],
 )
-def test_wrong_options_are_refused(
+def test_rejects_invalid_options(
     command: Command,
     tiny_engine: Path,
     arguments: tuple[object, ...],
-    said: tuple[str, ...],
+    messages: tuple[str, ...],
 ) -> None:
     prompt = () if {"--prompt", "--prompts"} & set(arguments) else ("--prompt", "x")
-    assert command("run", tiny_engine, *prompt, *arguments).refused(*said)
+    assert command("run", tiny_engine, *prompt, *arguments).refused(*messages)
 
 
 @pytest.mark.parametrize(
-    ("prompt", "said"),
+    ("prompt", "messages"),
     [
         ({"id": "b", "prompt_ids": [272]}, ("272", "vocabulary")),
         ({"id": "b", "prompt_ids": [-1]}, ("-1", "vocabulary")),
@@ -275,15 +271,15 @@ def test_wrong_options_are_refused(
         ({"id": "b", "prompt_ids": [1], "logit_bias": {"7": 101}}, ("logit_bias of token 7",)),
     ],
 )
-def test_a_bad_line_stops_everything_and_is_named(
+def test_an_invalid_line_is_named_before_any_output(
     command: Command,
     tiny_engine: Path,
     tmp_path: Path,
     prompt: dict[str, Any],
-    said: tuple[str, ...],
+    messages: tuple[str, ...],
 ) -> None:
     file = prompts_file(tmp_path, ids_prompt("a"), prompt, ids_prompt("c"))
-    assert command("run", tiny_engine, "--prompts", file, "--json").refused("line 2", *said)
+    assert command("run", tiny_engine, "--prompts", file, "--json").refused("line 2", *messages)
 
 
 def test_text_needs_a_tokenizer(command: Command, ids_engine: Path) -> None:
@@ -296,10 +292,10 @@ def test_draft_options_need_a_draft(command: Command, ids_engine: Path, tmp_path
 
 
 @pytest.mark.speed
-def test_the_first_tokens_take_little_more_than_the_libraries(
+def test_start_up_takes_little_longer_than_importing_the_libraries(
     tiny_engine: Path, tmp_path: Path
 ) -> None:
-    """From the start of the process to its end, cost table measured before."""
+    """Measure from the start of the process to its end; the cost table exists already."""
     line = [sys.executable, "-m", "specbuild.cli.main", "run", str(tiny_engine)]
     line += ["--prompt", "hello", "--max-new-tokens", "8", "--ignore-eos"]
     environment = {"SPECBUILD_CACHE_DIR": str(tmp_path), "PATH": "", "OMP_NUM_THREADS": "1"}
@@ -308,7 +304,7 @@ def test_the_first_tokens_take_little_more_than_the_libraries(
 
 
 @pytest.mark.parametrize("command_line", [("inspect",), ("run", "--prompt", "x")])
-def test_an_output_without_unicode_shows_what_it_can(
+def test_output_without_unicode_replaces_characters(
     tiny_engine: Path, command_line: tuple[str, ...]
 ) -> None:
     name, *rest = command_line
@@ -318,13 +314,13 @@ def test_an_output_without_unicode_shows_what_it_can(
     assert (done.returncode, done.stdout.isascii()) == (0, True), done.stderr
 
 
-def test_a_closed_standard_output_is_one_sentence(tiny_engine: Path) -> None:
+def test_a_closed_standard_output_is_reported_in_one_line(tiny_engine: Path) -> None:
     script = f"exec {sys.executable} -m specbuild.cli.main run {tiny_engine} --prompt x >&-"
     done = subprocess.run(["sh", "-c", script], capture_output=True, timeout=300, check=False)
     assert (done.returncode, len(done.stderr.splitlines())) == (2, 1), done.stderr
 
 
-def test_running_loads_no_heavy_package(tiny_engine: Path) -> None:
+def test_run_imports_no_heavy_package(tiny_engine: Path) -> None:
     script = f"""
 import sys
 from specbuild.cli.main import main
@@ -339,8 +335,8 @@ assert all(name.removeprefix("specbuild.builder.").startswith(light) for name in
     subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, timeout=300)
 
 
-def test_an_output_that_the_context_cuts_is_warned_of(command: Command, tiny_engine: Path) -> None:
-    """The engine is built for 96 tokens."""
+def test_warns_if_the_context_truncates_an_output(command: Command, tiny_engine: Path) -> None:
+    """The limit of the engine is 96 tokens."""
     cut = command("run", tiny_engine, "ab", "--json", "--max-new-tokens", 200, "--raw")
     (record,) = cut.records
     left = 96 - len(record["prompt_ids"])

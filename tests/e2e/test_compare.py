@@ -1,4 +1,4 @@
-"""``specbuild compare``: two engines over one text, against transformers' own losses."""
+"""``specbuild compare``: two engines on one text, against the losses of transformers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LENGTH = 40
 
 @pytest.fixture(scope="module")
 def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """Two random models of one geometry."""
+    """Two random models with equal sizes."""
     folder = tmp_path_factory.mktemp("two")
     for i in (0, 1):
         write_target(folder / f"target{i}", seed=i)
@@ -30,7 +30,7 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 @pytest.fixture(scope="module")
 def engines(checkpoints: tuple[Path, Path]) -> tuple[Path, Path]:
-    """Their engines."""
+    """The engines of both models."""
     built = []
     for checkpoint in checkpoints:
         output = checkpoint.parent / f"engine-{checkpoint.name}"
@@ -42,13 +42,13 @@ def engines(checkpoints: tuple[Path, Path]) -> tuple[Path, Path]:
 
 @pytest.fixture
 def ids_file(tmp_path: Path) -> Path:
-    """Three rows of ids."""
+    """A file with three rows of ids."""
     file = tmp_path / "ids.npy"
     np.save(file, np.random.default_rng(5).integers(3, 90, (3, LENGTH)))
     return file
 
 
-def test_it_measures_what_transformers_says(
+def test_losses_equal_those_of_transformers(
     command: Command,
     checkpoints: tuple[Path, Path],
     engines: tuple[Path, Path],
@@ -60,7 +60,7 @@ def test_it_measures_what_transformers_says(
         "--max-new-tokens", 4, "--rounds", 1, "--json",
     )  # fmt: skip
     assert result.code == 0, result.err
-    (found,) = result.records
+    (report,) = result.records
     ids = torch.from_numpy(np.load(ids_file))
     logits = []
     for checkpoint in checkpoints:
@@ -71,14 +71,14 @@ def test_it_measures_what_transformers_says(
     losses = [F.cross_entropy(rows, following) for rows in logits]
     p, q = (rows.log_softmax(-1) for rows in logits)
     divergence = (p.exp() * (p - q)).sum(-1)
-    fidelity = found["fidelity"]
-    assert fidelity["tokens"] == len(following) == sum(b["rows"] for b in found["by_position"])
+    fidelity = report["fidelity"]
+    assert fidelity["tokens"] == len(following) == sum(b["rows"] for b in report["by_position"])
     assert fidelity["perplexity"] == pytest.approx(losses[0].exp().item(), rel=1e-4)
     assert fidelity["perplexity_other"] == pytest.approx(losses[1].exp().item(), rel=1e-4)
     assert fidelity["divergence"] == pytest.approx(divergence.mean().item(), rel=1e-3)
     agree = (p.argmax(-1) == q.argmax(-1)).double().mean().item()
     assert fidelity["agreement"] == pytest.approx(agree)
-    assert found["speed_ratio"] > 0 and found["reference"]["tokens_per_s"] > 0
+    assert report["speed_ratio"] > 0 and report["reference"]["tokens_per_s"] > 0
 
 
 def test_an_engine_equals_itself(
@@ -94,7 +94,7 @@ def test_an_engine_equals_itself(
     assert "<svg" in picture.read_text()
 
 
-def test_what_cannot_be_compared_is_one_sentence(
+def test_reports_an_impossible_comparison_in_one_line(
     command: Command, engines: tuple[Path, Path], tiny_engine: Path, tmp_path: Path
 ) -> None:
     text = tmp_path / "text.txt"

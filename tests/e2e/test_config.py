@@ -1,4 +1,4 @@
-"""``--config``: one file for build, run and serve, and the same from Python."""
+"""``--config``: one file for build, run and serve, also from Python."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ run:
 
 @pytest.fixture(scope="module")
 def config(tmp_path_factory: pytest.TempPathFactory, text_target: Path, text_draft: Path) -> Path:
-    """A file that says what an engine is."""
+    """A configuration file that describes an engine."""
     file = tmp_path_factory.mktemp("config") / "engine.yaml"
     file.write_text(CONFIG.format(target=text_target, draft=text_draft))
     return file
@@ -45,22 +45,26 @@ def config(tmp_path_factory: pytest.TempPathFactory, text_target: Path, text_dra
 
 @pytest.fixture(scope="module")
 def engine(config: Path) -> Path:
-    """The engine that it says, built from Python."""
+    """The engine of this file, built from Python."""
     output = config.with_name("engine")
     options = EngineConfig.from_yaml(config).of_command("build") | {"output": str(output)}
-    made = EngineConfig(options).build_options()
-    assert made.specpv == SpecPvOptions(
+    resolved = EngineConfig(options).build_options()
+    assert resolved.specpv == SpecPvOptions(
         enabled=True, block_size=16, n_retrieval_blocks=3, partial_threshold=64, n_window_blocks=1
     )
-    assert (made.limits.kv_memory, made.drafting.top_k, made.no_mla) == (1 << 20, 1, True)
-    build(made, SilentProgress())
+    assert (resolved.limits.kv_memory, resolved.drafting.top_k, resolved.no_mla) == (
+        1 << 20,
+        1,
+        True,
+    )
+    build(resolved, SilentProgress())
     return output
 
 
-def test_what_was_effective_is_in_the_manifest(
+def test_the_manifest_records_the_effective_options(
     command: Command, config: Path, engine: Path, tmp_path: Path
 ) -> None:
-    """The command line's build is Python's; what is given beside the file wins."""
+    """The command line builds the same engine; options override the file."""
     output = tmp_path / "engine"
     result = command("build", "--config", config, "--output", output, "--max-seq-len", 96)
     assert result.code == 0, result.err
@@ -71,7 +75,7 @@ def test_what_was_effective_is_in_the_manifest(
     assert built.options["specpv_n_retrieval_blocks"] == 3
 
 
-def test_a_run_takes_its_part_and_checks_the_rest(
+def test_run_reads_its_section_and_validates_the_others(
     command: Command, config: Path, engine: Path, tiny_engine: Path, tmp_path: Path
 ) -> None:
     result = command("run", engine, "--config", config, "--prompt", "ab", "--json")
@@ -109,7 +113,7 @@ def test_a_run_takes_its_part_and_checks_the_rest(
         ("1: 2", "keys and values"),
     ],
 )
-def test_a_wrong_file_is_one_sentence(
+def test_reports_an_invalid_file_in_one_line(
     command: Command, tiny_engine: Path, tmp_path: Path, text: str, words: str
 ) -> None:
     file = tmp_path / "wrong.yaml"
@@ -119,7 +123,7 @@ def test_a_wrong_file_is_one_sentence(
     assert words in " ".join(result.err.split()), result.err
 
 
-def test_latents_that_a_model_lacks_are_refused_before_a_build(
+def test_rejects_latents_that_a_model_lacks_before_the_build(
     command: Command, text_target: Path, tmp_path: Path
 ) -> None:
     file, output = tmp_path / "latents.yaml", tmp_path / "engine"
@@ -130,7 +134,7 @@ def test_latents_that_a_model_lacks_are_refused_before_a_build(
 
 
 def test_suffix_decoding_in_a_file() -> None:
-    """Beside a draft by its own key, alone in a run by the method's; its numbers ask for it too."""
+    """With a draft, use a separate key; alone, use the method's. Its numbers enable it too."""
     both = SpeculativeConfig(method="eagle3", enable_suffix_decoding=True, suffix_max_tokens=9)
     assert both.build_options() == {"drafter": "suffix", "suffix_max_tokens": 9}
     assert both.run_options() == {}
@@ -142,7 +146,7 @@ def test_suffix_decoding_in_a_file() -> None:
     assert off.build_options() == {} and off.run_options() == {"no_spec": True}
 
 
-def test_a_config_without_a_place_is_refused() -> None:
+def test_rejects_a_config_without_an_output() -> None:
     with pytest.raises(SpecbuildError, match="model is missing"):
         EngineConfig({"output": "x"}).build_options()
     assert SpeculativeConfig(enable_prefix_caching=False).run_options() == {"no_prefix_cache": True}

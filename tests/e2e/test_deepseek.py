@@ -32,7 +32,9 @@ def built(folder: Path, model: Path, draft: Path | None = None) -> Path:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model with every part (query latents, YaRN, experts in groups), a draft, their engine."""
+    """A model with every feature (query latents, YaRN, groups of experts), a draft, and
+    their engine.
+    """
     folder = tmp_path_factory.mktemp("deepseek")
     write_deepseek(folder / "model")
     write_draft(
@@ -43,8 +45,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_every_stage_and_every_token_is_transformers(folder: Path) -> None:
-    """Prompts, trees and the draft stage by stage; tokens alone, with chains and with trees."""
+def test_every_stage_and_token_equals_transformers(folder: Path) -> None:
+    """Compare stage by stage: prompts, trees and the draft; tokens alone, with chains and
+    with trees.
+    """
     report = verify_engine(folder / "engine", folder / "model", folder / "draft", SilentProgress())
     stages = {row.stage: row for row in report.rows}
     assert [stage for stage in stages if stage.startswith("target layer")] == [
@@ -63,8 +67,8 @@ def test_every_stage_and_every_token_is_transformers(folder: Path) -> None:
     assert report.passed
 
 
-def test_drafts_that_were_right_are_kept(folder: Path) -> None:
-    """The draft is random, but not always wrong: entries of the cache move to their places."""
+def test_accepted_tokens_change_no_output(folder: Path) -> None:
+    """The draft is random, but some of its tokens are accepted: their cache entries are moved."""
     engine = Engine.load(folder / "engine")
     prompts = [Prompt(id=str(i), prompt_ids=(3 + i, 7, 9)) for i in range(4)]
     params = GenerateParams(max_new_tokens=48, ignore_eos=True)
@@ -72,15 +76,15 @@ def test_drafts_that_were_right_are_kept(folder: Path) -> None:
     for shape in (None, DraftShape(draft_top_k=8, draft_depth=3, draft_tokens=48)):
         for event in engine.generate(prompts, params, speculation=shape):
             if isinstance(event, FinishEvent):
-                found = event.record.output_ids
-                assert outputs.setdefault(event.request, found) == found
+                tokens = event.record.output_ids
+                assert outputs.setdefault(event.request, tokens) == tokens
                 accepted += sum(event.record.stats.acceptance_histogram[1:])
     assert accepted > 20
 
 
-def test_inspect_names_the_parts(folder: Path, command: Command) -> None:
-    shown = command("inspect", folder / "engine")
-    assert shown.code == 0
+def test_inspect_lists_the_features(folder: Path, command: Command) -> None:
+    result = command("inspect", folder / "engine")
+    assert result.code == 0
     for part in (
         "MLA, 4 heads of 24 + 16 rotated, values of 20",
         "2 layers cache 48 values per token instead of 240",
@@ -88,10 +92,10 @@ def test_inspect_names_the_parts(folder: Path, command: Command) -> None:
         "2 in 4 groups",
         "shared experts of 48",
     ):
-        assert part in " ".join(shown.out.replace("│", " ").split())
+        assert part in " ".join(result.out.replace("│", " ").split())
 
 
-def test_a_token_takes_one_entry_of_the_cache(folder: Path) -> None:
+def test_a_token_has_one_cache_entry(folder: Path) -> None:
     manifest = json.loads((folder / "engine" / "manifest.json").read_text())
     (group,) = [g for g in manifest["cache_groups"] if g["name"] != "draft"]
     assert group["name"] == "latent" and group["kv_heads"] == 1
@@ -124,11 +128,11 @@ def test_logits_of_other_variants(name: str, tmp_path: Path) -> None:
     ids = np.random.default_rng(0).integers(0, VOCAB, 45).astype(np.int32)
     with probe.sequence(len(ids)) as sequence:
         parts = [sequence.extend("target", {"token_ids": ids[a:b]}) for a, b in ((0, 33), (33, 45))]
-    got = np.concatenate([part["logits"] for part in parts])
+    ours = np.concatenate([part["logits"] for part in parts])
     model = DeepseekV3ForCausalLM.from_pretrained(
         tmp_path / "model", dtype=torch.float32, attn_implementation="eager"
     )
     with torch.no_grad():
-        wanted = model.eval()(torch.from_numpy(ids.astype(np.int64))[None]).logits[0].numpy()
-    assert wanted.std() > 0.3
-    np.testing.assert_allclose(got, wanted, atol=1e-4, rtol=1e-4)
+        expected = model.eval()(torch.from_numpy(ids.astype(np.int64))[None]).logits[0].numpy()
+    assert expected.std() > 0.3
+    np.testing.assert_allclose(ours, expected, atol=1e-4, rtol=1e-4)

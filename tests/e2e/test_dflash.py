@@ -1,4 +1,4 @@
-"""Engines that draft with DFlash, against transformers; what holds for blocks alone."""
+"""Engines that draft with DFlash against transformers, and properties of blocks only."""
 
 from __future__ import annotations
 
@@ -31,41 +31,41 @@ CHAIN, TREE = DraftShape(1, DEPTH, DEPTH), DraftShape(3, 4, 12)
 
 
 def built(folder: Path, drafting: DraftOptions | None = None, **options: Any) -> Tensors:
-    """A random GPT-OSS, a draft for it, and their engine; the draft's tensors."""
+    """Build a random GPT-OSS, a draft for it, and their engine; return the draft's tensors."""
     write_target(folder / "model", vocab=VOCAB, dtype="f32", experts_format="bf16")
     tensors = write_dflash(folder / "draft", vocab=VOCAB, **options)
-    asked = BuildOptions(
+    build_options = BuildOptions(
         model=folder / "model",
         draft=folder / "draft",
         output=folder / "engine",
         limits=LimitOptions(max_seq_len=128, max_batch_size=3),
         drafting=drafting or DraftOptions(),
     )
-    build(asked, SilentProgress())
+    build(build_options, SilentProgress())
     return tensors
 
 
 def shared_of(folder: Path) -> tuple[torch.Tensor, torch.Tensor]:
-    """The target's embedding and head."""
+    """Return the target's embedding and head."""
     weights = load_file(folder / "model" / "model.safetensors")
     return weights["model.embed_tokens.weight"], weights["lm_head.weight"]
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The checkpoints and the engine of a draft whose blocks are not causal; read only."""
+    """The checkpoints and the engine of a draft with non-causal blocks; read only."""
     folder = tmp_path_factory.mktemp("dflash")
     built(folder)
     return folder
 
 
 def draft_of(folder: Path) -> Tensors:
-    """The draft's tensors."""
+    """Return the draft's tensors."""
     return load_file(folder / "draft" / "model.safetensors")
 
 
 def assistant(tensors: Tensors) -> Any:
-    """transformers' DFlash model with these weights."""
+    """Return transformers' DFlash model with these weights."""
     from transformers import MuseGlimmerAssistantConfig, MuseGlimmerAssistantModel
 
     config = MuseGlimmerAssistantConfig(
@@ -82,7 +82,7 @@ def assistant(tensors: Tensors) -> Any:
     return model
 
 
-def test_chains_are_those_of_transformers_candidate_generator(folder: Path) -> None:
+def test_chains_equal_those_of_transformers_candidate_generator(folder: Path) -> None:
     from transformers import GenerationConfig
     from transformers.generation.candidate_generator import DFlashTokenCandidateGenerator
 
@@ -94,17 +94,17 @@ def test_chains_are_those_of_transformers_candidate_generator(folder: Path) -> N
         DFlashTokenCandidateGenerator, assistant(draft_of(folder)), shared, output,
         GenerationConfig(max_length=512),
     )  # fmt: skip
-    # One generator a sequence, each with what its cache has of it already.
+    # One generator a sequence, with the number of tokens in its cache.
     generators: dict[int, tuple[Any, int]] = {}
 
     @torch.no_grad()
     def expected(
         states: torch.Tensor, ids: torch.Tensor, shape: DraftShape
     ) -> set[tuple[int, ...]]:
-        known = generators.setdefault(int(ids[0]) * 1000 + int(ids[1]), (make(), 0))
-        generator, before = known
+        entry = generators.setdefault(int(ids[0]) * 1000 + int(ids[1]), (make(), 0))
+        generator, before = entry
         parts = states[None, before:].chunk(len(AUX_LAYERS), dim=-1)
-        given, _ = generator.get_candidates(
+        candidates, _ = generator.get_candidates(
             input_ids=ids[None],
             model_kwargs={
                 "position_ids": torch.arange(len(ids))[None],
@@ -115,7 +115,7 @@ def test_chains_are_those_of_transformers_candidate_generator(folder: Path) -> N
             n_last_matches=len(states) - before - 1,
         )
         generators[int(ids[0]) * 1000 + int(ids[1])] = generator, len(states)
-        drafts = given[0, len(ids) :].tolist()
+        drafts = candidates[0, len(ids) :].tolist()
         return {tuple(drafts[:depth]) for depth in range(1, shape.draft_depth + 1)}
 
     probe = EngineProbe(folder / "engine")
@@ -125,8 +125,8 @@ def test_chains_are_those_of_transformers_candidate_generator(folder: Path) -> N
     assert len(generators) == 3
 
 
-def test_a_window_is_of_causal_blocks(tmp_path: Path) -> None:
-    """The draft of a long text then sees the end of it alone."""
+def test_a_window_with_causal_blocks(tmp_path: Path) -> None:
+    """A draft with a window sees only the end of a long text."""
     window = DraftOptions(window=16)
     with pytest.raises(SpecbuildError, match="--draft-window 16: a DFlash draft that is not"):
         built(tmp_path / "dflash", window)
@@ -149,13 +149,13 @@ def test_levels_are_bounded_by_the_block(folder: Path) -> None:
     draft = read_draft(folder / "draft", target, strict=True).geometry
 
     def default(**drafting: int) -> DraftShape | None:
-        asked = BuildOptions(
+        build_options = BuildOptions(
             model=folder / "model", output=Path("unused"), drafting=DraftOptions(**drafting)
         )
-        return compute_engine_sizes(asked, target, draft).draft_default
+        return compute_engine_sizes(build_options, target, draft).draft_default
 
     with pytest.raises(SpecbuildError, match="--draft-depth 6: the draft's block is of 6 tokens"):
         default(depth=6)
     assert default(top_k=1) == CHAIN
-    found, _ = drafted_outputs(folder / "engine", [(3, 4)], CHAIN, new_tokens=100)
-    assert len(found[0]) == 100
+    outputs, _ = drafted_outputs(folder / "engine", [(3, 4)], CHAIN, new_tokens=100)
+    assert len(outputs[0]) == 100

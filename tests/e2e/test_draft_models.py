@@ -1,4 +1,4 @@
-"""Engines with several draft models: each drafts as it does alone, whoever drafted before it."""
+"""Engines with several draft models: each proposes the chains that it proposes alone."""
 
 from __future__ import annotations
 
@@ -52,11 +52,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_p_eagle(folder / "p-eagle", **small)
     write_draft(folder / "eagle3", aux_layers=(2, 1), **small)
     write_dflash(folder / "dflash", vocab=VOCAB)
-    build(asked(folder, folder / "engine"), SilentProgress())
+    build(build_options(folder, folder / "engine"), SilentProgress())
     return folder
 
 
-def asked(folder: Path, output: Path, kinds: Sequence[str] = KINDS) -> BuildOptions:
+def build_options(folder: Path, output: Path, kinds: Sequence[str] = KINDS) -> BuildOptions:
     return BuildOptions(
         model=folder / "model",
         draft=tuple(folder / kind for kind in kinds),
@@ -66,7 +66,7 @@ def asked(folder: Path, output: Path, kinds: Sequence[str] = KINDS) -> BuildOpti
 
 
 class Turns:
-    """Every step a chain of the next model, or none now and then."""
+    """In every step, a chain of the next model, or sometimes no draft."""
 
     max_depth, reason = 3, "in turns"
 
@@ -75,14 +75,14 @@ class Turns:
         self.used: set[str] = set()
 
     def shape(self, step_context: StepContext) -> DraftShape | None:
-        """Behind steps of others, each has something to take up."""
+        """After steps of the others, each model has tokens to catch up on."""
         assert len(step_context.other_pending_rows) == len(self.kinds) - 1
         kind = self.random.choice([*self.kinds, None])
         self.used.add(kind or "")
         return None if kind is None else ModelShape(1, 3, 3, kind)
 
     def observe(self, outcome: StepOutcome) -> None:
-        """What was drafted is known by its model."""
+        """Check which model drafted."""
         assert outcome.shape is None or isinstance(outcome.shape, ModelShape)
 
 
@@ -90,12 +90,12 @@ def records(
     engine: Engine, prompts: list[Prompt], params: GenerateParams, **how: Any
 ) -> list[RunRecord]:
     events = engine.generate(prompts, params, **how)
-    found = {e.request: e.record for e in events if isinstance(e, FinishEvent)}
-    return [found[i] for i in range(len(prompts))]
+    finished = {e.request: e.record for e in events if isinstance(e, FinishEvent)}
+    return [finished[i] for i in range(len(prompts))]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_no_draft_changes_a_token(
+def test_drafts_change_no_token(
     folder: Path, monkeypatch: pytest.MonkeyPatch, temperature: float
 ) -> None:
     engine = Engine.load(folder / "engine")
@@ -116,8 +116,8 @@ def test_no_draft_changes_a_token(
     assert policy.used == {"", *KINDS}
 
 
-def test_a_further_model_drafts_what_its_maths_says(folder: Path) -> None:
-    """By its own columns of what the target captures for all of them."""
+def test_a_second_model_drafts_by_its_formulas(folder: Path) -> None:
+    """Each model reads its own columns of the states that the target captures for all of them."""
     tensors = load_file(folder / "dflash" / "model.safetensors")
     weights = load_file(folder / "model" / "model.safetensors")
     shared = weights["model.embed_tokens.weight"], weights["lm_head.weight"]
@@ -135,7 +135,7 @@ def test_a_further_model_drafts_what_its_maths_says(folder: Path) -> None:
     check_rounds(DFlashDrafter(parts), probe.manifest, rounds, expected)
 
 
-def test_verify_compares_the_model_that_a_checkpoint_is(folder: Path, tmp_path: Path) -> None:
+def test_verify_compares_the_model_of_a_checkpoint(folder: Path, tmp_path: Path) -> None:
     report = verify_engine(folder / "engine", folder / "model", folder / "eagle3", SilentProgress())
     assert report.passed
     assert "draft logits" in {row.stage for row in report.rows}
@@ -144,7 +144,7 @@ def test_verify_compares_the_model_that_a_checkpoint_is(folder: Path, tmp_path: 
     assert any("dflash" in name for name in checked), checked
 
 
-def test_the_manifest_names_what_is_whose(folder: Path, command: Command) -> None:
+def test_the_manifest_lists_the_files_of_each_model(folder: Path, command: Command) -> None:
     manifest = json.loads((folder / "engine" / "manifest.json").read_text())
     drafters = manifest["drafters"]
     assert [d["kind"] for d in drafters] == list(KINDS)
@@ -153,14 +153,14 @@ def test_the_manifest_names_what_is_whose(folder: Path, command: Command) -> Non
     assert drafters[1]["roles"][0] == "eagle3.draft_fuse"
     assert "draft_models" in manifest["features"]
     assert "eagle3.draft.fc.weight" in manifest["tensors"]
-    shown = command("inspect", folder / "engine")
-    assert shown.code == 0 and "P-EAGLE" in shown.out and "DFlash" in shown.out
+    result = command("inspect", folder / "engine")
+    assert result.code == 0 and "P-EAGLE" in result.out and "DFlash" in result.out
     with pytest.raises(RequestError, match="use one of auto, p-eagle, eagle3, dflash, none"):
         Engine.load(folder / "engine").generate([], drafter="mtp")
 
 
 @needs_tensorrt_rtx
-def test_an_engine_for_tensorrt_rtx_holds_one_draft_model(
+def test_tensorrt_rtx_rejects_several_draft_models(
     folder: Path, tmp_path: Path, command: Command
 ) -> None:
     arguments = ["--model", folder / "model", "--output", tmp_path / "engine"]
@@ -169,10 +169,10 @@ def test_an_engine_for_tensorrt_rtx_holds_one_draft_model(
     assert refused.code == 2 and "an engine for TensorRT-RTX holds one draft model" in refused.err
 
 
-def test_what_cannot_be_is_refused(folder: Path, tmp_path: Path) -> None:
-    twice = asked(folder, tmp_path / "engine", ("eagle3", "eagle3"))
+def test_rejects_invalid_combinations(folder: Path, tmp_path: Path) -> None:
+    duplicate = build_options(folder, tmp_path / "engine", ("eagle3", "eagle3"))
     with pytest.raises(SpecbuildError, match="given twice for eagle3"):
-        build(twice, SilentProgress())
+        build(duplicate, SilentProgress())
     other = folder / "model"
     with pytest.raises(SpecbuildError, match="pass it with --model"):
         verify_engine(folder / "engine", folder / "model", other, SilentProgress())
@@ -180,7 +180,7 @@ def test_what_cannot_be_is_refused(folder: Path, tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def synthetic(tmp_path_factory: pytest.TempPathFactory) -> tuple[SynthModel, Path]:
-    """Two drafts that are right after the same tokens, of which the engine accepts by the rules."""
+    """Two drafts that are right after the same tokens; the engine accepts them by known rules."""
     models = [tiny(0.78, draft_kind=kind, prompts=3) for kind in ("eagle3", "p-eagle")]
     target, *_ = models[0].checkpoints()
     drafts = tuple(draft for model in models for draft in model.checkpoints()[1])
@@ -195,10 +195,10 @@ def synthetic(tmp_path_factory: pytest.TempPathFactory) -> tuple[SynthModel, Pat
 
 
 @pytest.mark.parametrize("cached", [False, True], ids=["cold", "behind a cached beginning"])
-def test_caches_stay_true_whichever_model_drafts(
+def test_caches_stay_correct_whichever_model_drafts(
     synthetic: tuple[SynthModel, Path], monkeypatch: pytest.MonkeyPatch, cached: bool
 ) -> None:
-    """In turns with steps of the other and without a draft, all right drafts are accepted."""
+    """With alternating models and steps without a draft, all right drafts are accepted."""
     model, path = synthetic
     target, draft = successors(model)
     prompts = [Prompt(str(i), tuple(ids)) for i, ids in enumerate(model.prompts())]
@@ -219,7 +219,7 @@ def test_caches_stay_true_whichever_model_drafts(
 
 
 class DraftedSteps(Turns):
-    """Turns of one sequence, with what came of each."""
+    """The steps of one sequence, with the accepted tokens of each."""
 
     def __init__(self, kinds: Sequence[str], seed: int) -> None:
         super().__init__(kinds, seed)
@@ -227,7 +227,7 @@ class DraftedSteps(Turns):
         self.accepted: list[int] = []
 
     def observe(self, outcome: StepOutcome) -> None:
-        """One step."""
+        """Record one step."""
         super().observe(outcome)
         self.depths += outcome.depths
         self.accepted += outcome.accepted
@@ -235,12 +235,12 @@ class DraftedSteps(Turns):
     def expected(
         self, record: RunRecord, target: Sequence[int], draft: dict[int, int]
     ) -> list[int]:
-        """What each of these chains accepts by the rules."""
-        found, root = [], record.output_ids[0]
+        """Return how many tokens of each chain are accepted by the rules."""
+        accepted_counts, root = [], record.output_ids[0]
         for depth in self.depths:
             accepted = 0
             while accepted < depth and draft[root] == target[root]:
                 accepted, root = accepted + 1, target[root]
-            found.append(accepted)
+            accepted_counts.append(accepted)
             root = target[root]
-        return found
+        return accepted_counts

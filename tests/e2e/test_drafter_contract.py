@@ -1,4 +1,4 @@
-"""What every drafter promises on a CPU engine, whatever its kind."""
+"""The contract of every drafter on a CPU engine."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ FORMS = {**CASES, **CPU_VARIANTS}
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory):
-    """The folder of a case's engine, built at its first use; ``--draft``; and the reference."""
+    """Return a function: a case's engine folder, built at its first use; ``--draft``; the
+    reference.
+    """
 
     @cache
     def make(name: str) -> tuple[Path, Path, Callable[[], Reference]]:
@@ -39,7 +41,7 @@ def built(tmp_path_factory: pytest.TempPathFactory):
 
 @pytest.mark.parametrize("shape", ["chain", "tree"])
 @pytest.mark.parametrize("name", CASES)
-def test_greedy_output_is_that_of_transformers(built, name: str, shape: str) -> None:
+def test_greedy_output_equals_transformers(built, name: str, shape: str) -> None:
     case: DrafterCase = CASES[name]
     check_greedy(built(name)[0], case.chain if shape == "chain" else case.tree)
 
@@ -52,8 +54,8 @@ def test_sampled_output_does_not_depend_on_the_draft(built, name: str) -> None:
 @pytest.mark.parametrize(
     "name", [*CASES, *QUICK_VARIANTS, *slow(*(n for n in CPU_VARIANTS if n not in QUICK_VARIANTS))]
 )
-def test_drafts_are_those_of_the_published_formulas(built, name: str) -> None:
-    """Round after round, of sequences with random states: no draft leaves a trace in the next."""
+def test_drafts_equal_the_published_formulas(built, name: str) -> None:
+    """Draft several rounds of sequences with random states: no draft affects the next."""
     case, (folder, _, reference) = FORMS[name], built(name)
     probe = EngineProbe(folder / "engine")
     drafter = MODEL_KINDS[case.kind].make(parts_of(probe))
@@ -63,7 +65,7 @@ def test_drafts_are_those_of_the_published_formulas(built, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_manifest_and_inspect_name_the_drafter(built, name: str, command: Command) -> None:
+def test_the_manifest_and_inspect_show_the_drafter(built, name: str, command: Command) -> None:
     case, engine = CASES[name], built(name)[0] / "engine"
     manifest = json.loads((engine / "manifest.json").read_text())
     (drafter,) = manifest["drafters"]
@@ -72,9 +74,9 @@ def test_the_manifest_and_inspect_name_the_drafter(built, name: str, command: Co
     assert case.feature is None or case.feature in manifest["features"]
     for tensor, source in case.stored.items():
         assert source in manifest["tensors"][tensor]["sources"]
-    # The random drafts of GPT-OSS rotate by another RoPE than the model: the only warning.
+    # The only warning: the random drafts of GPT-OSS use another RoPE than the model.
     assert all("RoPE is theta" in line for line in manifest["warnings"])
-    # The longest chain of the case is the depth that the engine was built for, or below it.
+    # The longest chain of the case is at most the depth of the engine.
     assert manifest["limits"]["draft_depth"] >= case.chain.draft_depth
     shown = command("inspect", engine)
     assert shown.code == 0 and case.shown in shown.out

@@ -1,4 +1,4 @@
-"""What every drafter promises in a CUDA engine's programs, by the plan's interpreter."""
+"""The contract of every drafter in a CUDA engine's programs, run by the plan's interpreter."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from specbuild.runtime.engine_dir.manifest import DraftShape
 FORMS = {**CASES, **CUDA_VARIANTS}
 QUICK = ("eagle3", "p-eagle", "jetspec", "mtp of DeepSeek-V3", "mtp of Qwen3.5")
 CHAIN, SHORT = DraftShape(1, 4, 4), DraftShape(1, 2, 2)
-# Of logits in bf16, against fp32 all the way; relative to the largest.
+# For bf16 logits against an fp32 reference, relative to the largest.
 TOLERANCE = 0.05
 PROMPTS = ([7, 20, 9] * 15, [3, 4, 30, 11, 8, 9, 16, 7, 30, 31, 12, 13, 5, 6, 10, 2] * 3)
 LONGEST = 64
@@ -28,13 +28,15 @@ each_form = pytest.mark.parametrize("name", [*QUICK, *slow(*(n for n in FORMS if
 
 
 def tree_of(name: str) -> DraftShape:
-    """The largest tree of an engine: as deep as a case's chain, but five levels at most."""
+    """Return the largest tree of an engine: as deep as a case's chain, but at most five levels."""
     return DraftShape(3, min(5, FORMS[name].chain.draft_depth), 9)
 
 
 @pytest.fixture(scope="module")
 def lowered(tmp_path_factory: pytest.TempPathFactory):
-    """The programs of a case's engine, and the reference: made at their first use."""
+    """Return a function: the programs of a case's engine and the reference, created at
+    first use.
+    """
 
     @cache
     def make(name: str) -> tuple[LoweredEngine, Callable[[], Reference]]:
@@ -51,7 +53,7 @@ def lowered(tmp_path_factory: pytest.TempPathFactory):
 
 
 def captured(lowered: LoweredEngine, ids: list[int]) -> torch.Tensor:
-    """The target's captured states of tokens, [L, n·H], by the program that scores."""
+    """Return the target's captured states of tokens, [L, n·H], from the scoring program."""
     host = PlanHost(lowered)
     host.give_pages(0)
     host.score(0, ids)
@@ -66,7 +68,9 @@ def check(
     states: torch.Tensor,
     ids: list[int],
 ) -> None:
-    """A chain has the reference's logits, and every node is among the best of its parent."""
+    """Assert that a chain has the reference's logits, and that nodes are the best of their
+    parents.
+    """
     paths, tokens = drafted.paths(row), torch.tensor(ids)
     assert len(paths) == shape.draft_tokens
     deepest = max(paths, key=len)
@@ -74,15 +78,15 @@ def check(
     if reference.one_pass or shape.draft_top_k == 1:
         expected = reference.follow(states, tokens, deepest[:-1])
         levels = drafted.levels
-        # One pass gives all levels of a sequence, else a pass gives one level of all sequences.
-        found = (
+        # A pass computes all levels of a sequence, or one level of all sequences.
+        draft_logits = (
             levels[-1].view(2, shape.draft_depth, -1)[row][: len(expected)]
             if reference.one_pass
             else torch.stack([level[row] for level in levels])
         )
-        assert (found - expected).abs().max() < TOLERANCE * expected.abs().max()
+        assert (draft_logits - expected).abs().max() < TOLERANCE * expected.abs().max()
         if shape.draft_top_k == 1:
-            assert [draft_ids[token] for token in deepest] == found.argmax(dim=1).tolist()
+            assert [draft_ids[token] for token in deepest] == draft_logits.argmax(dim=1).tolist()
     for path in paths:
         logits = reference.follow(states, tokens, path[:-1])[-1]
         least = logits.topk(shape.draft_top_k).values[-1]
@@ -93,7 +97,7 @@ def check(
 def test_steps_draft_by_the_published_formulas(
     lowered, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    """Every level after prompts, after plain steps, and up to the longest text."""
+    """Check every level after prompts, after plain steps, and up to the longest text."""
     engine, reference = lowered(name)[0], lowered(name)[1]()
     host, drafted = PlanHost(engine), watched(monkeypatch)
     host.port("ignore_eos").fill_(1)
@@ -122,7 +126,7 @@ def test_steps_draft_by_the_published_formulas(
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0], ids=["greedy", "sampled"])
 @each_form
-def test_tokens_are_those_without_a_draft(lowered, name: str, temperature: float) -> None:
+def test_drafts_change_no_token_of_the_programs(lowered, name: str, temperature: float) -> None:
     engine, _ = lowered(name)
     outputs = []
     for shape in (None, CHAIN, tree_of(name)):
@@ -135,7 +139,7 @@ def test_tokens_are_those_without_a_draft(lowered, name: str, temperature: float
 
 @each_form
 def test_no_operand_of_a_program_is_empty(lowered, name: str) -> None:
-    """Loading a plan refuses it."""
+    """An engine with an empty operand cannot be loaded."""
     engine, _ = lowered(name)
     for _, program in engine.programs:
         for call in engine.writer.program(program).ops:

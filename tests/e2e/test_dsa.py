@@ -1,4 +1,4 @@
-"""Engines with DSA on the CPU: exact where they must be, named lossy, checked and put right."""
+"""Engines with DSA on the CPU: exact if required, reported as lossy, checked, with fallback."""
 
 from __future__ import annotations
 
@@ -41,16 +41,16 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def engine_path(checkpoints: Path) -> Path:
-    """Everything at once: requests switch off what they do not want.
+    """An engine with every lossy method; requests disable those that they do not use.
 
-    A sliding and a full layer cache latents, so that indexers choose the blocks of views.
+    A sliding and a full layer cache latents, so that indexers select the blocks of views.
     """
     return built(checkpoints, "engine", **DSA, **SPECPV, specpv_score="indexer")
 
 
 @pytest.fixture(scope="module")
 def plain_path(checkpoints: Path) -> Path:
-    """The same target without what is lossy."""
+    """The same target without lossy methods."""
     return built(checkpoints, "plain", dsa=False)
 
 
@@ -68,7 +68,7 @@ def prompts() -> list[Prompt]:
 
 
 def unchecked(engine: Engine, **changes: Any) -> Engine:
-    """The engine without checks, or with other numbers that graphs do not hold."""
+    """Return the engine without checks, or with other settings that are not part of its graphs."""
     dsa = engine.manifest.dsa
     assert dsa is not None
     numbers = replace(dsa, **{"check_interval": 0, **changes})
@@ -76,14 +76,14 @@ def unchecked(engine: Engine, **changes: Any) -> Engine:
 
 
 def decode(
-    engine: Engine, shape: Speculation, given: list[Prompt] | None = None, **params: Any
+    engine: Engine, shape: Speculation, requests: list[Prompt] | None = None, **params: Any
 ) -> list[RunRecord]:
     blocks = None if engine.manifest.specpv is None else 0
     defaults = {"max_new_tokens": 40, "specpv_retrieval_blocks": blocks}
-    asked = GenerateParams(ignore_eos=True, **{**defaults, **params})
+    sampling = GenerateParams(ignore_eos=True, **{**defaults, **params})
     records = {
         event.request: event.record
-        for event in engine.generate(given or prompts(), asked, speculation=shape)
+        for event in engine.generate(requests or prompts(), sampling, speculation=shape)
         if isinstance(event, FinishEvent)
     }
     return [records[i] for i in range(len(records))]
@@ -95,13 +95,13 @@ def tokens(records: list[RunRecord]) -> list[tuple[int, ...]]:
 
 @pytest.mark.parametrize("views", [0, None], ids=["whole", "views"])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_choosing_among_fewer_than_there_are_is_full_attention_bit_for_bit(
+def test_selecting_every_token_has_the_bits_of_full_attention(
     engine: Engine, shape: DraftShape | None, views: int | None
 ) -> None:
-    """As many tokens, and those that stay in any case, are all that these contexts have."""
-    asked = {"max_new_tokens": 16, "specpv_retrieval_blocks": views}
-    whole = decode(engine, shape, dsa_top_k=0, **asked)
-    chosen = decode(unchecked(engine), shape, **asked)
+    """The indexer may select as many tokens as these contexts have."""
+    options = {"max_new_tokens": 16, "specpv_retrieval_blocks": views}
+    whole = decode(engine, shape, dsa_top_k=0, **options)
+    chosen = decode(unchecked(engine), shape, **options)
     for one, two in zip(whole, chosen, strict=True):
         assert (two.output_ids, two.logprobs) == (one.output_ids, one.logprobs)
         assert one.stats.dsa is not None and two.stats.dsa is not None
@@ -111,10 +111,10 @@ def test_choosing_among_fewer_than_there_are_is_full_attention_bit_for_bit(
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_chooses_inside_partial_views(engine: Engine, shape: DraftShape | None) -> None:
-    asked = {"max_new_tokens": 24, "specpv_retrieval_blocks": None}
-    whole = decode(engine, shape, dsa_top_k=0, **asked)[0]
-    chosen = decode(unchecked(engine), shape, dsa_top_k=NARROW, **asked)[0]
+def test_selects_tokens_within_partial_views(engine: Engine, shape: DraftShape | None) -> None:
+    options = {"max_new_tokens": 24, "specpv_retrieval_blocks": None}
+    whole = decode(engine, shape, dsa_top_k=0, **options)[0]
+    chosen = decode(unchecked(engine), shape, dsa_top_k=NARROW, **options)[0]
     assert chosen.logprobs != whole.logprobs
     assert chosen.stats.dsa is not None and chosen.stats.dsa.broken_lists == 0
     assert chosen.stats.dsa.narrowed_steps > 4
@@ -122,13 +122,16 @@ def test_chooses_inside_partial_views(engine: Engine, shape: DraftShape | None) 
 
 
 @pytest.mark.parametrize("shape", [None, SHAPES[-1]], ids=str)
-def test_below_the_threshold_it_is_full_attention_bit_for_bit(
+def test_contexts_below_the_threshold_have_the_bits_of_full_attention(
     engine: Engine, shape: DraftShape | None
 ) -> None:
-    """20 tokens, and 16 to come. Alone: bits depend on the rows that others bring to a launch."""
-    short, asked = prompts()[1:2], {"max_new_tokens": 16}
-    narrow = decode(unchecked(engine), shape, short, dsa_top_k=1, **asked)[0]
-    whole = decode(engine, shape, short, dsa_top_k=0, **asked)[0]
+    """The context has 20 tokens and 16 are generated.
+
+    Sequences run alone: ONNX Runtime's bits depend on the number of rows of a launch.
+    """
+    short, options = prompts()[1:2], {"max_new_tokens": 16}
+    narrow = decode(unchecked(engine), shape, short, dsa_top_k=1, **options)[0]
+    whole = decode(engine, shape, short, dsa_top_k=0, **options)[0]
     assert (narrow.output_ids, narrow.logprobs) == (whole.output_ids, whole.logprobs)
     assert narrow.stats.dsa is not None and narrow.stats.dsa.narrowed_steps == 0
     longer = {"max_new_tokens": 60}
@@ -139,7 +142,7 @@ def test_below_the_threshold_it_is_full_attention_bit_for_bit(
 
 
 def prompt_pools(path: Path, **params: Any) -> tuple[RunRecord, dict[str, np.ndarray]]:
-    """What an engine that has run nothing samples behind a prompt of 90, and the target's pools."""
+    """Return the tokens that an engine samples after a prompt of 90, and the target's pools."""
     engine = Engine.load(path)
     assert isinstance(engine.executor, CpuExecutor)
     record = decode(engine, None, prompts()[:1], max_new_tokens=1, **params)[0]
@@ -148,7 +151,7 @@ def prompt_pools(path: Path, **params: Any) -> tuple[RunRecord, dict[str, np.nda
 
 
 def test_prompts_attend_to_everything(plain_path: Path, engine_path: Path) -> None:
-    """A prompt longer than what rows choose leaves the caches of an engine without indexers."""
+    """A prompt longer than the selection leaves the caches of an engine without indexers."""
     plain, expected = prompt_pools(plain_path)
     sparse, pools = prompt_pools(engine_path, dsa_top_k=NARROW)
     assert sparse.stats.dsa is not None and sparse.stats.dsa.top_k == NARROW
@@ -160,23 +163,23 @@ def test_prompts_attend_to_everything(plain_path: Path, engine_path: Path) -> No
         np.testing.assert_array_equal(pools[name][:shared], pool[:shared], err_msg=name)
 
 
-def test_exact_is_plain_decoding(plain_path: Path, engine: Engine) -> None:
-    """Of an engine without indexers and views, on one whose requests use both and a draft."""
+def test_exact_requests_equal_plain_decoding(plain_path: Path, engine: Engine) -> None:
+    """Compare an engine without indexers and views with one whose requests use both and a draft."""
     lossy = unchecked(engine, top_k=NARROW)
-    wanted = decode(Engine.load(plain_path), None)
-    asked = {"specpv_retrieval_blocks": None}
-    assert tokens(decode(lossy, None, **asked)) != tokens(wanted)
-    exact = decode(lossy, "default", exact=True, **asked)
-    assert tokens(exact) == tokens(wanted)
+    expected = decode(Engine.load(plain_path), None)
+    options = {"specpv_retrieval_blocks": None}
+    assert tokens(decode(lossy, None, **options)) != tokens(expected)
+    exact = decode(lossy, "default", exact=True, **options)
+    assert tokens(exact) == tokens(expected)
     assert [record.stats.mean_acceptance_length for record in exact] == [1.0] * 3
 
 
-def test_what_attends_to_everything_after_a_prompt_is_plain_decoding(
+def test_full_attention_after_a_prompt_equals_plain_decoding(
     plain_path: Path, engine: Engine
 ) -> None:
-    wanted = decode(Engine.load(plain_path), None)
+    expected = decode(Engine.load(plain_path), None)
     for shape in SHAPES:
-        assert tokens(decode(engine, shape, dsa_top_k=0)) == tokens(wanted)
+        assert tokens(decode(engine, shape, dsa_top_k=0)) == tokens(expected)
 
 
 def test_a_draft_changes_no_token_of_sparse_attention(engine: Engine) -> None:
@@ -185,8 +188,8 @@ def test_a_draft_changes_no_token_of_sparse_attention(engine: Engine) -> None:
         assert tokens(decode(unchecked(engine), shape, dsa_top_k=NARROW)) == tokens(plain)
 
 
-def test_checks_emit_what_full_attention_chooses_and_count_the_others(engine: Engine) -> None:
-    """With a check at every step the tokens are those of a cache that was read whole."""
+def test_checks_emit_the_tokens_of_full_attention_and_count_differences(engine: Engine) -> None:
+    """With a check at every step, the tokens equal those of full attention."""
     checked = unchecked(engine, check_interval=1, min_agreement=0.0)
     records = decode(checked, None, dsa_top_k=NARROW)
     assert tokens(records) == tokens(decode(engine, None, dsa_top_k=0))
@@ -200,19 +203,21 @@ def test_checks_emit_what_full_attention_chooses_and_count_the_others(engine: En
     assert any(r.stats.dsa and r.stats.dsa.agreed_tokens < 39 for r in records)
 
 
-def test_too_little_agreement_falls_back_and_says_so(engine: Engine) -> None:
+def test_low_agreement_falls_back_and_is_reported(engine: Engine) -> None:
     strict = unchecked(engine, check_interval=4, min_agreement=1.0)
     lenient = unchecked(engine, check_interval=4, min_agreement=0.0)
     shape = SHAPES[-1]
-    fallen, kept = (decode(e, shape, dsa_top_k=1)[0].stats.dsa for e in (strict, lenient))
-    assert fallen is not None and kept is not None
-    assert fallen.agreement is not None and fallen.agreement < 1.0
-    assert fallen.fallback_steps > 4 and fallen.checked_steps > 8
-    assert kept.fallback_steps == 0 and kept.narrowed_steps > 4
+    strict_stats, lenient_stats = (
+        decode(e, shape, dsa_top_k=1)[0].stats.dsa for e in (strict, lenient)
+    )
+    assert strict_stats is not None and lenient_stats is not None
+    assert strict_stats.agreement is not None and strict_stats.agreement < 1.0
+    assert strict_stats.fallback_steps > 4 and strict_stats.checked_steps > 8
+    assert lenient_stats.fallback_steps == 0 and lenient_stats.narrowed_steps > 4
 
 
 class Spoiled(CpuExecutor):
-    """Runs an engine whose sequences are told of broken lists in every launch."""
+    """An engine whose launches all report invalid lists."""
 
     def run(self, role: str, feeds: Any) -> dict[str, np.ndarray]:
         outputs = super().run(role, feeds)
@@ -221,11 +226,11 @@ class Spoiled(CpuExecutor):
         return outputs
 
 
-def test_broken_lists_are_counted(engine_path: Path, engine: Engine) -> None:
+def test_invalid_lists_are_counted(engine_path: Path, engine: Engine) -> None:
     spoiled = Engine.load(engine_path)
     spoiled.executor.__class__ = Spoiled
     stats = decode(spoiled, None, max_new_tokens=5)[0].stats.dsa
-    # Four steps, two layers each; the first steps run twice.
+    # Four steps with two layers each; the first steps run twice.
     assert stats is not None and (stats.broken_launches, stats.broken_lists) == (8, 16)
     sound = decode(engine, None, max_new_tokens=5)[0].stats.dsa
     assert sound is not None and sound.broken_launches == 0
@@ -233,11 +238,11 @@ def test_broken_lists_are_counted(engine_path: Path, engine: Engine) -> None:
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_a_view_of_everything_is_bit_equal(engine: Engine, shape: DraftShape | None) -> None:
-    """Of keys, of latents and of indexers' keys, whose groups have pages of their own."""
+    """Views contain keys, latents and indexer keys, whose groups have separate pages."""
     for top_k in (0, NARROW):
-        asked = {"max_new_tokens": 16, "dsa_top_k": top_k}
-        whole = decode(unchecked(engine), shape, **asked)
-        views = decode(unchecked(engine), shape, specpv_retrieval_blocks=None, **asked)
+        options = {"max_new_tokens": 16, "dsa_top_k": top_k}
+        whole = decode(unchecked(engine), shape, **options)
+        views = decode(unchecked(engine), shape, specpv_retrieval_blocks=None, **options)
         for one, two in zip(whole, views, strict=True):
             assert (two.output_ids, two.logprobs) == (one.output_ids, one.logprobs)
             assert two.stats.specpv is not None and two.stats.specpv.partial_steps > 2
@@ -252,29 +257,31 @@ COMBINATIONS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", COMBINATIONS)
-def test_is_an_engine_without_indexers_where_it_chooses_all(checkpoints: Path, name: str) -> None:
-    """Bit for bit, though its graph has more nodes."""
+def test_equals_an_engine_without_indexers_if_it_selects_every_token(
+    checkpoints: Path, name: str
+) -> None:
+    """The bits are equal, though the graph has more nodes."""
     options = COMBINATIONS[name]
     plain = Engine.load(built(checkpoints, f"plain {name}", dsa=False, **options))
     chosen = unchecked(Engine.load(built(checkpoints, f"dsa {name}", **DSA, **options)))
     for shape in SHAPES:
-        asked = {"max_new_tokens": 24, "specpv_retrieval_blocks": None}
-        wanted = decode(plain, shape, **asked)
+        sampling = {"max_new_tokens": 24, "specpv_retrieval_blocks": None}
+        expected = decode(plain, shape, **sampling)
         for top_k in (None, 0):
             for one, two in zip(
-                wanted, decode(chosen, shape, dsa_top_k=top_k, **asked), strict=True
+                expected, decode(chosen, shape, dsa_top_k=top_k, **sampling), strict=True
             ):
                 assert (two.output_ids, two.logprobs) == (one.output_ids, one.logprobs)
                 assert two.stats.specpv == one.stats.specpv and one.stats.dsa is None
-        sparse = decode(chosen, shape, dsa_top_k=NARROW, **asked)
-        assert sparse[0].logprobs != wanted[0].logprobs
+        sparse = decode(chosen, shape, dsa_top_k=NARROW, **sampling)
+        assert sparse[0].logprobs != expected[0].logprobs
         stats = sparse[0].stats.dsa
         assert stats is not None and stats.narrowed_steps > 4 and stats.broken_lists == 0
 
 
 @pytest.mark.slow
 def test_views_of_latents_have_the_positions_of_their_tokens(checkpoints: Path) -> None:
-    """Factors of full rank are the same model: keys are rebuilt where the view says they stand."""
+    """Factors of full rank give the same model: keys are rebuilt at the positions in the view."""
     options = {**DSA, **SPECPV, "specpv_score": "indexer"}
     latent, plain = (
         unchecked(Engine.load(built(checkpoints, f"rank {no_mla}", "full rank", no_mla=no_mla,
@@ -284,16 +291,16 @@ def test_views_of_latents_have_the_positions_of_their_tokens(checkpoints: Path) 
     assert [g.name for g in latent.manifest.cache_groups][:2] == ["latent", "sliding"]
     for shape in SHAPES:
         for top_k in (0, NARROW):
-            asked = {"max_new_tokens": 30, "specpv_retrieval_blocks": 2, "dsa_top_k": top_k}
+            sampling = {"max_new_tokens": 30, "specpv_retrieval_blocks": 2, "dsa_top_k": top_k}
             for one, two in zip(
-                decode(latent, shape, **asked), decode(plain, shape, **asked), strict=True
+                decode(latent, shape, **sampling), decode(plain, shape, **sampling), strict=True
             ):
                 assert one.stats.specpv is not None and one.stats.specpv.partial_steps > 4
                 assert one.output_ids == two.output_ids
                 np.testing.assert_allclose(one.logprobs, two.logprobs, atol=2e-4)
 
 
-def test_an_engine_without_dsa_refuses_a_number_of_tokens(engine: Engine) -> None:
+def test_an_engine_without_dsa_rejects_dsa_top_k(engine: Engine) -> None:
     plain = Engine(replace(engine.manifest, dsa=None), engine.executor, text=engine.text)
     with pytest.raises(RequestError, match="dsa_top_k is 4, but the engine was built without DSA"):
         plain.check_prompts(prompts(), GenerateParams(dsa_top_k=4))
@@ -301,7 +308,7 @@ def test_an_engine_without_dsa_refuses_a_number_of_tokens(engine: Engine) -> Non
         engine.check_prompts(prompts(), GenerateParams(dsa_top_k=121))
 
 
-def test_the_cache_group_and_the_warning_are_shown(engine: Engine) -> None:
+def test_inspect_shows_the_cache_group_and_the_warning(engine: Engine) -> None:
     groups = {group.name: group for group in engine.manifest.cache_groups}
     names = ["full", "latent", "sliding", "latent_sliding", "indexer", "draft"]
     assert list(groups) == names
@@ -310,24 +317,24 @@ def test_the_cache_group_and_the_warning_are_shown(engine: Engine) -> None:
     assert any("--no-dsa leaves it out" in warning for warning in engine.manifest.warnings)
 
 
-def test_the_command_line_builds_runs_and_names_it_lossy(
+def test_the_command_line_reports_the_engine_as_lossy(
     command: Command, checkpoints: Path, engine_path: Path, tmp_path: Path
 ) -> None:
     file = tmp_path / "prompts.jsonl"
     lines = [json.dumps({"id": p.id, "prompt_ids": list(p.prompt_ids or ())}) for p in prompts()]
     file.write_text("\n".join(lines))
-    asked = ("run", engine_path, "--prompts", file, "--ignore-eos", "--max-new-tokens", "20")
-    shown = command(*asked, "--dsa-top-k", "4")
-    assert "DSA (lossy)" in shown.err and "checked steps" in shown.err
-    result = command(*asked, "--dsa-top-k", "4", "--json", "--no-spec")
+    arguments = ("run", engine_path, "--prompts", file, "--ignore-eos", "--max-new-tokens", "20")
+    summary = command(*arguments, "--dsa-top-k", "4")
+    assert "DSA (lossy)" in summary.err and "checked steps" in summary.err
+    result = command(*arguments, "--dsa-top-k", "4", "--json", "--no-spec")
     stats = [json.loads(line)["stats"]["dsa"] for line in result.out.splitlines()]
     assert [s["top_k"] for s in stats] == [4, 4, 4]
     assert [s["checked_steps"] for s in stats] == [8, 0, 8]
-    plain = [json.loads(line) for line in command(*asked, "--exact", "--json").out.splitlines()]
+    plain = [json.loads(line) for line in command(*arguments, "--exact", "--json").out.splitlines()]
     assert [line["stats"]["dsa"]["top_k"] for line in plain] == [0, 0, 0]
     assert [line["stats"]["specpv"]["partial_steps"] for line in plain] == [0, 0, 0]
     assert [line["stats"]["mean_acceptance_length"] for line in plain] == [1.0] * 3
-    refused = command(*asked, "--dsa-top-k", "121")
+    refused = command(*arguments, "--dsa-top-k", "121")
     assert refused.code == 2 and "chooses 0 to 120 tokens" in refused.err
     inspected = " ".join(command("inspect", engine_path).out.replace("│", " ").split())
     assert "lossy: 2 layers (2 indexer heads of 8) attend from position 40" in inspected

@@ -1,6 +1,6 @@
-"""DSA on the example model: every combination runs, and the checks say what was lost.
+"""DSA on the example model: every combination runs, and the checks report the loss.
 
-The indexers are the attention's own projections, summed over heads (no training).
+The indexers are the attention's own projections, summed over heads, without training.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from specbuild.runtime.engine_dir.manifest import DraftShape
 from specbuild.runtime.records import RunStats
 from specbuild.runtime.request import FinishEvent, GenerateParams, Prompt
 
-# Engines are built in the first test.
+# The first test builds the engines.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "tiny-gpt-oss"
@@ -39,9 +39,9 @@ FULL, SLIDING = range(1, 24, 2), range(0, 24, 2)
 
 @pytest.fixture(scope="module")
 def engines(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Engine]:
-    """By what they cache: keys and values, latents in windows, latents in all layers."""
+    """Engines by cache contents: keys and values, latents in windows, latents in all layers."""
     root = tmp_path_factory.mktemp("dsa-example")
-    made = {}
+    engines_by_name = {}
     for name, latents, options in (
         ("keys and values", (), SPECPV),
         ("latent windows", SLIDING, SPECPV),
@@ -55,14 +55,14 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Engine]:
         write_derived_indexers(model, weights, FULL, width=64)
         if latents:
             write_factors(model, weights, latents, rank=96)
-        asked = BuildOptions.from_flat(
+        build_options = BuildOptions.from_flat(
             model=model, draft=EXAMPLE / "draft", output=root / f"{name} engine", max_seq_len=1024,
             max_batch_size=2, dsa=True, dsa_top_k=1024, dsa_threshold=256, dsa_check_interval=8,
             dsa_recent_tokens=32, **options,
         )  # fmt: skip
-        build(asked, SilentProgress())
-        made[name] = Engine.load(asked.output)
-    return made
+        build(build_options, SilentProgress())
+        engines_by_name[name] = Engine.load(build_options.output)
+    return engines_by_name
 
 
 def prompt(engine: Engine) -> Prompt:
@@ -88,10 +88,12 @@ def decode(
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("views", [0, None], ids=["whole", "views"])
 @pytest.mark.parametrize("caches", ["keys and values", "latent windows", "latents"])
-def test_every_combination_runs(
+def test_every_combination_of_lossy_methods_runs(
     engines: dict[str, Engine], caches: str, views: int | None, shape: str
 ) -> None:
-    """Choosing all is full attention bit for bit; choosing a quarter mostly agrees with it."""
+    """Selecting all tokens has the bits of full attention; selecting a quarter mostly
+    agrees with it.
+    """
     engine = engines[caches]
     whole = decode(engine, SHAPES[shape], 0, views)
     chosen = decode(engine, SHAPES[shape], 1024, views)

@@ -1,4 +1,4 @@
-"""Two workers of the example behind Dynamo's own front end and router, on loopback."""
+"""Two workers of the example behind Dynamo's front end and router, on loopback."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ needs_dynamo = pytest.mark.skipif(
 
 
 def started(folder: Path, name: str, *words: object) -> subprocess.Popen[str]:
-    """A process that logs to ``name.log``."""
+    """Start a process that logs to ``name.log``."""
     environment = os.environ | {"DYN_FILE_KV": str(folder / "kv"), "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(
         [sys.executable, "-m", *map(str, words)],
@@ -45,7 +45,7 @@ def started(folder: Path, name: str, *words: object) -> subprocess.Popen[str]:
 
 @pytest.fixture
 def folder(example_engine: Path, tmp_path: Path) -> Iterator[tuple[Path, int]]:
-    """A folder with the logs of two workers and a front end, and the port of that."""
+    """A folder with the logs of two workers and a front end, and the front end's port."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -61,20 +61,20 @@ def folder(example_engine: Path, tmp_path: Path) -> Iterator[tuple[Path, int]]:
 
 
 def ask(port: int, prompt: str, **fields: object) -> dict[str, Any]:
-    """A completion."""
+    """Return the completion of a prompt."""
     body = {"model": "tiny", "prompt": prompt, "max_tokens": 12, "temperature": 0} | fields
-    asked = urllib.request.Request(
+    http_request = urllib.request.Request(
         f"http://127.0.0.1:{port}/v1/completions",
         json.dumps(body).encode(),
         {"Content-Type": "application/json"},
     )
-    with urllib.request.urlopen(asked, timeout=120) as answer:
-        found: dict[str, Any] = json.load(answer)
-        return found
+    with urllib.request.urlopen(http_request, timeout=120) as answer:
+        completion: dict[str, Any] = json.load(answer)
+        return completion
 
 
 def served(folder: Path) -> list[int]:
-    """Requests that each worker has received."""
+    """Return how many requests each worker has received."""
     logs = [(folder / f"w{i}.log").read_text(errors="replace") for i in (0, 1)]
     return [len(re.findall("request received", log)) for log in logs]
 
@@ -82,7 +82,7 @@ def served(folder: Path) -> list[int]:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @needs_dynamo
-def test_prompts_that_begin_alike_go_to_one_worker_and_answers_are_ours(
+def test_prompts_with_a_shared_prefix_use_one_worker(
     folder: tuple[Path, int], example_engine: Path
 ) -> None:
     path, port = folder
@@ -96,7 +96,7 @@ def test_prompts_that_begin_alike_go_to_one_worker_and_answers_are_ours(
             time.sleep(1)
     engine = Engine.load(example_engine)
     for begins in (TEXT[:1500], TEXT[1500:3000], TEXT[3000:4500]):
-        went = []
+        requests_per_worker = []
         for end in ("\n", "\n\n", "# 3"):
             before = served(path)
             answer = ask(port, begins + end)
@@ -105,16 +105,18 @@ def test_prompts_that_begin_alike_go_to_one_worker_and_answers_are_ours(
             (own,) = [e for e in engine.generate(prompt, params) if isinstance(e, FinishEvent)]
             assert answer["choices"][0]["text"] == own.record.text
             assert answer["usage"]["prompt_tokens"] == len(own.record.prompt_ids)
-            # Events of the pages that it kept have come to the router.
+            # The router has received the events of the cached pages.
             time.sleep(1)
-            went.append(
+            requests_per_worker.append(
                 [after - earlier for after, earlier in zip(served(path), before, strict=True)]
             )
-        workers = {counts.index(max(counts)) for counts in went}
-        assert len(workers) == 1, went
+        workers = {counts.index(max(counts)) for counts in requests_per_worker}
+        assert len(workers) == 1, requests_per_worker
 
 
-def test_a_worker_says_what_it_lacks(command: Command, tiny_engine: Path, tmp_path: Path) -> None:
+def test_a_worker_reports_missing_packages(
+    command: Command, tiny_engine: Path, tmp_path: Path
+) -> None:
     assert command("dynamo", tiny_engine, "--model", tmp_path).refused("no config.json")
     (tmp_path / "config.json").write_text("{}")
     if find_spec("dynamo") is None:

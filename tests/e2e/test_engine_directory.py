@@ -1,4 +1,4 @@
-"""Engine directories: rebuilt byte for byte, moved, killed half-way, and equal to HF."""
+"""Engine directories: rebuilt byte for byte, moved, interrupted, and equal to transformers."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def options(checkpoints: Path, output: Path, **changes: object) -> BuildOptions:
 
 
 def with_values(source: Path, copy: Path, name: str, value: float) -> Path:
-    """A copy of checkpoints with one value of a tensor changed."""
+    """Return a copy of checkpoints with one value of a tensor changed."""
     shutil.copytree(source, copy)
     folder, _, tensor = name.partition(":")
     file = copy / folder / "model.safetensors"
@@ -67,16 +67,16 @@ def with_values(source: Path, copy: Path, name: str, value: float) -> Path:
 
 @pytest.fixture(scope="module")
 def built(checkpoints: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An engine of the checkpoints: tests that change one take a copy."""
+    """An engine of the checkpoints; tests that change it use a copy."""
     engine = tmp_path_factory.mktemp("built") / "engine"
     with exported_anew():
         build(options(checkpoints, engine), SilentProgress())
     return engine
 
 
-def test_graphs_open_where_they_stand_with_their_weights(built: Path) -> None:
+def test_graphs_load_with_their_external_weights(built: Path) -> None:
     stored = load_file(built / "weights.safetensors")
-    tensors, found = read_manifest(built).tensors, set()
+    tensors, names = read_manifest(built).tensors, set()
     quiet = ort.SessionOptions()
     quiet.log_severity_level = 3
     for file in built.glob("*.onnx"):
@@ -86,11 +86,11 @@ def test_graphs_open_where_they_stand_with_their_weights(built: Path) -> None:
                 raw = stored[tensors[value.name].same_as or value.name].numpy()
                 array = onnx.numpy_helper.to_array(value)
                 assert (array.dtype, array.tobytes()) == (raw.dtype, raw.tobytes()), value.name
-                found.add(value.name)
-    assert found == set(tensors)
+                names.add(value.name)
+    assert names == set(tensors)
 
 
-def test_same_input_same_bytes_wherever_it_stands(
+def test_builds_in_different_folders_are_equal_byte_for_byte(
     checkpoints: Path, built: Path, tmp_path: Path
 ) -> None:
     moved = tmp_path / "elsewhere"
@@ -135,7 +135,7 @@ def test_moved_engine_runs(built: Path, tmp_path: Path) -> None:
     assert output(tmp_path / "renamed") == before
 
 
-def test_existing_engine_is_refused_and_forced(
+def test_an_existing_engine_is_replaced_with_force_only(
     checkpoints: Path, built: Path, tmp_path: Path
 ) -> None:
     shutil.copytree(built, tmp_path / "e")
@@ -149,7 +149,7 @@ def test_existing_engine_is_refused_and_forced(
     assert {p.name for p in tmp_path.iterdir()} == {"e", "changed"}
 
 
-def test_force_replaces_nothing_but_engines(checkpoints: Path, tmp_path: Path) -> None:
+def test_force_replaces_engines_only(checkpoints: Path, tmp_path: Path) -> None:
     (tmp_path / "e").mkdir()
     (tmp_path / "e" / "mine.txt").write_text("kept")
     with pytest.raises(SpecbuildError, match="is no engine"):
@@ -158,7 +158,7 @@ def test_force_replaces_nothing_but_engines(checkpoints: Path, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("place", ["target", "draft", "."])
-def test_output_over_the_input_is_refused(checkpoints: Path, tmp_path: Path, place: str) -> None:
+def test_rejects_an_output_inside_the_input(checkpoints: Path, tmp_path: Path, place: str) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(checkpoints, copy)
     before = contents(copy)
@@ -167,7 +167,7 @@ def test_output_over_the_input_is_refused(checkpoints: Path, tmp_path: Path, pla
     assert contents(copy) == before
 
 
-def test_what_a_killed_build_left_is_removed_by_the_next(checkpoints: Path, tmp_path: Path) -> None:
+def test_a_build_removes_the_files_of_a_killed_one(checkpoints: Path, tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"],
                           capture_output=True, text=True, check=True)  # fmt: skip
     host = socket.gethostname()
@@ -193,8 +193,8 @@ def test_failed_forced_build_keeps_the_old_engine(
 
 
 @pytest.mark.slow
-def test_kill_leaves_nothing_under_the_final_name(checkpoints: Path, tmp_path: Path) -> None:
-    """SIGKILL while the weights are being written: no engine, not half of one."""
+def test_a_killed_build_leaves_no_engine(checkpoints: Path, tmp_path: Path) -> None:
+    """SIGKILL while the weights are written leaves no engine, not even a partial one."""
     script = (
         "import sys, time; from pathlib import Path\n"
         "from specbuild.builder.build import build\n"
@@ -235,7 +235,7 @@ def test_kill_leaves_nothing_under_the_final_name(checkpoints: Path, tmp_path: P
 def test_greedy_tokens_equal_transformers(
     tmp_path: Path, experts_format: str, experts: int
 ) -> None:
-    """64 tokens, with few experts (two dense Gemms) and many (the contrib op)."""
+    """Generate 64 tokens, with few experts (two dense Gemms) and many (the contrib op)."""
     from transformers import GptOssForCausalLM
 
     write_target(tmp_path / "t", experts_format=experts_format, experts=experts, layers=2)
@@ -262,7 +262,7 @@ def test_greedy_tokens_equal_transformers(
         ("draft:fc.weight", float("inf")),
     ],
 )
-def test_weights_that_are_not_finite_are_named(
+def test_rejects_weights_that_are_not_finite(
     checkpoints: Path, tmp_path: Path, name: str, value: float
 ) -> None:
     broken = with_values(checkpoints, tmp_path / "broken", name, value)

@@ -1,4 +1,4 @@
-"""``specbuild estimate``: predictions of a CPU engine, from costs measured here and kept ones."""
+"""``specbuild estimate``: predictions for a CPU engine, from measured and from stored costs."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from specbuild.runtime.measure.serving.costs import ServingCosts
 SIZES = ("--prompt-tokens", 20, "--output-tokens", 11, "--requests", 200)
 
 
-def kept(file: Path, *, step_ms: float = 5.0) -> Path:
-    """Costs of a machine on which a step takes so long, and a prompt twice that."""
+def stored_costs(file: Path, *, step_ms: float = 5.0) -> Path:
+    """Store the costs of a machine with this step time; a prompt takes twice as long."""
     steps = [ShapeCosts(b, 0, 0, 0, (0,), (step_ms / 1e3,), (0.0,)) for b in (1, 2)]
     costs = ServingCosts("NVIDIA H200", 96, (32,), (2 * step_ms / 1e3,), tuple(steps))
     file.write_text(json.dumps(to_json(costs)))
     return file
 
 
-def test_costs_are_measured_once_and_give_the_same_estimate_again(
+def test_measured_costs_are_stored_and_reused(
     command: Command, tiny_engine: Path, tmp_path: Path
 ) -> None:
     file = tmp_path / "costs.json"
@@ -32,28 +32,28 @@ def test_costs_are_measured_once_and_give_the_same_estimate_again(
     assert first.code == 0, first.err
     again = command("estimate", tiny_engine, "--rate", 5, *SIZES, "--costs", file, "--json")
     assert again.records == first.records
-    (found,) = first.records
-    assert (found["requests"], found["machine"], found["replicas"]) == (200, "cpu", None)
+    (estimate,) = first.records
+    assert (estimate["requests"], estimate["machine"], estimate["replicas"]) == (200, "cpu", None)
     prompt_s = json.loads(file.read_text())["prompt_s"]
-    assert found["ttft_s"]["mean"] >= 0.9 * min(prompt_s)
-    assert found["output_tokens_per_s"] == pytest.approx(11 * found["requests_per_s"])
+    assert estimate["ttft_s"]["mean"] >= 0.9 * min(prompt_s)
+    assert estimate["output_tokens_per_s"] == pytest.approx(11 * estimate["requests_per_s"])
 
 
-def test_replicas_are_the_fewest_that_hold_the_targets(
+def test_replicas_are_the_fewest_that_meet_the_targets(
     command: Command, tiny_engine: Path, tmp_path: Path
 ) -> None:
-    costs = kept(tmp_path / "costs.json")
+    costs = stored_costs(tmp_path / "costs.json")
 
     def plan(*more: object) -> dict[str, Any]:
         result = command("estimate", tiny_engine, "--costs", costs, *SIZES, *more, "--json")
         assert result.code == 0, result.err
-        found: dict[str, Any] = result.records[0]
-        return found
+        estimate: dict[str, Any] = result.records[0]
+        return estimate
 
-    found = plan("--rate", 200, "--target-ttft-ms", 40)
-    replicas = found["replicas"]
+    estimate = plan("--rate", 200, "--target-ttft-ms", 40)
+    replicas = estimate["replicas"]
     assert replicas["count"] > 1 and replicas["ttft_p90_s"] <= 0.040
-    assert found["busy_share"] > 0.98
+    assert estimate["busy_share"] > 0.98
     fewer = plan("--rate", replicas["requests_per_s"] * replicas["count"] / (replicas["count"] - 1))
     assert fewer["ttft_s"]["p90"] > 0.040
     alone = plan("--clients", 1)
@@ -64,15 +64,15 @@ def test_replicas_are_the_fewest_that_hold_the_targets(
 def test_the_old_name_of_the_command_warns(
     command: Command, tiny_engine: Path, tmp_path: Path
 ) -> None:
-    costs = kept(tmp_path / "costs.json")
+    costs = stored_costs(tmp_path / "costs.json")
     words = (tiny_engine, "--costs", costs, "--rate", 5, *SIZES, "--json")
     old, current = command("plan", *words), command("estimate", *words)
     assert old.code == 0 and old.records == current.records
     assert "warning: plan is deprecated; use estimate" in old.err
 
 
-def test_estimates_are_shown(command: Command, tiny_engine: Path, tmp_path: Path) -> None:
-    costs = kept(tmp_path / "costs.json")
+def test_prints_the_estimates(command: Command, tiny_engine: Path, tmp_path: Path) -> None:
+    costs = stored_costs(tmp_path / "costs.json")
     result = command(
         "estimate", tiny_engine, "--costs", costs, "--gpu", "h200", "--rate", 300,
         "--target-tpot-ms", 8, *SIZES,
@@ -87,10 +87,10 @@ def test_estimates_are_shown(command: Command, tiny_engine: Path, tmp_path: Path
         assert part in result.out
 
 
-def test_what_cannot_be_estimated_is_one_sentence(
+def test_reports_an_impossible_estimate_in_one_line(
     command: Command, tiny_engine: Path, tmp_path: Path
 ) -> None:
-    costs = kept(tmp_path / "costs.json")
+    costs = stored_costs(tmp_path / "costs.json")
     wrong = tmp_path / "wrong.json"
     wrong.write_text(json.dumps(json.loads(costs.read_text()) | {"prompt_s": [0.0]}))
     other = tmp_path / "other.json"

@@ -1,4 +1,4 @@
-"""The example model, as shipped: it builds, it is lossless, its draft pays, and it beats HF."""
+"""The example model: it builds, is lossless, gains speed from its draft, and beats transformers."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def records(
     return [found[i] for i in range(len(prompts))]
 
 
-def test_checkpoints_fit_the_repository() -> None:
+def test_checkpoints_are_small_enough_for_the_repository() -> None:
     retrofits = [EXAMPLE / name for name in ("mla-64", "mla-32", "dsa")]
     sizes = {file: file.stat().st_size for file in EXAMPLE.rglob("*") if file.is_file()}
     retrofit_targets = sum(size for file, size in sizes.items() if file.parent in retrofits)
@@ -69,14 +69,14 @@ def test_speculation_changes_no_token(
             assert a.finish_reason == b.finish_reason, shape
 
 
-def test_chain_of_three_is_accepted(engine: Engine, prompts: list[Prompt]) -> None:
-    """At least 2.5 tokens a step on held-out prompts, greedily."""
+def test_chains_of_three_yield_2_5_tokens_a_step(engine: Engine, prompts: list[Prompt]) -> None:
+    """At least 2.5 tokens a step on held-out prompts, with greedy decoding."""
     done = records(engine, prompts, GenerateParams(max_new_tokens=96), CHAIN)
     tokens = sum(r.stats.output_tokens - 1 for r in done)
     assert tokens / sum(r.stats.steps for r in done) >= 2.5
 
 
-def test_the_first_prompt_of_all_shows_what_the_draft_does(engine: Engine) -> None:
+def test_the_first_prompt_already_benefits_from_the_draft(engine: Engine) -> None:
     text = (EXAMPLE.parents[1] / "README.md").read_text(encoding="utf-8")
     (prompt,) = re.findall(r"run out/engine.* --prompt '(.+)'", text)
     given = [Prompt("a", prompt=prompt)]
@@ -85,31 +85,35 @@ def test_the_first_prompt_of_all_shows_what_the_draft_does(engine: Engine) -> No
 
 
 def seconds(engine: Engine, prompt: Prompt, speculation: object) -> float:
-    """On a processor: the engine computes by one thread, and whoever shares its core costs none."""
+    """Return the processor time: the engine uses one thread, and other processes do not count."""
     started_s = process_time()
     params = GenerateParams(max_new_tokens=128, ignore_eos=True)
     records(engine, [prompt], params, speculation)
     return process_time() - started_s
 
 
-def best_median(ratios: Callable[[], list[float]], wanted: float) -> float:
-    """The best of up to three medians: a busy neighbour disturbs one, a slow engine all."""
+def best_median(ratios: Callable[[], list[float]], threshold: float) -> float:
+    """Return the best of up to three medians: other load disturbs some, a slow engine all
+    of them.
+    """
     best = 0.0
     for _ in range(3):
         best = max(best, statistics.median(ratios()))
-        if best >= wanted:
+        if best >= threshold:
             break
     return best
 
 
 @pytest.mark.speed
-@pytest.mark.parametrize(("shape", "wanted"), [(CHAIN, 1.1), ("default", 0.9)])
-def test_the_draft_pays(
-    engine: Engine, prompts: list[Prompt], shape: object, wanted: float
+@pytest.mark.parametrize(("shape", "threshold"), [(CHAIN, 1.1), ("default", 0.9)])
+def test_the_draft_gains_speed(
+    engine: Engine, prompts: list[Prompt], shape: object, threshold: float
 ) -> None:
-    """Pairs in turn. The gates leave space for a noisy machine; the README has the figures.
+    """Run in alternation.
 
-    The default may decide not to draft where its measurement was disturbed: it must not lose.
+    The thresholds leave a margin for a noisy machine; the README has the figures.
+
+    The default policy may decide not to draft after a disturbed measurement; it must not lose.
     """
     seconds(engine, prompts[0], shape)
 
@@ -118,15 +122,15 @@ def test_the_draft_pays(
             seconds(engine, prompt, None) / seconds(engine, prompt, shape) for prompt in prompts[:6]
         ]
 
-    assert best_median(ratios, wanted) >= wanted
+    assert best_median(ratios, threshold) >= threshold
 
 
 @pytest.mark.speed
 def test_plain_decoding_beats_transformers_fourfold(engine: Engine, prompts: list[Prompt]) -> None:
-    """Greedy, cached, fp32, one thread each, prompts included, in turn, by processor time.
+    """Use greedy decoding in fp32 with one thread each, alternate, and measure processor time.
 
-    Neighbours that take cache and memory slow the engine more than a library that waits for Python,
-    for minutes on end: of each side the least disturbed of up to thirty runs counts.
+    Other load on caches and memory slows the engine more than transformers. Of each side, the best
+    of up to thirty runs counts.
     """
     from transformers import GptOssForCausalLM
 
@@ -136,23 +140,23 @@ def test_plain_decoding_beats_transformers_fourfold(engine: Engine, prompts: lis
     params = GenerateParams(max_new_tokens=64, ignore_eos=True)
     texts = [prompt.prompt or "" for prompt in prompts[:2]]
     inputs = [codec.encode(text, raw=True, most_tokens=4096) for text in texts]
-    theirs_s, ours_s = [math.inf] * len(inputs), [math.inf] * len(inputs)
+    transformers_s, engine_s = [math.inf] * len(inputs), [math.inf] * len(inputs)
 
     def take_turns() -> float:
         for i, ids in enumerate(inputs):
-            # Twice in a row: what one side's weights evict from the caches is not the other's.
+            # Each side runs twice in a row: the other side evicts its weights from the caches.
             for _ in range(2):
                 started_s = process_time()
                 written = reference.generate(
                     torch.tensor([ids]), min_new_tokens=64, max_new_tokens=64, do_sample=False
                 )
-                theirs_s[i] = min(theirs_s[i], process_time() - started_s)
+                transformers_s[i] = min(transformers_s[i], process_time() - started_s)
                 assert written.shape[1] == len(ids) + 64
             for _ in range(2):
                 started_s = process_time()
                 records(engine, [Prompt("a", tuple(ids), None)], params, None)
-                ours_s[i] = min(ours_s[i], process_time() - started_s)
-        return statistics.mean(a / b for a, b in zip(theirs_s, ours_s, strict=True))
+                engine_s[i] = min(engine_s[i], process_time() - started_s)
+        return statistics.mean(a / b for a, b in zip(transformers_s, engine_s, strict=True))
 
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -160,16 +164,16 @@ def test_plain_decoding_beats_transformers_fourfold(engine: Engine, prompts: lis
         ratios = [take_turns() for _ in range(2)]
         while ratios[-1] < 4 and len(ratios) < 15:
             ratios.append(take_turns())
-        assert ratios[-1] >= 4, (ratios, theirs_s, ours_s)
+        assert ratios[-1] >= 4, (ratios, transformers_s, engine_s)
     finally:
         torch.set_num_threads(threads)
 
 
 @pytest.mark.parametrize("shape", [None, TREE])
-def test_a_cached_beginning_changes_no_token(
+def test_a_cached_prefix_changes_no_token(
     example_engine: Path, prompts: list[Prompt], shape: DraftShape | None
 ) -> None:
-    """Sliding windows and the draft's cache too; one engine asked twice."""
+    """The prefix also covers sliding windows and the draft's cache; each request runs twice."""
     engine = Engine.load(example_engine, RuntimeSettings(device="cpu", prefix_caching="on"))
     text = "\n".join(prompt.prompt or "" for prompt in prompts)
     asked = [Prompt(str(part), None, text[part : part + 1200]) for part in (0, 40)]

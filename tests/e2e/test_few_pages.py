@@ -1,4 +1,4 @@
-"""An engine with fewer pages than its sequences could need, and a page 0 that nobody reads."""
+"""An engine with fewer pages than its sequences could need, and page 0, which is never read."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from specbuild.runtime.records import RunRecord
 from specbuild.runtime.request import FinishEvent, GenerateParams, Prompt
 from specbuild.runtime.settings import RuntimeSettings
 
-# A sequence of 96 tokens and its tree takes 7 pages of 16.
+# A sequence of 96 tokens and its tree needs 7 pages of 16.
 PAGES = 9
-# A key that is masked weighs 0: NaN would stay, what is finite does not.
+# A masked key has weight 0: the product with NaN would be NaN, with a finite value it is 0.
 POISON = 1e30
 
 
@@ -42,7 +42,7 @@ def engine_directory(
 
 
 def records_of(engine: Engine, speculation: DraftShape | None) -> list[RunRecord]:
-    """Of prompts of several lengths, more of them than pages hold at once."""
+    """Return the records of prompts of several lengths, more than fit into the pages at once."""
     random = np.random.default_rng(5)
     lengths = (3, 20, 12, 1, 9, 33)
     prompts = [Prompt(str(n), prompt_ids=tuple(random.integers(4, 250, n))) for n in lengths]
@@ -53,7 +53,7 @@ def records_of(engine: Engine, speculation: DraftShape | None) -> list[RunRecord
 
 
 def outputs(engine: Engine) -> list[tuple[int, ...]]:
-    """With the engine's default draft."""
+    """Return the outputs with the engine's default draft."""
     return [record.output_ids for record in records_of(engine, engine.manifest.draft_default)]
 
 
@@ -70,7 +70,7 @@ def test_few_pages_change_no_token(engine_directory: Path, tiny_engine: Path) ->
 def test_pages_on_demand_change_no_token(
     engine_directory: Path, speculation: DraftShape | None
 ) -> None:
-    """Near ties may fall the other way: the prompts here have none."""
+    """Near ties may be resolved differently; these prompts have none."""
     reserved = Engine.load(engine_directory)
     engine = Engine.load(engine_directory, RuntimeSettings(kv_policy="max-utilization"))
     found = records_of(engine, speculation)
@@ -79,8 +79,8 @@ def test_pages_on_demand_change_no_token(
     assert [r.output_ids for r in found] == [r.output_ids for r in wanted]
 
 
-def test_nobody_reads_page_0(engine_directory: Path) -> None:
-    """It holds what would spoil every sum."""
+def test_page_0_is_never_read(engine_directory: Path) -> None:
+    """Page 0 has values that would corrupt every sum."""
     engine = Engine.load(engine_directory)
     clean = outputs(engine)
     executor = engine.executor
@@ -91,7 +91,7 @@ def test_nobody_reads_page_0(engine_directory: Path) -> None:
     assert outputs(engine) == clean
 
 
-def test_inspect_says_what_the_caches_hold(engine_directory: Path, command: Command) -> None:
+def test_inspect_shows_the_capacity_of_the_caches(engine_directory: Path, command: Command) -> None:
     shown = command("inspect", engine_directory, "--json")
     facts = json.loads(shown.out)["cache_capacity"]
     assert facts["groups"]["full"] == {"pages": PAGES, "tokens": 16 * PAGES}
@@ -102,12 +102,12 @@ def test_inspect_says_what_the_caches_hold(engine_directory: Path, command: Comm
     assert report["caches"] == facts
 
 
-def test_run_takes_the_policy(engine_directory: Path, command: Command) -> None:
+def test_run_accepts_kv_policy(engine_directory: Path, command: Command) -> None:
     lines = [json.dumps({"id": str(n), "prompt_ids": [n + 4] * 12}) for n in range(4)]
     prompts = engine_directory.parent / "prompts.jsonl"
     prompts.write_text("\n".join(lines) + "\n")
-    asked = ("run", engine_directory, "--prompts", prompts, "--ignore-eos", "--no-spec")
-    longer = (*asked, "--max-new-tokens", 50)
+    arguments = ("run", engine_directory, "--prompts", prompts, "--ignore-eos", "--no-spec")
+    longer = (*arguments, "--max-new-tokens", 50)
     reserved = command(*longer, "--json")
     given = command(*longer, "--json", "--kv-policy", "max-utilization")
     each = [[json.loads(line) for line in r.out.splitlines()] for r in (reserved, given)]
@@ -115,15 +115,17 @@ def test_run_takes_the_policy(engine_directory: Path, command: Command) -> None:
     assert [r["stats"]["preemptions"] for r in each[0]] == [0] * 4
     assert sum(r["stats"]["preemptions"] for r in each[1]) > 0
     assert "preempt" in command(*longer, "--kv-policy", "max-utilization").err
-    assert command(*asked, "--kv-policy", "fifo").code == 2
+    assert command(*arguments, "--kv-policy", "fifo").code == 2
 
 
-def test_the_command_line_takes_sizes(tmp_path: Path, command: Command, text_target: Path) -> None:
-    asked = ("build", "--model", text_target, "--output", tmp_path / "e", "--max-seq-len", 64)
-    refused = command(*asked, "--kv-memory", "1KiB")
+def test_the_command_line_accepts_units_of_memory(
+    tmp_path: Path, command: Command, text_target: Path
+) -> None:
+    arguments = ("build", "--model", text_target, "--output", tmp_path / "e", "--max-seq-len", 64)
+    refused = command(*arguments, "--kv-memory", "1KiB")
     assert refused.code == 2
     assert (
         "the caches of one sequence of 64 tokens, and a page for each of 4, take 0.3 MiB"
         in refused.err
     )
-    assert "4GiB" in command(*asked, "--kv-memory", "plenty").err
+    assert "4GiB" in command(*arguments, "--kv-memory", "plenty").err

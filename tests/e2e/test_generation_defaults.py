@@ -24,12 +24,12 @@ STATED = {"temperature": 0.8, "top_k": 7, "top_p": 0.9, "max_new_tokens": 6}
 
 @pytest.fixture(scope="module")
 def engine(text_target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An engine of a checkpoint that recommends sampling, one value of which cannot be."""
+    """An engine of a checkpoint that recommends sampling with one invalid value."""
     folder = tmp_path_factory.mktemp("recommended")
     shutil.copytree(text_target, folder / "target")
     file = folder / "target" / "generation_config.json"
-    given = json.loads(file.read_text()) | STATED | {"do_sample": True, "min_p": 3}
-    file.write_text(json.dumps(given))
+    config = json.loads(file.read_text()) | STATED | {"do_sample": True, "min_p": 3}
+    file.write_text(json.dumps(config))
     limits = LimitOptions(max_seq_len=64)
     build(
         BuildOptions(model=folder / "target", output=folder / "engine", limits=limits),
@@ -38,26 +38,26 @@ def engine(text_target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "engine"
 
 
-def test_the_manifest_has_what_the_checkpoint_recommends(engine: Path, tiny_engine: Path) -> None:
+def test_the_manifest_stores_the_recommended_sampling(engine: Path, tiny_engine: Path) -> None:
     manifest = read_manifest(engine)
     assert manifest.generation == GenerationDefaults(**STATED)
     assert "generation_defaults" in manifest.features
     assert any("min_p is 3" in warning for warning in manifest.warnings)
-    # Without sampling in the checkpoint nothing is stored, and older runtimes take the engine.
+    # Without recommended sampling nothing is stored, so that older runtimes load the engine.
     plain = json.loads((tiny_engine / "manifest.json").read_text())
     assert "generation" not in plain and "generation_defaults" not in plain["features"]
 
 
 def record(command: Command, engine: Path, *options: object) -> dict[str, Any]:
-    shown = command(
+    result = command(
         "run", engine, "--prompt", "ab", "--json", "--ignore-eos", "--seed", 5, *options
     )
-    assert shown.code == 0, shown.err
-    line: dict[str, Any] = json.loads(shown.out)
+    assert result.code == 0, result.err
+    line: dict[str, Any] = json.loads(result.out)
     return line
 
 
-def test_run_samples_as_the_checkpoint_recommends(command: Command, engine: Path) -> None:
+def test_run_uses_the_recommended_sampling(command: Command, engine: Path) -> None:
     by_default = record(command, engine)["output_ids"]
     assert len(by_default) == 6
     stated = ("--temperature", 0.8, "--top-k", 7, "--top-p", 0.9)
@@ -71,7 +71,7 @@ def test_run_samples_as_the_checkpoint_recommends(command: Command, engine: Path
     assert refused.code == 2 and "auto" in refused.err
 
 
-def test_python_takes_the_recommendation_unless_it_is_turned_off(engine: Path) -> None:
+def test_python_uses_the_recommended_sampling_unless_disabled(engine: Path) -> None:
     params = Engine.load(engine).default_params
     assert params.max_new_tokens == 6
     assert (params.sampling.temperature, params.sampling.top_k) == (0.8, 7)

@@ -39,7 +39,7 @@ def deepseek(folder: Path) -> tuple[Path, Path]:
 
 
 def grouped(kind: str, folder: Path) -> tuple[Path, Path]:
-    """A Llama, a Qwen3 or a Qwen3-MoE, whose rows hold whole blocks of 256."""
+    """Write a Llama, a Qwen3 or a Qwen3-MoE whose rows are multiples of blocks of 256."""
     changes = {"rope_parameters": None, "head_dim": 64} if kind == "llama" else {}
     write_llama(folder / "model", kind, hidden_size=256, **changes)
     tensors = llama_twin(
@@ -68,10 +68,10 @@ def grouped(kind: str, folder: Path) -> tuple[Path, Path]:
     ],
     ids=["gpt-oss", "llama", "deepseek", "qwen3", "qwen3moe"],
 )
-def test_tokens_and_files_are_those_from_safetensors(
+def test_engines_equal_those_from_safetensors(
     tmp_path: Path, command: Command, write: Write
 ) -> None:
-    """Graphs and weights are equal to the byte, and so is what they decode."""
+    """Graphs, weights and generated tokens are equal."""
     outputs, files = [], []
     for place, model in enumerate(write(tmp_path)):
         engine = tmp_path / f"engine{place}"
@@ -82,11 +82,11 @@ def test_tokens_and_files_are_those_from_safetensors(
         assert built.code == 0, built.err
         stored = read_manifest(engine).files
         files.append({n: f.xxh3_128 for n, f in stored.items() if n.endswith((".onnx", "tensors"))})
-        asked = (
+        arguments = (
             Prompt("0", prompt_ids=(3, 7, 9)),
             GenerateParams(max_new_tokens=48, ignore_eos=True),
         )
-        events = Engine.load(engine).generate(*asked, speculation=None)
+        events = Engine.load(engine).generate(*arguments, speculation=None)
         outputs += [e.record.output_ids for e in events if isinstance(e, FinishEvent)]
     assert files[0] == files[1]
     (facts,) = command("inspect", engine, "--json").records
@@ -101,7 +101,7 @@ def test_tokens_and_files_are_those_from_safetensors(
     assert len(outputs[0]) == 48
 
 
-def test_what_else_a_gguf_file_may_be_given_to(tmp_path: Path, command: Command) -> None:
+def test_other_commands_accept_a_gguf_file(tmp_path: Path, command: Command) -> None:
     file = write_gguf(tmp_path / "model.gguf", "gpt-oss", {}, {})
     assert command("retrofit", "mla", "--model", file, "--rank", 8).refused(
         "is a GGUF file, which is not supported here"

@@ -108,23 +108,25 @@ SLOW: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("case", QUICK)
-def test_every_token_and_stage_is_that_of_transformers(tmp_path: Path, case: str) -> None:
+def test_every_token_and_stage_equals_transformers(tmp_path: Path, case: str) -> None:
     build_drafted(tmp_path, *QUICK[case])
     check_tokens(tmp_path)
     check_stages(tmp_path)
 
 
 @pytest.mark.slow
-def test_a_dynamic_theta_is_that_of_the_longest_sequence(tmp_path: Path) -> None:
-    """Transformers changes it with each token behind the original context, so stages alone."""
+def test_a_dynamic_theta_is_computed_for_the_longest_sequence(tmp_path: Path) -> None:
+    """transformers changes it with each token after the original context, so compare
+    stages only.
+    """
     build_drafted(tmp_path, "llama", {"max_position_embeddings": 32, "rope_parameters": {
         "rope_type": "dynamic", "rope_theta": 10000.0, "factor": 8.0}})  # fmt: skip
     check_stages(tmp_path)
 
 
 @pytest.mark.slow
-def test_minimax_as_released(tmp_path: Path) -> None:
-    """In FP8, with ``rotary_dim``, which transformers does not read."""
+def test_the_released_format_of_minimax(tmp_path: Path) -> None:
+    """The checkpoint is in FP8, and has ``rotary_dim``, which transformers ignores."""
     model = tmp_path / "model"
     write_llama(model, "minimax_m2", dtype="bfloat16")
     edit_config(model, rope_parameters=None, rope_theta=10000.0, rotary_dim=8)
@@ -139,8 +141,8 @@ def test_minimax_as_released(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_qwen_as_released(tmp_path: Path) -> None:
-    """With the experts of a layer in one tensor, which transformers reads too."""
+def test_the_released_format_of_qwen(tmp_path: Path) -> None:
+    """The experts of a layer are in one tensor, which transformers reads too."""
     model = tmp_path / "model"
     types = ["linear_attention", "full_attention"]
     write_llama(model, "qwen3_5_moe_text", num_hidden_layers=2, layer_types=types)
@@ -155,7 +157,7 @@ def test_qwen_as_released(tmp_path: Path) -> None:
 
 
 def fuse_experts(model: Path, *, layers: int, experts: int) -> None:
-    """Rewrites a checkpoint: gates above ups [E, 2I, H], and downs [E, H, I]."""
+    """Rewrite a checkpoint: gates and ups in one tensor [E, 2I, H], and downs [E, H, I]."""
     file = model / "model.safetensors"
     tensors = load_file(file)
     for layer in range(layers):

@@ -1,4 +1,4 @@
-"""Models of Hugging Face as MODEL, downloaded from a server of this machine."""
+"""Models of Hugging Face as MODEL, downloaded from a local server."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ RUN = ("ab", "--max-new-tokens", "4", "--max-seq-len", "64", "--json")
 
 @pytest.fixture
 def hub(tmp_path: Path, text_target: Path, text_draft: Path) -> Iterator[FakeHub]:
-    """A hub with a model, which also holds files that nobody may load, a gated one and a draft."""
+    """A hub with a model that also has files which must not be downloaded, a gated model,
+    and a draft.
+    """
     model = tmp_path / "published"
     shutil.copytree(text_target, model)
     for name in ("pytorch_model.bin", "modeling_custom.py", "original/consolidated.safetensors"):
@@ -36,7 +38,7 @@ def home(tmp_path: Path) -> Path:
 
 
 def run(hub: FakeHub, home: Path, *words: str, **variables: str) -> tuple[int, str, str]:
-    """Exit code, standard output and standard error of ``specbuild`` with this hub."""
+    """Return exit code, standard output and standard error of ``specbuild`` with this hub."""
     done = subprocess.run(
         [sys.executable, "-m", "specbuild", *words],
         env=os.environ
@@ -51,7 +53,7 @@ def run(hub: FakeHub, home: Path, *words: str, **variables: str) -> tuple[int, s
     return done.returncode, done.stdout, done.stderr
 
 
-def test_a_model_is_downloaded_built_and_found_again(hub: FakeHub, home: Path) -> None:
+def test_a_model_is_downloaded_built_and_cached(hub: FakeHub, home: Path) -> None:
     code, out, err = run(hub, home, "run", "org/model", *RUN)
     assert code == 0, err
     assert "downloading org/model" in err
@@ -102,7 +104,7 @@ def test_a_draft_is_downloaded_too(hub: FakeHub, home: Path) -> None:
     ],
     ids=["gated", "absent", "revision", "offline", "unreachable"],
 )
-def test_what_cannot_be_downloaded_is_one_sentence(
+def test_reports_a_failed_download_in_one_line(
     hub: FakeHub, home: Path, words: tuple[str, ...], variables: dict[str, str], parts: list[str]
 ) -> None:
     code, out, err = run(hub, home, "inspect", *words, **variables)

@@ -31,7 +31,7 @@ BATCH, TOKENS = 8, 80
 
 @dataclass(frozen=True)
 class Trained:
-    """A draft's report, and the engine of its target with few pages."""
+    """A draft's training report, and the engine of its target, with few pages."""
 
     report: TrainReport
     engine: Path
@@ -48,7 +48,7 @@ def sharpen(tensors: Tensors) -> None:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
-    """A small random Qwen3.5, and a draft that learned the target's own continuations."""
+    """A small random Qwen3.5, and a draft that was trained on the target's own continuations."""
     folder = tmp_path_factory.mktemp("hybrid-draft")
     write_llama(folder / "model", "qwen3_5_text")
     edit_tensors(folder / "model", sharpen)
@@ -76,7 +76,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
 def records_of(
     engine: Engine, count: int, shape: DraftShape | None, seed: int = 7
 ) -> list[RunRecord]:
-    """Of prompts of 1 to 40 tokens; every second request samples."""
+    """Return the records of prompts of 1 to 40 tokens; every second request samples."""
     drawn = np.random.default_rng(seed)
     prompts, params = [], []
     for i in range(count):
@@ -85,16 +85,16 @@ def records_of(
         sampling = SamplingParams(temperature=0.8 * (i % 2), seed=i)
         params.append(GenerateParams(max_new_tokens=TOKENS, ignore_eos=True, sampling=sampling))
     events = engine.generate(prompts, params, speculation=shape)
-    found = {e.request: e.record for e in events if isinstance(e, FinishEvent)}
-    return [found[i] for i in range(count)]
+    finished = {e.request: e.record for e in events if isinstance(e, FinishEvent)}
+    return [finished[i] for i in range(count)]
 
 
 def ids_of(records: Sequence[RunRecord]) -> list[tuple[int, ...]]:
     return [record.output_ids for record in records]
 
 
-def test_a_trained_draft_drafts_for_its_target(trained: Trained) -> None:
-    """It learned something, more than a token a step is accepted, and none changes."""
+def test_tokens_of_a_trained_draft_are_accepted(trained: Trained) -> None:
+    """Its tokens are accepted more than once a step on average, and the output does not change."""
     losses = trained.report.losses
     assert losses[-1].total < 0.9 * losses[0].total
     engine = Engine.load(trained.engine)
@@ -110,8 +110,8 @@ def test_a_trained_draft_drafts_for_its_target(trained: Trained) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("part", range(10))
-def test_a_hundred_thousand_tokens_with_and_without_drafts(trained: Trained, part: int) -> None:
-    """In ten parts: requests join and leave, and with drafts they also lose their pages."""
+def test_100_000_tokens_are_equal_with_and_without_drafts(trained: Trained, part: int) -> None:
+    """Requests join, leave and are preempted; the test has ten parts."""
     count = 10**4 // TOKENS
     plain = ids_of(records_of(Engine.load(trained.engine), count, None, part))
     assert sum(map(len, plain)) == 10**4

@@ -1,4 +1,4 @@
-"""Llama and its kin from checkpoint to tokens, against their classes in transformers."""
+"""Llama and related families from checkpoint to tokens, against their classes in transformers."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ MORE: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def built(folder: Path, kind: str, changes: dict[str, Any]) -> None:
-    """A checkpoint, a random draft for it, and their engine."""
+    """Write a checkpoint and a random draft for it, and build their engine."""
     write_llama(folder / "model", kind, **changes)
     write_draft(
         folder / "draft", target_layers=changes.get("num_hidden_layers", LAYERS),
@@ -64,7 +64,7 @@ def built(folder: Path, kind: str, changes: dict[str, Any]) -> None:
 
 
 def check(folder: Path) -> None:
-    """Every token with the draft is that of transformers, and every stage of the engine."""
+    """Assert that every token with the draft, and every stage, equals transformers."""
     check_greedy(folder, BUSHY)
     report = verify_engine(folder / "engine", folder / "model", folder / "draft", SilentProgress())
     assert max(row.max_error for row in report.rows) < 1e-4
@@ -72,7 +72,7 @@ def check(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_every_token_and_stage_is_that_of_transformers(tmp_path: Path, case: str) -> None:
+def test_every_token_and_stage_equals_transformers(tmp_path: Path, case: str) -> None:
     built(tmp_path, *CASES[case])
     check(tmp_path)
 
@@ -84,10 +84,10 @@ def test_other_sizes(tmp_path: Path, case: str) -> None:
     check(tmp_path)
 
 
-def test_yarn_reaches_beyond_the_positions_of_a_config(tmp_path: Path) -> None:
-    """Qwen's recipe for long contexts: ``max_position_embeddings`` is not changed.
+def test_yarn_extends_beyond_max_position_embeddings(tmp_path: Path) -> None:
+    """Use Qwen's recipe for long contexts, which does not change ``max_position_embeddings``.
 
-    Tokens and log-probabilities at positions 64 to 255 are those of transformers.
+    Compare tokens and log-probabilities at positions 64 to 255.
     """
     import torch
     from transformers import AutoModelForCausalLM

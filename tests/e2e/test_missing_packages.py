@@ -1,4 +1,4 @@
-"""Where a package of an extra is missing, commands work or name the extra that installs it."""
+"""Without a package of an extra, commands work or name the extra that installs it."""
 
 from __future__ import annotations
 
@@ -32,29 +32,29 @@ DEVELOPERS = ("dev", "tensorrt-bindings", "tensorrt-lean")
 
 
 def installed_by_extras() -> dict[str, str]:
-    """The extras of pyproject.toml by the packages that they name, as these are imported."""
+    """Return the extra of each package in pyproject.toml, by import name."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    found = {}
+    extras = {}
     for extra, requirements in project["optional-dependencies"].items():
         for requirement in requirements if extra not in DEVELOPERS else ():
             name = re.match(r"[\w-]+", requirement)
             assert name is not None
             package = IMPORTED.get(name[0], name[0].replace("-", "_"))
-            found[package] = extra
-    return found
+            extras[package] = extra
+    return extras
 
 
-def test_every_package_names_its_extra() -> None:
+def test_every_package_belongs_to_an_extra() -> None:
     assert installed_by_extras() == EXTRA_OF_PACKAGE
 
 
 @pytest.fixture(scope="module")
 def used_port() -> Iterator[int]:
-    """A port that no server can take: one that starts ends there."""
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        yield taken.getsockname()[1]
+    """A port in use, so that a server ends when it starts."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        yield listener.getsockname()[1]
 
 
 CASES = ["pydantic", "uvloop", "llguidance", "onnxruntime", "torch"]
@@ -81,7 +81,8 @@ def test_commands_without_a_package(
         ["bench", "pairs", "--help"],
         ["bench", "pairs", engine, *bench, "--plot", str(tmp_path / "speed.svg")],
     ]
-    if package in ("torch", "onnx", "onnx_ir", "onnxscript"):  # builds go on without the others
+    # builds work without the other packages
+    if package in ("torch", "onnx", "onnx_ir", "onnxscript"):
         target = str(text_target)
         commands.append(["build", "--model", target, "--output", str(tmp_path / "built")])
     done = subprocess.run(
@@ -97,7 +98,7 @@ def test_commands_without_a_package(
     for command, (code, errors) in zip(commands, results, strict=True):
         if code == 0 or "cannot listen on" in errors:
             continue
-        if command[0] == "check" and code == 1:  # what is missing is in its table
+        if command[0] == "check" and code == 1:  # ``check`` reports missing packages in its table
             continue
         refused += 1
         assert code == 2, (command, errors)

@@ -1,4 +1,4 @@
-"""Engines of every model type with DeepSeek's attention, against its own class in transformers."""
+"""Engines of every model type with DeepSeek's attention, against their classes in transformers."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ SLOW: dict[str, Case] = {
 
 
 def check(folder: Path, case: Case, *, drafted: bool) -> None:
-    """Builds the case's model, and compares every stage and every token."""
+    """Build the case's model, and compare every stage and every token."""
     kind, changes = case
     changes = dict(changes)
     block = changes.pop("fp8", None)
@@ -105,7 +105,7 @@ def check(folder: Path, case: Case, *, drafted: bool) -> None:
 
 
 @pytest.mark.parametrize("name", QUICK)
-def test_every_stage_and_token_is_transformers(name: str, tmp_path: Path) -> None:
+def test_every_stage_and_token_equals_transformers(name: str, tmp_path: Path) -> None:
     check(tmp_path, QUICK[name], drafted=False)
 
 
@@ -115,20 +115,20 @@ def test_other_geometries(name: str, tmp_path: Path) -> None:
     check(tmp_path, SLOW[name], drafted=True)
 
 
-def test_every_model_type_is_written_by_a_class_of_its_own() -> None:
+def test_every_model_type_has_its_own_checkpoint_writer() -> None:
     assert set(KINDS) == set(VARIANTS)
     for kind, (name, _) in KINDS.items():
         assert VARIANTS[kind].architecture == f"{name}ForCausalLM"
 
 
-def test_a_padding_tokens_row_is_as_the_checkpoint_has_it(tmp_path: Path) -> None:
-    """transformers clears it, and with it that token's column of a tied head."""
+def test_the_embedding_of_the_padding_token_is_that_of_the_checkpoint(tmp_path: Path) -> None:
+    """transformers sets it to zero, and with it the token's column of a tied head."""
     from transformers import YoutuForCausalLM
 
     write_deepseek(tmp_path, kind="youtu", num_hidden_layers=1)
     assert json.loads((tmp_path / "config.json").read_text())["pad_token_id"] == 5
     plain = YoutuForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
-    kept = load_target(tmp_path, teacher=False)
-    rows = plain.model.embed_tokens.weight, kept.get_input_embeddings().weight
+    loaded = load_target(tmp_path, teacher=False)
+    rows = plain.model.embed_tokens.weight, loaded.get_input_embeddings().weight
     assert not rows[0][5].any() and rows[1][5].any()
     assert torch.equal(rows[0][6:], rows[1][6:])

@@ -1,4 +1,4 @@
-"""``specbuild bench modes``: engines of one checkpoint, built once, beside each other."""
+"""``specbuild bench modes``: engines of one checkpoint, built once and compared."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def arguments(folder: Path, modes: str, *more: object) -> tuple[object, ...]:
-    """A short command line."""
+    """Return the arguments of a short run."""
     return (
         "bench", "modes", modes, "--build", folder / "modes.yaml", "--engines",
         folder / "engines", "--text", folder / "ids.npy", "--context", 40, "--context", 160,
@@ -49,29 +49,31 @@ def arguments(folder: Path, modes: str, *more: object) -> tuple[object, ...]:
 
 
 @pytest.mark.slow
-def test_modes_are_what_their_engines_are(command: Command, checkpoint: Path) -> None:
+def test_modes_report_the_sizes_of_their_engines(command: Command, checkpoint: Path) -> None:
     picture = checkpoint / "modes.svg"
     modes = "base,eagle3,specpv,mla,dsa,mla+dsa"
     result = command(*arguments(checkpoint, modes, "--plot", picture, "--json"))
     assert result.code == 0, result.err
-    (found,) = result.records
-    assert [m["title"] for m in found["modes"]] == [
+    (report,) = result.records
+    assert [m["title"] for m in report["modes"]] == [
         "base", "EAGLE3", "+ SpecPV", "+ MLA", "+ DSA", "+ MLA + DSA",
     ]  # fmt: skip
-    assert all(mode["built"] for mode in found["modes"])
-    held = {m["mode"]: read_manifest(checkpoint / "engines" / m["mode"]) for m in found["modes"]}
-    assert [m for m in held if held[m].draft is None] == ["base"]
-    assert [m for m in held if held[m].specpv] == ["specpv"]
-    assert [m for m in held if held[m].dsa] == ["dsa", "mla+dsa"]
-    assert [m for m in held if any(held[m].target.latent_dims)] == ["mla", "mla+dsa"]
-    caches = {m["mode"]: m["cache_bytes_per_token"] for m in found["modes"]}
+    assert all(mode["built"] for mode in report["modes"])
+    manifests = {
+        m["mode"]: read_manifest(checkpoint / "engines" / m["mode"]) for m in report["modes"]
+    }
+    assert [m for m in manifests if manifests[m].draft is None] == ["base"]
+    assert [m for m in manifests if manifests[m].specpv] == ["specpv"]
+    assert [m for m in manifests if manifests[m].dsa] == ["dsa", "mla+dsa"]
+    assert [m for m in manifests if any(manifests[m].target.latent_dims)] == ["mla", "mla+dsa"]
+    caches = {m["mode"]: m["cache_bytes_per_token"] for m in report["modes"]}
     assert caches["mla"] < caches["eagle3"] < caches["dsa"] and caches["base"] < caches["eagle3"]
-    rows = {(r["mode"], r["context"]): r for r in found["rows"]}
-    assert len(rows) == len(found["rows"]) == 12
+    rows = {(r["mode"], r["context"]): r for r in report["rows"]}
+    assert len(rows) == len(report["rows"]) == 12
     for context in (40, 160):
         base = rows["base", context]
         assert (base["agreement"], base["over_first"], base["tokens_per_step"]) == (1, 1, 1)
-        # The draft changes nothing; nor does a lossy mode below its threshold.
+        # The draft does not change the perplexity, nor does a lossy mode below its threshold.
         same = ["eagle3", "specpv", "dsa"] if context == 40 else ["eagle3"]
         for mode in same:
             assert rows[mode, context]["perplexity"] == pytest.approx(base["perplexity"], rel=1e-5)
@@ -87,7 +89,9 @@ def test_modes_are_what_their_engines_are(command: Command, checkpoint: Path) ->
 
 
 @pytest.mark.slow
-def test_engines_are_kept_until_the_checkpoint_changes(command: Command, checkpoint: Path) -> None:
+def test_engines_are_reused_until_the_checkpoint_changes(
+    command: Command, checkpoint: Path
+) -> None:
     folder = checkpoint.parent / "changing"
     shutil.copytree(checkpoint, folder, ignore=shutil.ignore_patterns("engines"))
     text = (folder / "modes.yaml").read_text().replace(str(checkpoint), str(folder))
@@ -103,17 +107,17 @@ def test_engines_are_kept_until_the_checkpoint_changes(command: Command, checkpo
     write_draft(folder / "draft", seed=9)
     assert built("base,eagle3") == [False, True]
     (folder / "modes.yaml").write_text(text.replace("max-seq-len: 256", "max-seq-len: 240"))
-    shown = command(*arguments(folder, "eagle3"))
-    assert shown.code == 0 and "building eagle3" in shown.err
-    assert "after 160 tokens" in shown.out and "cache bytes per token" in shown.out
+    rebuilt = command(*arguments(folder, "eagle3"))
+    assert rebuilt.code == 0 and "building eagle3" in rebuilt.err
+    assert "after 160 tokens" in rebuilt.out and "cache bytes per token" in rebuilt.out
 
 
-def test_what_cannot_be_compared_is_one_sentence(command: Command, checkpoint: Path) -> None:
+def test_reports_an_impossible_comparison_in_one_line(command: Command, checkpoint: Path) -> None:
     folder = checkpoint.parent / "bare"
     shutil.copytree(checkpoint, folder, ignore=shutil.ignore_patterns("engines", "mla_kv*"))
     text = (folder / "modes.yaml").read_text().replace(str(checkpoint), str(folder))
     (folder / "modes.yaml").write_text(text)
-    for words, said in (
+    for words, message in (
         (arguments(folder, "base,eagle4"), "MODES got 'eagle4'"),
         (arguments(folder, "base+mla"), "MODES got 'base+mla'"),
         (arguments(folder, "mla,mla"), "a mode is named twice"),
@@ -124,7 +128,7 @@ def test_what_cannot_be_compared_is_one_sentence(command: Command, checkpoint: P
         (("bench", "modes", "base"), "--build"),
     ):
         result = command(*words)
-        assert result.code == 2 and said in result.err, result.err
+        assert result.code == 2 and message in result.err, result.err
         assert "internal" not in result.err
     (folder / "modes.yaml").write_text(text.replace("draft:", "max-rows:"))
     assert "max_rows" in command(*arguments(folder, "base")).err
@@ -134,8 +138,10 @@ def test_what_cannot_be_compared_is_one_sentence(command: Command, checkpoint: P
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_the_example_loses_as_much_as_each_mode_may(command: Command, tmp_path: Path) -> None:
-    """Held-out text of the corpus: what each mode costs in perplexity, on the example's weights."""
+def test_the_loss_of_each_mode_on_the_example_is_within_its_limit(
+    command: Command, tmp_path: Path
+) -> None:
+    """Perplexity of each mode on held-out text of the corpus, with the example's weights."""
     shutil.copytree(EXAMPLE / "target", tmp_path / "target")
     for heads in ("mla-32", "dsa"):
         for file in (EXAMPLE / heads).glob("*.safetensors"):
@@ -158,7 +164,7 @@ def test_the_example_loses_as_much_as_each_mode_may(command: Command, tmp_path: 
     for context in (256, 1024):
         base = rows["base", context]
         assert rows["eagle3", context]["agreement"] == 1
-        # How much is drafted is chosen by what it costs on this machine.
+        # The default draft depends on costs that are measured on this machine.
         assert rows["eagle3", context]["tokens_per_step"] >= 1
         for mode in ("specpv", "mla", "dsa", "mla+dsa"):
             assert rows[mode, context]["perplexity"] < 1.3 * base["perplexity"]

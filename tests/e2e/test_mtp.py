@@ -56,7 +56,9 @@ def test_the_engine_stores_the_layer_without_embedding_and_head(folder: Path) ->
 
 
 def check(folder: Path) -> None:
-    """Every stage of target and layer is transformers', and no token depends on the draft."""
+    """Assert that every stage of target and layer equals transformers, and drafts change
+    no token.
+    """
     report = verify_engine(folder / "engine", folder / "model", None, SilentProgress())
     stages = {row.stage: row for row in report.rows}
     for stage in ("aux hidden states", "fuse", "draft attention", "draft ffn", "draft pre_head"):
@@ -72,14 +74,14 @@ def check(folder: Path) -> None:
     assert report.passed
 
 
-def test_verify_takes_no_draft_for_a_layer_of_the_model(folder: Path) -> None:
+def test_verify_rejects_a_draft_for_an_mtp_layer(folder: Path) -> None:
     with pytest.raises(SpecbuildError, match="its draft is an MTP layer of the model"):
         verify_engine(folder / "engine", folder / "model", folder / "model", SilentProgress())
 
 
 @pytest.mark.slow
-def test_glms_layer_in_fp8(tmp_path: Path) -> None:
-    """transformers' own MTP path does not run this model; its block does."""
+def test_the_fp8_mtp_layer_of_glm(tmp_path: Path) -> None:
+    """transformers' MTP path does not run this model, but its block does."""
     write_deepseek(tmp_path / "model", kind="glm4_moe_lite", dtype="bfloat16")
     add_predictor(tmp_path / "model")
     quantise(tmp_path / "model", (24, 20))
@@ -89,8 +91,8 @@ def test_glms_layer_in_fp8(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("normed", [False, True])
-def test_the_layer_of_grouped_query_attention(tmp_path: Path, normed: bool) -> None:
-    """Of GLM-4.5: a part of each head turns, and the layer has experts."""
+def test_an_mtp_layer_with_grouped_query_attention(tmp_path: Path, normed: bool) -> None:
+    """In GLM-4.5, part of each head is rotated, and the layer has experts."""
     write_llama(tmp_path / "model", "glm4_moe", num_hidden_layers=LAYERS, use_qk_norm=normed)
     add_predictor(tmp_path / "model", layers=LAYERS)
     built(tmp_path)
@@ -98,8 +100,8 @@ def test_the_layer_of_grouped_query_attention(tmp_path: Path, normed: bool) -> N
 
 
 @pytest.mark.parametrize("kind", ["qwen3_5_text", "qwen3_5_moe_text"])
-def test_the_layer_of_a_model_with_recurrent_states(tmp_path: Path, kind: str) -> None:
-    """It has keys and values, an output gate, and norms whose weights are stored less 1."""
+def test_an_mtp_layer_of_a_model_with_recurrent_states(tmp_path: Path, kind: str) -> None:
+    """The layer has keys and values, an output gate, and norms whose weights are stored minus 1."""
     types = ["linear_attention", "full_attention"]
     write_llama(tmp_path / "model", kind, num_hidden_layers=2, layer_types=types)
     add_qwen_predictor(tmp_path / "model", like=1, counted=kind == "qwen3_5_text")
@@ -113,14 +115,14 @@ def in_transformers(folder: Path) -> Any:
     model = DeepseekV3ForCausalLM.from_pretrained(
         folder / "model", dtype=torch.float32, attn_implementation="eager"
     ).eval()
-    # It knows the published models' layer by its number.
+    # transformers identifies the MTP layer of published models by its number.
     model._keys_to_ignore_on_load_unexpected = [rf"model\.layers\.{LAYERS}\..*"]
     model.config.name_or_path = str(folder / "model")
     return model
 
 
-def test_its_logits_are_those_of_transformers_layer(folder: Path) -> None:
-    """Position by position, so that a shift by one would show."""
+def test_logits_equal_the_layer_of_transformers(folder: Path) -> None:
+    """Compare position by position, so that a shift by one would be detected."""
     from transformers.cache_utils import MtpCache
     from transformers.modeling_layers import MtpModel
 
@@ -132,23 +134,25 @@ def test_its_logits_are_those_of_transformers_layer(folder: Path) -> None:
         aux_hidden = sequence.extend("target", {"token_ids": ids})["captured"]
         hidden = probe.run("draft_fuse", {"captured": aux_hidden})["hidden"]
         feeds = {"token_ids": ids[1:], "hidden": hidden[:-1]}
-        got = sequence.extend("draft", feeds)["draft_logits"]
+        logits = sequence.extend("draft", feeds)["draft_logits"]
     tokens = torch.from_numpy(ids.astype(np.int64))[None]
     for end in (2, 5, len(ids)):
         with torch.no_grad():
             states = model.model(tokens[:, :end]).last_hidden_state
-            _, wanted, _ = predictor(
+            _, expected, _ = predictor(
                 input_ids=tokens[:, 1:end],
                 last_hidden_states=states[:, :-1],
                 attention_mask=torch.ones(1, end - 1, dtype=torch.long),
                 position_ids=torch.arange(1, end)[None],
                 mtp_cache=MtpCache(config=model.config.get_mtp_config()),
             )
-        np.testing.assert_allclose(got[end - 2], wanted[0, 0].numpy(), atol=1e-4, rtol=1e-4)
+        np.testing.assert_allclose(logits[end - 2], expected[0, 0].numpy(), atol=1e-4, rtol=1e-4)
 
 
-def test_tokens_are_those_of_generate_with_mtp(folder: Path) -> None:
-    """And of plain greedy decoding, at every shape of the draft; some drafts are accepted."""
+def test_tokens_equal_generate_with_mtp(folder: Path) -> None:
+    """The tokens also equal plain greedy decoding, for every draft shape; some drafts are
+    accepted.
+    """
     engine = Engine.load(folder / "engine")
     prompts = [Prompt(id=str(i), prompt_ids=(3 + i, 7, 9)) for i in range(4)]
     params = GenerateParams(max_new_tokens=64, ignore_eos=True)
@@ -177,8 +181,8 @@ def mimo(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, PlainMimoMtp]:
     return folder, PlainMimoMtp(tensors, heads=4, kv_heads=2, eps=0.02, theta=500.0)
 
 
-def test_mimos_logits_are_those_of_its_formula(mimo: tuple[Path, PlainMimoMtp]) -> None:
-    """transformers has no class of it; position by position, with plain torch of its own."""
+def test_logits_of_mimo_equal_its_formula(mimo: tuple[Path, PlainMimoMtp]) -> None:
+    """transformers has no class for it: compare position by position with plain torch."""
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
     folder, plain = mimo
@@ -194,7 +198,7 @@ def test_mimos_logits_are_those_of_its_formula(mimo: tuple[Path, PlainMimoMtp]) 
         fused = probe.run("draft_fuse", {"captured": aux_hidden})["hidden"]
         np.testing.assert_allclose(fused, hidden.numpy(), atol=1e-4, rtol=1e-4)
         feeds = {"token_ids": ids[1:], "hidden": fused[:-1]}
-        got = sequence.extend("draft", feeds)["draft_logits"]
+        logits = sequence.extend("draft", feeds)["draft_logits"]
     for end in (2, 5, len(ids)):
-        wanted = plain.follow(hidden[: end - 1], ids[1:end].tolist(), [])[0]
-        np.testing.assert_allclose(got[end - 2], wanted.numpy(), atol=1e-4, rtol=1e-4)
+        expected = plain.follow(hidden[: end - 1], ids[1:end].tolist(), [])[0]
+        np.testing.assert_allclose(logits[end - 2], expected.numpy(), atol=1e-4, rtol=1e-4)

@@ -1,4 +1,4 @@
-"""``run``, ``inspect`` and ``cache`` given checkpoints, which are built into cached engines."""
+"""``run``, ``inspect`` and ``cache`` with checkpoints, which are built into cached engines."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from command_line import Command
 from gguf_files import write_gguf
 
 RUN = ("--max-new-tokens", 4, "--temperature", 0, "--json")
-# Runs a command line, and fails where it imported torch.
+# Runs a command line, and fails if it imports torch.
 LIGHT = """
 import sys
 from specbuild.cli.main import main
@@ -29,17 +29,17 @@ sys.exit(code)
 
 @pytest.fixture
 def cache(tmp_path: Path) -> Path:
-    """The folder of engines that the ``command`` fixture uses."""
+    """The engine cache that the ``command`` fixture uses."""
     return tmp_path / "cache" / "engines"
 
 
-# A shell starts background jobs with ctrl-C ignored, and tests may run in one.
+# A shell starts background jobs with SIGINT ignored, and tests may run in one.
 CTRL_C = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
 SPECBUILD = f"{CTRL_C}; import runpy; runpy.run_module('specbuild', run_name='__main__')"
 
 
 def started(words: Sequence[object], cache: Path, code: str = SPECBUILD) -> subprocess.Popen[str]:
-    """A process of ``specbuild``, or of a program with these arguments."""
+    """Start ``specbuild``, or a Python program with these arguments."""
     return subprocess.Popen(
         [sys.executable, "-c", code, *map(str, words)],
         env=os.environ | {"SPECBUILD_CACHE_DIR": str(cache.parent)},
@@ -60,7 +60,7 @@ def test_a_checkpoint_is_built_once_and_then_loaded(
     assert f"s: {engine} (" in " ".join(first.err.split())
     assert sorted(p.name for p in cache.iterdir()) == [engine.name, f"{engine.name}.json"]
 
-    # The output is that of an engine that the build command makes.
+    # The output equals that of an engine from the build command.
     built = tmp_path / "built"
     words = ("--model", text_target, "--draft", text_draft, "--max-seq-len", 96, "--output", built)
     assert command("build", *words).code == 0
@@ -74,7 +74,7 @@ def test_a_checkpoint_is_built_once_and_then_loaded(
     assert "building" not in err
 
 
-def test_inputs_and_options_make_engines_of_their_own(
+def test_other_inputs_and_options_build_other_engines(
     command: Command, cache: Path, text_target: Path, tmp_path: Path
 ) -> None:
     copy = tmp_path / "copy"
@@ -130,7 +130,7 @@ def test_two_processes_build_one_engine(cache: Path, text_target: Path) -> None:
     assert len([path for path in cache.iterdir() if path.is_dir()]) == 1
 
 
-def test_an_interrupted_build_leaves_nothing(cache: Path, text_target: Path) -> None:
+def test_an_interrupted_build_leaves_no_engine(cache: Path, text_target: Path) -> None:
     process = started(("run", text_target, "ab", *RUN), cache)
     assert process.stderr is not None
     # The export that follows takes seconds.
@@ -142,7 +142,7 @@ def test_an_interrupted_build_leaves_nothing(cache: Path, text_target: Path) -> 
     assert not list(cache.iterdir())
 
 
-def test_options_of_a_build_are_not_for_engines(command: Command, tiny_engine: Path) -> None:
+def test_rejects_build_options_for_an_engine(command: Command, tiny_engine: Path) -> None:
     for option in ("--max-seq-len", "--kv-pages"):
         result = command("run", tiny_engine, "ab", option, 64)
         assert result.refused("is an engine", f"{option} is an option of a build")
@@ -150,9 +150,7 @@ def test_options_of_a_build_are_not_for_engines(command: Command, tiny_engine: P
     assert result.refused("--revision is an option of a build")
 
 
-def test_what_is_wrong_is_said_before_a_build(
-    command: Command, cache: Path, text_target: Path
-) -> None:
+def test_reports_errors_before_a_build(command: Command, cache: Path, text_target: Path) -> None:
     assert command("run", text_target, "a", "--temperature", -1).code == 2
     assert command("run", text_target, "a", "--revision", "main").refused("--revision is for")
     twice = command("run", text_target, "a", "--prompt", "b")
@@ -183,7 +181,7 @@ def test_inspect_of_a_gguf_file_that_cannot_be_built(command: Command, tmp_path:
     assert command("inspect", file).refused("model.gguf", "mamba")
 
 
-def test_inspect_of_an_engine_takes_no_gpu(command: Command, tiny_engine: Path) -> None:
+def test_inspect_of_an_engine_rejects_gpu(command: Command, tiny_engine: Path) -> None:
     assert command("inspect", tiny_engine, "--gpu", "h100").refused("are for checkpoints")
 
 
@@ -196,7 +194,7 @@ def test_inspect_of_an_engine_takes_no_gpu(command: Command, tiny_engine: Path) 
         (("--anatomy",), "is no engine: --anatomy shows the steps of CUDA engines"),
     ],
 )
-def test_inspect_refuses_limits_that_no_build_has(
+def test_inspect_rejects_limits_that_no_build_supports(
     command: Command, text_target: Path, options: tuple[object, ...], message: str
 ) -> None:
     result = command("inspect", text_target, *options)

@@ -1,4 +1,4 @@
-"""A family that the builder does not know: its folder, these tests, and one line to list it."""
+"""A family that the builder does not include: its package, these tests, and one line to list it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from specbuild.builder.verify import verify_engine
 from specbuild.runtime.engine_dir.manifest import DraftShape
 from specbuild.runtime.errors import SpecbuildError
 
-# So few tokens that a random draft is right now and then.
+# The vocabulary is so small that some tokens of a random draft are accepted.
 LAYERS, HIDDEN, VOCAB = 3, 48, 32
 NEW_TOKENS = 40
 BUSHY = DraftShape(draft_top_k=8, draft_depth=3, draft_tokens=48)
@@ -35,7 +35,7 @@ def listed() -> Iterator[None]:
 
 
 def write_seed_oss(path: Path, **changes: object) -> None:
-    """A random model, by transformers' own writer."""
+    """Write a random model with transformers."""
     from transformers import SeedOssConfig, SeedOssForCausalLM
 
     sizes = {
@@ -84,29 +84,29 @@ def greedy_by_transformers(path: Path, ids: tuple[int, ...]) -> tuple[int, ...]:
     from transformers import SeedOssForCausalLM
 
     model = SeedOssForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
-    found = torch.tensor([ids])
+    sequence = torch.tensor([ids])
     with torch.no_grad():
         for _ in range(NEW_TOKENS):
-            best = model(found).logits[:, -1].argmax(-1, keepdim=True)
-            found = torch.cat([found, best], dim=1)
-    return tuple(found[0, len(ids) :].tolist())
+            best = model(sequence).logits[:, -1].argmax(-1, keepdim=True)
+            sequence = torch.cat([sequence, best], dim=1)
+    return tuple(sequence[0, len(ids) :].tolist())
 
 
-def test_every_token_is_that_of_transformers(folder: Path) -> None:
+def test_every_token_equals_transformers(folder: Path) -> None:
     prompts = [tuple(range(3, 3 + count)) for count in (1, 5, 21)]
-    found, accepted = drafted_outputs(folder / "engine", prompts, BUSHY, new_tokens=NEW_TOKENS)
-    for ids, output in zip(prompts, found, strict=True):
+    outputs, accepted = drafted_outputs(folder / "engine", prompts, BUSHY, new_tokens=NEW_TOKENS)
+    for ids, output in zip(prompts, outputs, strict=True):
         assert output == greedy_by_transformers(folder / "model", ids)
-    assert accepted  # the draft took part
+    assert accepted  # some draft tokens were accepted
 
 
-def test_every_stage_is_that_of_transformers(folder: Path) -> None:
+def test_every_stage_equals_transformers(folder: Path) -> None:
     report = verify_engine(folder / "engine", folder / "model", folder / "draft", SilentProgress())
     assert max(row.max_error for row in report.rows) < 1e-4
     assert report.passed
 
 
-def test_what_it_has_not_is_refused(folder: Path, tmp_path: Path) -> None:
+def test_rejects_unsupported_features(folder: Path, tmp_path: Path) -> None:
     write_seed_oss(tmp_path / "gelu", hidden_act="gelu")
     with pytest.raises(SpecbuildError, match="hidden_act 'gelu' is not implemented"):
         read_target(tmp_path / "gelu", strict=True)

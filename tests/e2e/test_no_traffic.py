@@ -1,6 +1,6 @@
-"""No command resolves a name, reaches another machine, or writes under the home directory.
+"""No command resolves a name, connects to another machine, or writes to the home directory.
 
-Nor is anything loaded that could call home, though ``tokenizers`` brings it along.
+No module is loaded that could send telemetry, though ``tokenizers`` depends on one.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import pytest
 from command_line import serving
 from faults.interposition import COMPILER, compiled, preloaded
 
-# Tells the calls that change files at home, then the switch of telemetry and all modules at exit.
+# Prints the calls that change files at home; at exit, the telemetry switch and all modules.
 COMMANDS = """
 import json, os, sys
 from pathlib import Path
@@ -42,16 +42,16 @@ pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs a C compiler, cc
 
 @dataclass(frozen=True)
 class Traces:
-    """What processes at home leave: it is the folder ``home`` of a place of its own."""
+    """The traces of processes whose home directory is the folder ``home``."""
 
     place: Path
     variables: dict[str, str]
 
     def started(self, code: str, *commands: Words) -> subprocess.Popen[str]:
-        """A Python process that has the libraries in front."""
-        given = [[str(word) for word in words] for words in commands]
+        """Start a Python process with the libraries preloaded."""
+        words_by_command = [[str(word) for word in words] for words in commands]
         return subprocess.Popen(
-            [sys.executable, "-c", code, json.dumps(given)],
+            [sys.executable, "-c", code, json.dumps(words_by_command)],
             env=self.variables,
             stderr=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
@@ -59,25 +59,27 @@ class Traces:
         )
 
     def run(self, *commands: Words) -> None:
-        """Commands that end by themselves, one after the other in a process."""
+        """Run commands that end by themselves, one after the other in one process."""
         process = self.started(COMMANDS, *commands)
-        _, said = process.communicate(timeout=300)
-        assert process.returncode == 0, said
+        _, errors = process.communicate(timeout=300)
+        assert process.returncode == 0, errors
 
     @property
     def modules(self) -> set[str]:
-        """The switch of telemetry, and what the last process had loaded."""
+        """Return the telemetry switch, and the modules that the last process loaded."""
         return set((self.place / "modules").read_text().split())
 
     @property
     def calls(self) -> list[tuple[str, str]]:
-        """Calls of the network by all of them, and the hosts or addresses."""
+        """Return the network calls of all processes, with hosts or addresses."""
         log = self.place / "network"
         lines = log.read_text().splitlines() if log.exists() else []
         return [(name, host) for name, host in (line.split("\t") for line in lines)]
 
     def assert_none(self) -> None:
-        """Only numeric addresses of this machine; nothing written at home, not even for a time."""
+        """Assert that addresses are local and numeric, and that no file was written, even
+        temporarily.
+        """
         assert [call for call in self.calls if not _is_loopback(call[1])] == []
         assert (self.place / "written").read_text() == ""
         assert not list((self.place / "home").iterdir())
@@ -96,16 +98,16 @@ def traces(tmp_path: Path) -> Traces:
     (tmp_path / "home").mkdir()
     libraries = (compiled(tmp_path), compiled(tmp_path, NETWORK_CALLS))
     switches = ("ORT_", "XDG_")
-    kept = {k: v for k, v in preloaded(*libraries).items() if not k.startswith(switches)}
+    environment = {k: v for k, v in preloaded(*libraries).items() if not k.startswith(switches)}
     cache = str(tmp_path / "cache")
-    ours = {"HOME": str(tmp_path / "home"), "NETWORK_CALLS": str(tmp_path / "network")}
-    return Traces(tmp_path, kept | ours | {"SPECBUILD_CACHE_DIR": cache})
+    own = {"HOME": str(tmp_path / "home"), "NETWORK_CALLS": str(tmp_path / "network")}
+    return Traces(tmp_path, environment | own | {"SPECBUILD_CACHE_DIR": cache})
 
 
 RUN = ("--prompt", "ab", "--max-new-tokens", "2", "--json")
 
 
-def test_commands_send_and_leave_nothing(tiny_engine: Path, traces: Traces) -> None:
+def test_commands_have_no_traffic_and_write_no_files(tiny_engine: Path, traces: Traces) -> None:
     run = ("run", tiny_engine, *RUN)
     traces.run(("inspect", tiny_engine), ("check", tiny_engine), run)
     assert {"1", "onnxruntime", "tokenizers", "jinja2"} <= traces.modules
@@ -113,7 +115,7 @@ def test_commands_send_and_leave_nothing(tiny_engine: Path, traces: Traces) -> N
     assert traces.calls == []
 
 
-def test_a_server_listens_at_home_and_calls_nobody(tiny_engine: Path, traces: Traces) -> None:
+def test_a_server_listens_on_loopback_only(tiny_engine: Path, traces: Traces) -> None:
     process = traces.started(COMMANDS, ("serve", tiny_engine, "--port", "0"))
     chat = {
         "model": tiny_engine.name,
@@ -130,8 +132,8 @@ def test_a_server_listens_at_home_and_calls_nobody(tiny_engine: Path, traces: Tr
     assert ("bind", "127.0.0.1") in traces.calls
 
 
-def test_calls_and_writes_are_seen(traces: Traces) -> None:
-    """The test's own eyes: a name, an address and a file for a moment."""
+def test_tracing_detects_calls_and_writes(traces: Traces) -> None:
+    """Check the tracing itself: a name, an address and a temporary file."""
     code = COMMANDS.partition("from specbuild")[0] + (
         "import socket\n"
         "with socket.socket(type=socket.SOCK_DGRAM) as s: s.connect(('203.0.113.1', 9))\n"
@@ -146,8 +148,8 @@ def test_calls_and_writes_are_seen(traces: Traces) -> None:
     assert not any(_is_loopback(host) for _, host in traces.calls)
 
 
-def test_the_switch_is_the_users(tiny_engine: Path, traces: Traces) -> None:
+def test_the_user_can_set_the_telemetry_switch(tiny_engine: Path, traces: Traces) -> None:
     switch = {"ORT_DISABLE_TELEMETRY": "0"}
-    # Nothing is decoded: ONNX Runtime would write at home, and what else is not ours to try.
+    # No tokens are generated: ONNX Runtime would write to the home directory and send telemetry.
     Traces(traces.place, traces.variables | switch).run(("inspect", tiny_engine))
     assert "0" in traces.modules and "onnxruntime" not in traces.modules

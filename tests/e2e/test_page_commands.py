@@ -1,4 +1,4 @@
-"""What pages tell a reader to type works: each fenced command, in order, in one folder a page."""
+"""Commands in the documentation work: each fenced command, in order, in one folder a page."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from page_commands import LEFT, LONG, PAGES, ROOT, blocks, commands, left_by
 from page_folder import PageFolder
 
 QUICK = ("README.md", "docs/troubleshooting.md")
-# Each of its commands is an example of its own.
+# Each command of this page is a separate example.
 REFERENCE = ROOT / "docs" / "cli.md"
 
 
@@ -24,9 +24,9 @@ def name_of(page: Path) -> str:
 
 
 def words_of(page: Path) -> list[str]:
-    """What commands name, and files that the page shows."""
-    shown = [text for language, text in blocks(page) if language in ("sh", "yaml")]
-    return [word for text in shown for word in text.split()]
+    """Return the words in commands, and in files that the page shows."""
+    commands = [text for language, text in blocks(page) if language in ("sh", "yaml")]
+    return [word for text in commands for word in text.split()]
 
 
 def lines_of(page: Path) -> list[str]:
@@ -35,7 +35,7 @@ def lines_of(page: Path) -> list[str]:
 
 @contextmanager
 def folder_for(words: list[str], engine: Path, path: Path) -> Iterator[PageFolder]:
-    """A folder with what these commands name; its server ends with it."""
+    """Yield a folder with the files that these commands name; stop its server at the end."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -57,13 +57,13 @@ def runs_here(command: str) -> bool:
     return left_by(command) is None
 
 
-def shown(text: str) -> re.Pattern[str]:
-    """Output as a page shows it, … for what differs."""
+def output_pattern(text: str) -> re.Pattern[str]:
+    """Return the pattern of an output on a page, where … stands for parts that differ."""
     return re.compile(re.escape(text.strip()).replace("…", ".*"), re.DOTALL)
 
 
 def try_page(page: Path, folder: PageFolder, left_out: str = "^$") -> None:
-    """Run the page's blocks in order; a block of text is what the commands above it say."""
+    """Run the page's blocks in order; a text block is the output of the commands before it."""
     for language, text in blocks(page):
         if language == "sh":
             for command in commands(text):
@@ -72,7 +72,7 @@ def try_page(page: Path, folder: PageFolder, left_out: str = "^$") -> None:
         elif language == "python":
             folder.python(text)
         elif language == "text":
-            assert shown(text).search(folder.output), folder.output
+            assert output_pattern(text).search(folder.output), folder.output
 
 
 @pytest.mark.parametrize("page", [ROOT / name for name in QUICK], ids=name_of)
@@ -101,6 +101,6 @@ def test_examples_of_the_command_line_run(block: str, example_engine: Path, tmp_
             folder.run(line)
 
 
-def test_what_does_not_run_is_counted() -> None:
+def test_the_commands_that_are_not_run_are_counted() -> None:
     found = Counter(left_by(line) for page in PAGES for line in lines_of(page))
     assert [(left, found[left]) for left in LEFT] == [(left, left.count) for left in LEFT]

@@ -1,4 +1,6 @@
-"""Where a prompt is cut, and what shares its launches, decides near ties alone (CPU)."""
+"""Chunk boundaries of a prompt, and other sequences in its launches, decide near ties only
+(CPU).
+"""
 
 from __future__ import annotations
 
@@ -28,16 +30,16 @@ def prompts() -> list[Prompt]:
     return [Prompt(str(n), tuple(rng.integers(3, 250, n).tolist())) for n in LENGTHS]
 
 
-def decode(engine: Engine, given: list[Prompt]) -> list[RunRecord]:
-    events = engine.generate(given, PARAMS, speculation=None)
+def decode(engine: Engine, requests: list[Prompt]) -> list[RunRecord]:
+    events = engine.generate(requests, PARAMS, speculation=None)
     ends = {e.request: e.record for e in events if isinstance(e, FinishEvent)}
-    return [ends[i] for i in range(len(given))]
+    return [ends[i] for i in range(len(requests))]
 
 
 def assert_same_up_to_a_near_tie(one: RunRecord, other: RunRecord) -> None:
-    """Log-probabilities are those of the same contexts up to the first token that differs.
+    """Assert that log-probabilities are equal up to the first token that differs.
 
-    There each run's token is its likeliest: how far apart they are is the gap of the two.
+    Each run's token has the highest probability there: the difference is the gap between the two.
     """
     pairs = zip(one.output_ids, other.output_ids, strict=True)
     first = next((i for i, (a, b) in enumerate(pairs) if a != b), len(one.output_ids) - 1)
@@ -46,7 +48,7 @@ def assert_same_up_to_a_near_tie(one: RunRecord, other: RunRecord) -> None:
     assert gaps.max() < NEAR_TIE, f"{gaps.max()} at token {gaps.argmax()}"
 
 
-def test_ten_random_cuts_and_neighbours_change_no_token(engine: Engine) -> None:
+def test_ten_random_chunkings_and_batches_change_no_token(engine: Engine) -> None:
     whole = [decode(engine, [prompt])[0] for prompt in prompts()]
     places = set()
     for seed in range(10):
@@ -56,6 +58,6 @@ def test_ten_random_cuts_and_neighbours_change_no_token(engine: Engine) -> None:
             together = decode(engine, prompts())
         assert sum(launched[:cut]) == LENGTHS[0] and sum(launched[cut:]) == sum(LENGTHS)
         places |= set(accumulate(launched[: cut - 1]))
-        for record, wanted in zip([*alone, *together], [whole[0], *whole], strict=True):
-            assert_same_up_to_a_near_tie(record, wanted)
+        for record, expected in zip([*alone, *together], [whole[0], *whole], strict=True):
+            assert_same_up_to_a_near_tie(record, expected)
     assert len(places) > 15

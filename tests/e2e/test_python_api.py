@@ -1,4 +1,4 @@
-"""The short forms of the Python API against ``generate``, and how an engine ends."""
+"""The short forms of the Python API against ``generate``, and how an engine is closed."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def engine(tiny_engine: Path) -> Iterator[Engine]:
 
 
 def reference(engine: Engine, prompt: str | Prompt, params: GenerateParams) -> str | None:
-    """The text that ``generate`` gives without a draft."""
+    """Return the text of ``generate`` without a draft."""
     *_, finish = engine.generate(prompt, params, speculation=None)
     assert isinstance(finish, FinishEvent)
     return finish.record.text
 
 
-def test_text_and_answers_are_those_of_generate(engine: Engine) -> None:
+def test_text_and_answers_equal_generate(engine: Engine) -> None:
     params = GenerateParams(max_new_tokens=9, sampling=SamplingParams(temperature=0.8, seed=5))
     expected = reference(engine, "ab", params)
     assert engine.generate_text("ab", max_new_tokens=9, temperature=0.8, seed=5) == expected
@@ -43,7 +43,7 @@ def test_text_and_answers_are_those_of_generate(engine: Engine) -> None:
     assert engine.chat("Hi", params) == engine.chat(CHAT, params) == answer
 
 
-def test_coroutines_are_decoded_together(engine: Engine) -> None:
+def test_coroutines_are_decoded_in_one_batch(engine: Engine) -> None:
     texts = ["ab", "cd", "ef"]
     params = GenerateParams(max_new_tokens=9)
     expected = [reference(engine, text, params) for text in texts]
@@ -56,7 +56,7 @@ def test_coroutines_are_decoded_together(engine: Engine) -> None:
     assert asyncio.run(engine.chat_async("Hi", params)) == engine.chat("Hi", params)
 
 
-def test_a_stream_that_is_left_early_is_aborted(engine: Engine) -> None:
+def test_leaving_a_stream_early_aborts_its_request(engine: Engine) -> None:
     async def first_token() -> int:
         stream = engine.stream_async("ab", max_new_tokens=80)
         async for event in stream:
@@ -72,7 +72,7 @@ def test_a_stream_that_is_left_early_is_aborted(engine: Engine) -> None:
     assert engine.used_pages == 0
 
 
-def test_the_tokenizer_is_the_engines(engine: Engine) -> None:
+def test_the_tokenizer_has_the_settings_of_the_engine(engine: Engine) -> None:
     tokenizer = engine.tokenizer
     ids = tokenizer.encode("ab")
     assert tokenizer.decode(ids) == "ab"
@@ -82,7 +82,7 @@ def test_the_tokenizer_is_the_engines(engine: Engine) -> None:
     assert request.prompt_ids == tokenizer.encode(chat, add_special_tokens=False)
 
 
-def test_ids_are_places_where_none_are_given(engine: Engine) -> None:
+def test_default_request_ids_are_indices(engine: Engine) -> None:
     prompts = [Prompt(prompt="a"), Prompt("named", prompt="b"), "c"]
     assert [r.id for r in engine.check_prompts(prompts)] == ["0", "named", "2"]
 
@@ -95,7 +95,7 @@ def test_ids_are_places_where_none_are_given(engine: Engine) -> None:
         ({"temperature": -1}, "temperature is -1"),
     ],
 )
-def test_a_wrong_keyword_is_a_sentence(
+def test_reports_an_invalid_keyword_in_one_line(
     engine: Engine, words: dict[str, typing.Any], sentence: str
 ) -> None:
     for call in (engine.generate_text, engine.chat, engine.stream):
@@ -110,8 +110,8 @@ def test_a_wrong_keyword_is_a_sentence(
         engine.generate_text(["ab"])  # type: ignore[arg-type]
 
 
-def test_typed_keywords_are_those_that_exist() -> None:
-    """The constructor that type checkers read has every field, and no other."""
+def test_typed_keywords_equal_the_fields() -> None:
+    """The constructor that type checkers read has exactly the fields."""
     source = inspect.getsource(GenerateParams)
     typed = source.partition("def __init__(")[2].partition(") -> None")[0]
     names = {line.partition(":")[0].strip() for line in typed.splitlines() if ":" in line}
@@ -119,14 +119,14 @@ def test_typed_keywords_are_those_that_exist() -> None:
     assert names == {entry.name for entry in fields}
 
 
-def test_params_are_shown_by_what_was_changed() -> None:
+def test_repr_of_params_shows_changed_fields() -> None:
     assert repr(GenerateParams()) == "GenerateParams()"
     changed = GenerateParams(temperature=0.5, stop=("x",))
     assert repr(changed) == "GenerateParams(temperature=0.5, stop=('x',))"
     assert dataclasses.replace(changed, top_p=0.5).sampling == SamplingParams(0.5, 0.5)
 
 
-def test_a_closed_engine_takes_no_requests(tiny_engine: Path) -> None:
+def test_a_closed_engine_rejects_requests(tiny_engine: Path) -> None:
     with Engine.load(tiny_engine) as engine:
         assert f"<Engine {tiny_engine}: gpt_oss for cpu, drafters: eagle3," in repr(engine)
         stream = engine.session.add(
@@ -142,7 +142,7 @@ def test_a_closed_engine_takes_no_requests(tiny_engine: Path) -> None:
     engine.close()
 
 
-def test_an_engine_without_a_tokenizer_says_so(ids_engine: Path) -> None:
+def test_an_engine_without_a_tokenizer_rejects_text(ids_engine: Path) -> None:
     with Engine.load(ids_engine) as engine:
         for use in (lambda: engine.tokenizer, lambda: engine.generate_text("ab")):
             with pytest.raises(errors.RequestError, match="no tokenizer"):

@@ -1,4 +1,4 @@
-"""Examples in docstrings of the Python API run, and do what they say."""
+"""The examples in docstrings of the Python API run, with the documented results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Engines of quantized checkpoints: their tokens are transformers' on the dequantized weights."""
+"""Engines of quantized checkpoints: their tokens equal transformers on the dequantized weights."""
 
 from __future__ import annotations
 
@@ -21,8 +21,10 @@ ACTIVATIONS = "not rounded (the scheme: float4, dynamic, a tensor_group)"
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_tokens_are_those_of_transformers(tmp_path: Path, command: Command, name: str) -> None:
-    """With the codes of the checkpoint, and with weights dequantized when the engine is built."""
+def test_tokens_of_quantized_checkpoints_equal_transformers(
+    tmp_path: Path, command: Command, name: str
+) -> None:
+    """Use the checkpoint's quantized values, and weights that the build dequantizes."""
     write_llama(tmp_path / "model")
     write_quantized(tmp_path, FORMATS[name])
     prompt = (3, 7, 9)
@@ -34,8 +36,8 @@ def test_tokens_are_those_of_transformers(tmp_path: Path, command: Command, name
         )
         assert built.code == 0, built.err
         params = GenerateParams(max_new_tokens=48, ignore_eos=True)
-        asked = (Prompt("0", prompt_ids=prompt), params)
-        events = Engine.load(engine).generate(*asked, speculation=None)
+        arguments = (Prompt("0", prompt_ids=prompt), params)
+        events = Engine.load(engine).generate(*arguments, speculation=None)
         (output,) = (e.record.output_ids for e in events if isinstance(e, FinishEvent))
         ids = torch.tensor([[*prompt, *output]])
         with torch.no_grad():
@@ -43,8 +45,8 @@ def test_tokens_are_those_of_transformers(tmp_path: Path, command: Command, name
         assert list(output) == best[len(prompt) - 1 : -1].tolist(), option
 
 
-def test_experts_are_read_one_by_one(tmp_path: Path, command: Command) -> None:
-    """``verify`` compares with transformers, which is given the dequantized weights."""
+def test_experts_are_loaded_one_by_one(tmp_path: Path, command: Command) -> None:
+    """``verify`` compares with transformers on the dequantized weights."""
     write_llama(
         tmp_path / "model", "qwen3_moe", num_hidden_layers=2, moe_intermediate_size=32,
         head_dim=32,
@@ -59,7 +61,7 @@ def test_experts_are_read_one_by_one(tmp_path: Path, command: Command) -> None:
     assert verified.code == 0, verified.err
 
 
-def test_what_inspect_and_the_report_say(tmp_path: Path, command: Command) -> None:
+def test_inspect_and_the_report_show_the_format(tmp_path: Path, command: Command) -> None:
     write_llama(tmp_path / "model")
     write_quantized(tmp_path, FORMATS["compressed-tensors nvfp4"])
     (facts,) = command("inspect", tmp_path / "model", "--json").records
@@ -80,7 +82,9 @@ def test_what_inspect_and_the_report_say(tmp_path: Path, command: Command) -> No
     assert "compressed-tensors nvfp4-pack-quantized" in text and "not rounded" in text
 
 
-def test_a_config_that_only_names_a_method_is_refused(tmp_path: Path, command: Command) -> None:
+def test_rejects_a_quantization_config_without_quantized_weights(
+    tmp_path: Path, command: Command
+) -> None:
     write_llama(tmp_path / "model")
     edit_config(tmp_path / "model", quantization_config={"quant_method": "fp8"})
     built = command("build", "--model", tmp_path / "model", "--output", tmp_path / "engine")

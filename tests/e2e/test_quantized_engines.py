@@ -1,4 +1,6 @@
-"""CPU engines with the codes of a GGUF file: drafts, batches and prefixes change no token."""
+"""CPU engines with the quantized values of a GGUF file: drafts, batches, prefixes change
+no token.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,7 @@ TREE, CHAIN = DraftShape(4, 3, 12), DraftShape(1, 3, 3)
 
 @pytest.fixture(scope="module", params=["fast", "exact"])
 def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The engine of a Llama whose layers have a mixture of types, with a random EAGLE3 draft."""
+    """The engine of a Llama whose layers use several GGUF types, with a random EAGLE3 draft."""
     folder = tmp_path_factory.mktemp(request.param)
     write_llama(folder / "model", hidden_size=HIDDEN, rope_parameters=None, head_dim=64)
     config = json.loads((folder / "model" / "config.json").read_text())
@@ -69,12 +71,12 @@ def decoded(
     loaded: Engine, prompts: list[tuple[int, ...]], shape: DraftShape | None = None
 ) -> list[tuple[int, ...]]:
     params = GenerateParams(max_new_tokens=64, ignore_eos=True, temperature=0.0)
-    asked = [Prompt(str(place), prompt_ids=ids) for place, ids in enumerate(prompts)]
-    events = loaded.generate(asked, params, speculation=shape)
-    found = {
+    requests = [Prompt(str(place), prompt_ids=ids) for place, ids in enumerate(prompts)]
+    events = loaded.generate(requests, params, speculation=shape)
+    finished = {
         int(e.request): tuple(e.record.output_ids) for e in events if isinstance(e, FinishEvent)
     }
-    return [found[place] for place in range(len(prompts))]
+    return [finished[place] for place in range(len(prompts))]
 
 
 @pytest.mark.parametrize("padding", [None, at_least_two, even], ids=["here", "two", "even"])
@@ -110,9 +112,9 @@ def test_rows_have_equal_bits_in_launches_of_1_to_16_rows(engine: Path) -> None:
         rows: executor.run("target", launch(ids, CONTEXT, rows))["logits"].copy()
         for rows in range(1, 17)
     }
-    for rows, found in logits.items():
-        assert found.shape[0] == rows
-        np.testing.assert_array_equal(found, logits[16][:rows], err_msg=f"{rows} rows")
+    for rows, result in logits.items():
+        assert result.shape[0] == rows
+        np.testing.assert_array_equal(result, logits[16][:rows], err_msg=f"{rows} rows")
 
 
 def test_verify_accepts_exact_math(engine: Path, command: Command) -> None:
@@ -121,12 +123,12 @@ def test_verify_accepts_exact_math(engine: Path, command: Command) -> None:
         assert verified.code == 0, verified.err
     else:
         assert verified.refused("its products round activations to int8")
-    shown = command("inspect", engine).out
-    assert "4 bits, a scale for 32 values" in shown
+    text = command("inspect", engine).out
+    assert "4 bits, a scale for 32 values" in text
 
 
 def launch(ids: np.ndarray, start: int, rows: int) -> dict[str, np.ndarray]:
-    """The inputs of causal rows at these positions, in pages 1, 2 and so on of 16 tokens."""
+    """Return the inputs of causal rows at these positions, in pages 1, 2, … of 16 tokens."""
     places = np.arange(start, start + rows, dtype=np.int32)
     return {
         "token_ids": ids[start : start + rows],
@@ -151,7 +153,7 @@ def launch(ids: np.ndarray, start: int, rows: int) -> dict[str, np.ndarray]:
     ],
     ids=["equal", "one row", "odd", "all"],
 )
-def test_the_cheapest_padding_is_chosen(differs: object, padding: Padding | None) -> None:
+def test_selects_the_cheapest_padding(differs: object, padding: Padding | None) -> None:
     def probe(x: np.ndarray) -> list[np.ndarray]:
         return [x + float(differs(len(x)))]  # type: ignore[operator]
 

@@ -43,12 +43,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def options_of(folder: Path, **changes: object) -> BuildOptions:
     limits = LimitOptions(max_seq_len=96, max_batch_size=BATCH, kv_pages=9)
     drafting = DraftOptions(top_k=4, depth=3, tokens=12)
-    given = {"draft": folder / "draft", "output": folder / "engine", **changes}
-    return BuildOptions(model=folder / "model", limits=limits, drafting=drafting, **given)
+    arguments = {"draft": folder / "draft", "output": folder / "engine", **changes}
+    return BuildOptions(model=folder / "model", limits=limits, drafting=drafting, **arguments)
 
 
 def states_of(engine: Engine) -> tuple[StateGroup, dict[str, np.ndarray]]:
-    """The group, and its pools by name."""
+    """Return the cache group, and its pools by name."""
     (group,), executor = engine.manifest.state_groups, engine.executor
     assert isinstance(executor, CpuExecutor)
     return group, {
@@ -61,14 +61,14 @@ def states_of(engine: Engine) -> tuple[StateGroup, dict[str, np.ndarray]]:
 def records_of(
     engine: Engine, shape: DraftShape | None, *, temperature: float = 0.0
 ) -> list[RunRecord]:
-    """Of prompts of several lengths, more of them than run at once."""
+    """Return the records of prompts of several lengths, more than run at once."""
     random = np.random.default_rng(5)
     lengths = (3, 20, 12, 1, 9, 33)
     prompts = [Prompt(str(n), prompt_ids=tuple(random.integers(2, VOCAB, n))) for n in lengths]
     sampling = SamplingParams(temperature=temperature, seed=3)
     params = GenerateParams(max_new_tokens=50, ignore_eos=True, sampling=sampling)
-    found = engine.generate(prompts, params, speculation=shape)
-    records = {e.request: e.record for e in found if isinstance(e, FinishEvent)}
+    events = engine.generate(prompts, params, speculation=shape)
+    records = {e.request: e.record for e in events if isinstance(e, FinishEvent)}
     return [records[i] for i in range(len(prompts))]
 
 
@@ -92,7 +92,7 @@ def test_drafts_and_preemptions_change_no_token(folder: Path, temperature: float
     assert preemptions > 0 and accepted > 0
 
 
-def test_each_sequence_gives_its_slot_back(folder: Path) -> None:
+def test_each_sequence_releases_its_slot(folder: Path) -> None:
     engine = Engine.load(folder / "engine")
     stream = engine.generate([Prompt("one", prompt_ids=(3, 4))], speculation=TREE)
     next(iter(stream))
@@ -104,7 +104,7 @@ def test_each_sequence_gives_its_slot_back(folder: Path) -> None:
     assert pool.free_pages == BATCH
 
 
-def test_the_empty_slot_stays_empty_and_the_discarded_one_is_not_read(folder: Path) -> None:
+def test_the_zero_slot_stays_zero_and_the_discarded_one_is_not_read(folder: Path) -> None:
     engine = Engine.load(folder / "engine")
     plain = ids_of(records_of(engine, TREE))
     group, pools = states_of(engine)
@@ -116,11 +116,9 @@ def test_the_empty_slot_stays_empty_and_the_discarded_one_is_not_read(folder: Pa
 
 
 @pytest.mark.parametrize("shape", [CHAIN, TREE])
-def test_a_state_after_drafted_steps_is_that_of_steps_without(
-    folder: Path, shape: DraftShape
-) -> None:
-    """Up to what ONNX Runtime's products of one row and of several differ by."""
-    found = []
+def test_a_state_after_drafted_steps_equals_plain_steps(folder: Path, shape: DraftShape) -> None:
+    """The results are equal up to the rounding of ONNX Runtime's products of several rows."""
+    results = []
     for speculation in (None, shape):
         engine = Engine.load(folder / "engine")
         params = GenerateParams(max_new_tokens=60, ignore_eos=True)
@@ -131,8 +129,8 @@ def test_a_state_after_drafted_steps_is_that_of_steps_without(
             if isinstance(event, FinishEvent)
         )
         _, pools = states_of(engine)
-        found.append((end.record.output_ids, {name: pool[1] for name, pool in pools.items()}))
-    (plain_ids, plain), (ids, drafted) = found
+        results.append((end.record.output_ids, {name: pool[1] for name, pool in pools.items()}))
+    (plain_ids, plain), (ids, drafted) = results
     assert ids == plain_ids
     for name, expected in plain.items():
         assert np.abs(expected).max() > 0.01
@@ -174,14 +172,14 @@ def test_inspect_shows_the_states(folder: Path, command: Command) -> None:
     assert memory["state_bytes"] == {"recurrent": 11 * slot}
 
 
-def test_tensorrt_refuses_states(folder: Path, tmp_path: Path) -> None:
+def test_tensorrt_rejects_states(folder: Path, tmp_path: Path) -> None:
     pytest.importorskip("tensorrt_rtx")
     options = options_of(folder, output=tmp_path / "engine", backend="tensorrt-rtx")
     with pytest.raises(SpecbuildError, match=r"3 layers with a recurrent state.*TensorRT"):
         build(options, SilentProgress())
 
 
-def test_what_has_no_states_yet_refuses_them(folder: Path, tmp_path: Path) -> None:
+def test_commands_without_support_for_states_reject_them(folder: Path, tmp_path: Path) -> None:
     output = tmp_path / "engine"
     with pytest.raises(
         SpecbuildError, match=r"states have keys of 8, CUDA kernels take multiples of 16"
@@ -192,7 +190,7 @@ def test_what_has_no_states_yet_refuses_them(folder: Path, tmp_path: Path) -> No
         build(options_of(folder, output=output, specpv=specpv), SilentProgress())
 
 
-def test_without_memory_for_snapshots_there_is_no_prefix_cache(folder: Path) -> None:
+def test_prefix_caching_requires_memory_for_snapshots(folder: Path) -> None:
     with pytest.raises(UnsupportedHereError, match=r"no prefix cache .* state_snapshot_memory"):
         Engine.load(folder / "engine", RuntimeSettings(prefix_caching="on"))
     assert Engine.load(folder / "engine", RuntimeSettings(prefix_caching="auto")).prefixes is None

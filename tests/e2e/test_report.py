@@ -1,4 +1,4 @@
-"""``specbuild report``: one page, in which every figure is its record's."""
+"""``specbuild report``: one page whose figures equal those of the records."""
 
 from __future__ import annotations
 
@@ -28,27 +28,27 @@ Report = Callable[..., ReportPage]
 
 @pytest.fixture
 def report(command: Command, tiny_engine: Path, tmp_path: Path) -> Report:
-    """The page that the command writes for these records."""
+    """Return a function that writes the page for records."""
 
-    def made(*records: Path) -> ReportPage:
+    def page_of(*records: Path) -> ReportPage:
         output = tmp_path / "report.html"
         result = command("report", tiny_engine, *records, "--output", output)
         assert result.code == 0, result.err
         return ReportPage(output.read_text(encoding="utf-8"))
 
-    return made
+    return page_of
 
 
-def test_an_engine_alone_has_its_sizes_and_says_what_is_lacking(
+def test_a_page_of_an_engine_shows_its_sizes_and_lists_missing_records(
     report: Report, command: Command, tiny_engine: Path
 ) -> None:
     page = report()
     assert page.links == list(page.sections)
     (facts,) = command("inspect", tiny_engine, "--json").records
     memory = facts["predicted_memory"]
-    taken = [memory["weights_bytes"], *memory["kv_bytes"].values(), memory["outputs_bytes"]]
+    sizes = [memory["weights_bytes"], *memory["kv_bytes"].values(), memory["outputs_bytes"]]
     (drawn,) = [figure for figure in page.by("manifest.json") if figure.marks]
-    assert [x for x, _ in drawn.marks] == taken
+    assert [x for x, _ in drawn.marks] == sizes
     assert size_text(memory["total_bytes"]) in drawn.text
     cells = [cell for figure in page.by("manifest.json") for cell in figure.cells]
     assert facts["manifest_sha256"] in cells and "none" in cells
@@ -61,7 +61,7 @@ def test_an_engine_alone_has_its_sizes_and_says_what_is_lacking(
     assert passes.cells == applied
     for lacking in ("speed", "acceptance", "fidelity"):
         assert "No record. Create one with" in page.sections[lacking]
-    # The engine is for the CPU: what only a GPU fills is left out.
+    # The engine is for the CPU, so sections of a GPU are omitted.
     assert next(iter(page.sections)) == "result"
     assert not {"roofline", "timeline"} & set(page.sections)
     assert "No speed was measured" in page.sections["result"]
@@ -85,7 +85,7 @@ def test_an_engine_without_a_draft_has_no_acceptance(
         (1.01, "The draft does not change the speed (median of 2 pairs)"),
     ],
 )
-def test_the_verdict_is_that_of_the_ratio(
+def test_the_verdict_follows_from_the_ratio(
     report: Report, command: Command, tiny_engine: Path, tmp_path: Path, ratio: float, verdict: str
 ) -> None:
     prompts, file = tmp_path / "p.jsonl", tmp_path / "speed.json"
@@ -103,7 +103,9 @@ def test_the_verdict_is_that_of_the_ratio(
     assert [x for x, _ in drawn.marks] == [100.0, 100 * ratio]
 
 
-def test_a_sweep_is_a_roofline_and_bars_beside_floors(report: Report, tmp_path: Path) -> None:
+def test_a_sweep_is_drawn_as_a_roofline_and_bars_with_floors(
+    report: Report, tmp_path: Path
+) -> None:
     sweep = json.loads(SWEEP.read_text())
     launches = [("NormLinear", "qkv", 3e-6), ("Attention", "attend", 5.5e-6)]
     sweep["timeline"] = [
@@ -125,15 +127,15 @@ def test_a_sweep_is_a_roofline_and_bars_beside_floors(report: Report, tmp_path: 
     ceiling = sweep["ceiling_bytes_per_s"]
     roof = set(points.marks) - expected
     assert all(y == pytest.approx(ceiling * x / 1e12) for x, y in roof)
-    shown = len(bars.marks)
-    assert [x for x, _ in bars.marks] == [p["time_s"] for p in sweep["phases"]][:shown]
-    assert bars.floors == [p["bytes_total"] / ceiling for p in sweep["phases"]][:shown]
+    num_bars = len(bars.marks)
+    assert [x for x, _ in bars.marks] == [p["time_s"] for p in sweep["phases"]][:num_bars]
+    assert bars.floors == [p["bytes_total"] / ceiling for p in sweep["phases"]][:num_bars]
     assert [x for x, _ in timeline.marks] == [s for *_, s in launches]
     assert "Layer 11" in timeline.text and "5.50 µs" in timeline.text
     assert hashlib.sha256(file.read_bytes()).hexdigest() in page.sections["provenance"]
 
 
-def test_an_anatomy_is_a_layer_of_each_kind(report: Report, tmp_path: Path) -> None:
+def test_an_anatomy_shows_a_layer_of_each_kind(report: Report, tmp_path: Path) -> None:
     sweep = json.loads(SWEEP.read_text())
     times = [1e-6, 2e-6, 4e-6]
     launches = [
@@ -151,12 +153,14 @@ def test_an_anatomy_is_a_layer_of_each_kind(report: Report, tmp_path: Path) -> N
     }  # fmt: skip
     file = tmp_path / "anatomy.json"
     file.write_text(json.dumps({**sweep, "anatomies": [step]}))
-    rows = [shown for shown in report(file).by("anatomy.json") if "mean time added" in shown.text]
+    rows = [
+        section for section in report(file).by("anatomy.json") if "mean time added" in section.text
+    ]
     assert [[x for x, _ in row.marks] for row in rows] == [[pytest.approx(2.5e-6)], [2e-6]]
     assert "2 layers, 0, 2" in rows[0].text and "2.50 µs" in rows[0].text
 
 
-def test_runs_and_comparisons_are_drawn_as_they_were_printed(
+def test_runs_and_comparisons_are_drawn_with_the_printed_figures(
     report: Report, command: Command, tiny_engine: Path, tmp_path: Path
 ) -> None:
     tree = ("--draft-top-k", 1, "--draft-depth", 3)
@@ -197,7 +201,7 @@ def test_runs_and_comparisons_are_drawn_as_they_were_printed(
     assert any(f"{fidelity['perplexity']:.4f}" in cell for cell in table.cells)
 
 
-def test_a_kept_table_of_costs_is_two_curves(report: Report, tmp_path: Path) -> None:
+def test_a_table_of_costs_is_drawn_as_two_curves(report: Report, tmp_path: Path) -> None:
     costs = CostTable((1, 2, 4), (0.001, 0.0015, 0.0025), (0.0004, 0.0006, 0.0008))
     file = tmp_path / "cost-1.json"
     file.write_text(json.dumps(to_json(costs)))
@@ -214,21 +218,21 @@ def test_an_estimate_shows_its_predictions(
     costs = tmp_path / "costs.json"
     costs.write_text(json.dumps(to_json(ServingCosts("NVIDIA H200", 64, (32,), (0.01,), steps))))
     words = ("--rate", 30, "--prompt-tokens", 20, "--output-tokens", 9, "--target-ttft-ms", 40)
-    planned = command("estimate", tiny_engine, "--costs", costs, *words, "--json")
-    assert planned.code == 0, planned.err
+    estimated = command("estimate", tiny_engine, "--costs", costs, *words, "--json")
+    assert estimated.code == 0, estimated.err
     file = tmp_path / "plan.json"
-    file.write_text(planned.out)
-    (shown,) = report(file).by("plan.json")
-    (found,) = planned.records
+    file.write_text(estimated.out)
+    (section,) = report(file).by("plan.json")
+    (estimate,) = estimated.records
     cells = [
-        f"{1e3 * found['ttft_s'][name]:.1f}" for name in ("mean", "p50", "p90", "p99", "worst")
+        f"{1e3 * estimate['ttft_s'][name]:.1f}" for name in ("mean", "p50", "p90", "p99", "worst")
     ]
-    place = shown.cells.index("TTFT")
-    assert shown.cells[place + 1 : place + 6] == cells
-    assert str(found["replicas"]["count"]) in shown.cells and "on NVIDIA H200" in shown.text
+    place = section.cells.index("TTFT")
+    assert section.cells[place + 1 : place + 6] == cells
+    assert str(estimate["replicas"]["count"]) in section.cells and "on NVIDIA H200" in section.text
 
 
-def test_a_verification_is_its_stages_and_checks(report: Report, tmp_path: Path) -> None:
+def test_a_verification_shows_its_stages_and_checks(report: Report, tmp_path: Path) -> None:
     stage = VerifyRow("layer 3", 17, 0.9999991, 2.5e-6, None, None, "cosine above 0.999", True)
     lossless = LosslessRow("chain of 3", 4, 64, 0, 1, True)
     file = tmp_path / "verify.json"
@@ -239,21 +243,21 @@ def test_a_verification_is_its_stages_and_checks(report: Report, tmp_path: Path)
     assert "all thresholds hold" in page.sections["fidelity"]
 
 
-def test_names_that_are_hostile_are_shown_and_never_obeyed(report: Report, tmp_path: Path) -> None:
+def test_html_in_names_is_escaped(report: Report, tmp_path: Path) -> None:
     sweep = json.loads(SWEEP.read_text())
     sweep["engine"] = sweep["gpu"] = HOSTILE
     sweep["phases"] = [{**phase, "name": HOSTILE} for phase in sweep["phases"]]
     sweep["left_out"] = [HOSTILE]
     file = tmp_path / "<b onload=x>&.json"
     file.write_text(json.dumps(sweep))
-    page = report(file)  # fails on a script, and on a tag that is not closed
+    page = report(file)  # An HTML parser that fails on a script, and on a tag that is not closed.
     assert page.by(file.name)
     speed = page.sections["speed"]
     assert '"><script>alert(1)</script>' in speed and "\\u202e\\x07" in speed
     assert not {"\u202e", "\x07"} & set("".join(page.sections.values()))
 
 
-def test_what_is_no_record_is_refused_in_a_sentence(
+def test_rejects_invalid_records_in_one_line(
     command: Command, tiny_engine: Path, tmp_path: Path
 ) -> None:
     output, file = tmp_path / "report.html", tmp_path / "record.json"
@@ -291,7 +295,7 @@ def test_equal_reports_are_equal_byte_for_byte(
 
 @needs_chromium
 @pytest.mark.parametrize("dark", [False, True])
-def test_a_browser_shows_it_without_an_error_and_without_a_sideways_bar(
+def test_a_browser_shows_the_page_without_errors_and_horizontal_scrolling(
     report: Report, tmp_path: Path, dark: bool
 ) -> None:
     report(SWEEP)

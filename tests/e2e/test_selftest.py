@@ -1,4 +1,4 @@
-"""``specbuild selftest``: sound engines pass, faults of a processor are found, exit codes."""
+"""``specbuild selftest``: correct engines pass, hardware faults are detected, exit codes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Feeds = Mapping[str, np.ndarray]
 Fault = Callable[[Feeds, np.ndarray], np.ndarray]
 
 
-def test_a_sound_engine_passes(command: Command, tiny_engine: Path) -> None:
+def test_a_correct_engine_passes(command: Command, tiny_engine: Path) -> None:
     result = command("selftest", tiny_engine, "--json")
     assert result.code == 0, result.err
     (report,) = result.records
@@ -36,7 +36,7 @@ def test_a_sound_engine_passes(command: Command, tiny_engine: Path) -> None:
     assert report["speed"]["streaming_bytes_per_s"] > 1e8
 
 
-def test_the_report_fits_on_a_screen(command: Command, ids_engine: Path) -> None:
+def test_the_report_is_short(command: Command, ids_engine: Path) -> None:
     result = command("selftest", ids_engine)
     assert result.code == 0, result.err
     lines = result.out.splitlines()
@@ -46,7 +46,7 @@ def test_the_report_fits_on_a_screen(command: Command, ids_engine: Path) -> None
     assert lines[-1].startswith("sound: ")
 
 
-def test_reasons_and_damage_have_their_exit_codes(
+def test_exit_codes_of_unsupported_and_damaged_engines(
     command: Command, tiny_engine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert command("selftest", tmp_path).refused("manifest.json")
@@ -75,18 +75,18 @@ def roll(feeds: Feeds, logits: np.ndarray) -> np.ndarray:
 
 
 def in_batches(feeds: Feeds, logits: np.ndarray) -> np.ndarray:
-    """A decoding kernel that is wrong for two sequences with one row each."""
+    """A decoding kernel with wrong results for two sequences of one row each."""
     rows = np.diff(feeds["row_start"])
     return roll(feeds, logits) if several(feeds) and (rows == 1).all() else logits
 
 
 def in_long_launches(feeds: Feeds, logits: np.ndarray) -> np.ndarray:
-    """A kernel that is wrong where many rows have logits: when a sequence is scored."""
+    """A kernel with wrong results if many rows have logits, as in scoring."""
     return roll(feeds, logits) if not several(feeds) and len(logits) > 6 else logits
 
 
 def in_trees(feeds: Feeds, logits: np.ndarray) -> np.ndarray:
-    """A kernel that is wrong for the nodes of a draft tree."""
+    """A kernel with wrong results for the nodes of a draft tree."""
     verifies = len(logits) > len(feeds["row_start"]) - 1
     return roll(feeds, logits) if several(feeds) and verifies else logits
 
@@ -95,12 +95,12 @@ _RANDOM = np.random.default_rng(0)
 
 
 def at_times(_feeds: Feeds, logits: np.ndarray) -> np.ndarray:
-    """Memory that loses bits now and then."""
+    """Memory that sometimes loses bits."""
     return logits + 4 * _RANDOM.standard_normal(logits.shape, np.float32)
 
 
 @pytest.mark.parametrize(
-    ("fault", "found"),
+    ("fault", "expected_kinds"),
     [
         (in_batches, {TOGETHER, PROMPT}),
         (in_long_launches, {PROMPT}),
@@ -109,8 +109,8 @@ def at_times(_feeds: Feeds, logits: np.ndarray) -> np.ndarray:
     ],
     ids=lambda value: getattr(value, "__name__", None),
 )
-def test_a_fault_fails_the_check_of_its_kernels(
-    tiny_engine: Path, fault: Fault, found: set[str]
+def test_a_fault_fails_the_check_of_the_affected_kernels(
+    tiny_engine: Path, fault: Fault, expected_kinds: set[str]
 ) -> None:
     engine = Engine.load(tiny_engine)
     run = engine.executor.run  # type: ignore[union-attr]
@@ -125,7 +125,7 @@ def test_a_fault_fails_the_check_of_its_kernels(
     checks = list(run_checks(engine, budget_s=2.0))
     failed = {c.name for c in checks if c.passed is False}
     kinds = {"drafts" if "against no draft" in name else name for name in failed}
-    assert found <= kinds, failed
+    assert expected_kinds <= kinds, failed
     if fault is not at_times:
-        # With a faulty plain run the drafted ones, which take other steps, differ from it too.
-        assert kinds <= found | {"drafts"}, failed
+        # If plain decoding is faulty, runs with drafts differ from it too.
+        assert kinds <= expected_kinds | {"drafts"}, failed

@@ -1,4 +1,4 @@
-"""``specbuild serve``: the command, OpenAI's client, and answers equal to those of ``run``."""
+"""``specbuild serve``: the command, OpenAI's client, and answers equal to ``run``."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PROMPT = "def area(r):"
 
 @contextmanager
 def server(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """A server in a process of its own, and its address."""
+    """Return a server in a separate process, and its address."""
     command = [sys.executable, "-m", "specbuild.cli.main", "serve", *arguments, "--port", "0"]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     with serving(process) as url:
@@ -39,21 +39,21 @@ def server(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
         ("--exact", "--prefill-rows-per-turn", "3", "--device", "cpu"),
     ],
 )
-def test_openais_client_gets_what_run_gives(
+def test_openai_client_gets_the_answers_of_run(
     tiny_engine: Path, command: Command, options: tuple[str, ...]
 ) -> None:
     run = ("run", tiny_engine, "--json", "--max-new-tokens", "40", "--prompt", PROMPT)
     raw, chat = (command(*run, *rest).records[0]["text"] for rest in (("--raw",), ()))
     with server(str(tiny_engine), "--served-model-name", "tiny", *options) as (process, url):
         client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
-        given = {"model": "tiny", "max_tokens": 40, "temperature": 0}
-        text = given | {"prompt": PROMPT}
+        fields = {"model": "tiny", "max_tokens": 40, "temperature": 0}
+        text = fields | {"prompt": PROMPT}
         assert client.completions.create(**text).choices[0].text == raw
         chunks = list(client.completions.create(**text, stream=True))
         assert "".join(chunk.choices[0].text for chunk in chunks) == raw
-        said = given | {"messages": [{"role": "user", "content": PROMPT}]}
-        assert client.chat.completions.create(**said).choices[0].message.content == chat
-        pieces = list(client.chat.completions.create(**said, stream=True))
+        chat_fields = fields | {"messages": [{"role": "user", "content": PROMPT}]}
+        assert client.chat.completions.create(**chat_fields).choices[0].message.content == chat
+        pieces = list(client.chat.completions.create(**chat_fields, stream=True))
         assert "".join(p.choices[0].delta.content or "" for p in pieces) == chat
         assert [model.id for model in client.models.list()] == ["tiny"]
         with pytest.raises(openai.NotFoundError):
@@ -62,7 +62,7 @@ def test_openais_client_gets_what_run_gives(
         assert process.wait(300) == 0
 
 
-def test_a_signal_lets_open_requests_end(tiny_engine: Path, tmp_path: Path) -> None:
+def test_a_signal_lets_running_requests_finish(tiny_engine: Path, tmp_path: Path) -> None:
     trace = tmp_path / "trace.jsonl"
     named = ("--served-model-name", "tiny", "--trace", str(trace), "--log-requests")
     with server(str(tiny_engine), *named) as (process, url):
@@ -86,8 +86,8 @@ def test_a_signal_lets_open_requests_end(tiny_engine: Path, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("between_s", [0.0, 0.02, 0.3])
 def test_a_second_signal_ends_streams_with_an_error(tiny_engine: Path, between_s: float) -> None:
-    """Also while the engine's thread is in a launch: the process must not crash."""
-    # So many sequences, two at a time, take longer than the time between the signals.
+    """The signal may also arrive during a launch: the process must not crash."""
+    # The sequences, two at a time, take longer than the time between the signals.
     body = {"model": "tiny", "prompt": PROMPT, "max_tokens": None, "ignore_eos": True, "n": 100}
     with server(str(tiny_engine), "--served-model-name", "tiny") as (process, url):
         assert process.stderr is not None
@@ -97,8 +97,8 @@ def test_a_second_signal_ends_streams_with_an_error(tiny_engine: Path, between_s
             lines = answer.iter_lines()
             next(lines)
             process.send_signal(signal.SIGINT)
-            said = process.stderr.readline()
-            assert "1 request left" in said and "ctrl-C again" in said
+            message = process.stderr.readline()
+            assert "1 request left" in message and "ctrl-C again" in message
             time.sleep(between_s)
             process.send_signal(signal.SIGINT)
             *_, error, done = [line for line in lines if line]
@@ -108,17 +108,19 @@ def test_a_second_signal_ends_streams_with_an_error(tiny_engine: Path, between_s
         assert process.stderr.read() == "aborting 1 request\n"
 
 
-def test_run_traces_its_pages(tiny_engine: Path, command: Command, tmp_path: Path) -> None:
+def test_run_writes_a_trace_of_its_pages(
+    tiny_engine: Path, command: Command, tmp_path: Path
+) -> None:
     trace = tmp_path / "trace.jsonl"
     command("run", tiny_engine, "--prompt", PROMPT, "--max-new-tokens", 9, "--trace", trace)
-    found = replay(trace.read_text().splitlines())
-    assert found.events["finish"] == 1 and found.most_held["full"] > 0
+    replayed = replay(trace.read_text().splitlines())
+    assert replayed.events["finish"] == 1 and replayed.most_held["full"] > 0
     nowhere = tmp_path / "none" / "trace"
     refusal = command("run", tiny_engine, "--prompt", PROMPT, "--trace", nowhere)
     assert refusal.refused("the trace cannot be written")
 
 
-def test_refusals_before_anything_is_served(
+def test_rejects_invalid_options_before_serving(
     tiny_engine: Path, command: Command, tmp_path: Path
 ) -> None:
     empty = tmp_path / "keys"

@@ -1,4 +1,4 @@
-"""examples/smollm2: the model is extracted, and each step of the recipe of its draft runs."""
+"""examples/smollm2: the model is extracted, and every step of the draft's recipe runs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def script(name: str) -> ModuleType:
 
 
 def recipe() -> list[list[str]]:
-    """The words of every command of the page."""
+    """Return the words of every command of the page."""
     shell = [text for language, text in blocks(EXAMPLE / "README.md") if language == "sh"]
     return [shlex.split(line) for text in shell for line in commands(text)]
 
@@ -80,7 +80,7 @@ def test_the_download_is_pinned_by_version_and_hash() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_every_step_of_the_recipe_runs(command: Command, text_target: Path, tmp_path: Path) -> None:
-    """With a tiny model on the CPU, few answers and two steps of training."""
+    """Use a tiny model on the CPU, few answers and two training steps."""
     engine, texts, draft = (tmp_path / name for name in ("engine", "texts", "draft"))
     (build,) = [line for line in recipe() if line[:2] == ["specbuild", "build"]]
     assert "--max-batch-size" in build
@@ -100,13 +100,13 @@ def test_every_step_of_the_recipe_runs(command: Command, text_target: Path, tmp_
     assert all(0 < line["loss_from"] < len(line["ids"]) for line in train)
 
     (words,) = [line[1:] for line in recipe() if line[:3] == ["specbuild", "train", "draft"]]
-    given = {
+    options = {
         "--model": text_target, "--text": texts / "train.jsonl", "--output": draft,
         "--held-out": texts / "held_out.jsonl", "--device": "cpu", "--dtype": "float32",
         "--batch-size": 2, "--draft-vocab": 64, "--inner": 32,
     }  # fmt: skip
-    assert set(given) <= set(words)
-    for name, value in given.items():
+    assert set(options) <= set(words)
+    for name, value in options.items():
         words[words.index(name) + 1] = value
     trained = command(*words, "--steps", 2, "--sequence-length", 64)
     assert trained.code == 0, trained.err

@@ -44,7 +44,7 @@ def engine_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def caching(
     directory: Path, *, snapshots: int = 8, interval: int = 128, rows: int | None = None
 ) -> Engine:
-    """An engine with memory for so many snapshots."""
+    """Return an engine with memory for this number of snapshots."""
     (group,) = Engine.load(directory).manifest.state_groups
     settings = RuntimeSettings(
         prefix_caching="on",
@@ -56,7 +56,7 @@ def caching(
 
 
 def prompt_of(seed: int, length: int, *, shared: int = 0) -> tuple[int, ...]:
-    """Random tokens, the first ``shared`` of them those of every prompt."""
+    """Return random tokens; the first ``shared`` ones are equal in every prompt."""
     common = np.random.default_rng(0).integers(2, VOCAB, shared)
     own = np.random.default_rng(seed).integers(2, VOCAB, length - shared)
     return (*common.tolist(), *own.tolist())
@@ -65,10 +65,10 @@ def prompt_of(seed: int, length: int, *, shared: int = 0) -> tuple[int, ...]:
 def records_of(
     engine: Engine, prompts: list[tuple[int, ...]], shape: DraftShape | None = TREE
 ) -> list[RunRecord]:
-    given = [Prompt(str(i), prompt_ids=ids) for i, ids in enumerate(prompts)]
+    requests = [Prompt(str(i), prompt_ids=ids) for i, ids in enumerate(prompts)]
     params = GenerateParams(max_new_tokens=24, ignore_eos=True)
-    found = engine.generate(given, params, speculation=shape)
-    records = {e.request: e.record for e in found if isinstance(e, FinishEvent)}
+    events = engine.generate(requests, params, speculation=shape)
+    records = {e.request: e.record for e in events if isinstance(e, FinishEvent)}
     return [records[i] for i in range(len(prompts))]
 
 
@@ -78,18 +78,18 @@ def outputs(records: list[RunRecord]) -> list[tuple[int, ...]]:
 
 @pytest.mark.parametrize("shape", [None, TREE])
 @pytest.mark.parametrize(("length", "cached"), [(65, 64), (129, 128), (200, 192), (300, 256)])
-def test_a_prompt_resumes_at_its_last_boundary(
+def test_a_prompt_resumes_at_its_last_snapshot(
     engine_directory: Path, length: int, cached: int, shape: DraftShape | None
 ) -> None:
     cold = Engine.load(engine_directory)
     engine = caching(engine_directory)
     first = prompt_of(1, length)
     longer = (*first, *prompt_of(2, 40))
-    wanted = outputs([*records_of(cold, [first], shape), *records_of(cold, [longer], shape)])
+    uncached = outputs([*records_of(cold, [first], shape), *records_of(cold, [longer], shape)])
     for prompt, expected, tokens in (
-        (first, wanted[0], 0),
-        (first, wanted[0], cached),
-        (longer, wanted[1], cached),
+        (first, uncached[0], 0),
+        (first, uncached[0], cached),
+        (longer, uncached[1], cached),
     ):
         (record,) = records_of(engine, [prompt], shape)
         assert record.output_ids == expected
@@ -98,17 +98,17 @@ def test_a_prompt_resumes_at_its_last_boundary(
     engine.prefixes.check_integrity()
 
 
-def test_prompts_that_branch_resume_at_the_grid(engine_directory: Path) -> None:
-    """They share 150 tokens, of which 128 are before a multiple of the interval."""
+def test_prompts_that_branch_resume_at_a_multiple_of_the_interval(engine_directory: Path) -> None:
+    """They share 150 tokens, of which 128 precede a multiple of the interval."""
     engine, cold = caching(engine_directory), Engine.load(engine_directory)
     prompts = [prompt_of(seed, 250, shared=150) for seed in (1, 2, 3, 4)]
-    wanted = outputs(records_of(cold, prompts))
-    found = records_of(engine, prompts[:1]) + records_of(engine, prompts[1:])
-    assert outputs(found) == wanted
-    assert [record.stats.cached_tokens for record in found] == [0, 128, 128, 128]
+    expected = outputs(records_of(cold, prompts))
+    records = records_of(engine, prompts[:1]) + records_of(engine, prompts[1:])
+    assert outputs(records) == expected
+    assert [record.stats.cached_tokens for record in records] == [0, 128, 128, 128]
 
 
-def test_a_prompt_shorter_than_a_boundary_is_not_cached(engine_directory: Path) -> None:
+def test_a_prompt_shorter_than_the_interval_is_not_cached(engine_directory: Path) -> None:
     engine = caching(engine_directory)
     for _ in range(2):
         (record,) = records_of(engine, [prompt_of(1, 64)])
@@ -118,10 +118,8 @@ def test_a_prompt_shorter_than_a_boundary_is_not_cached(engine_directory: Path) 
 
 
 @pytest.mark.parametrize("rows", [None, 48])
-def test_snapshots_are_evicted_and_no_token_changes(
-    engine_directory: Path, rows: int | None
-) -> None:
-    """Memory for two of them, with launches of several prompts and of parts of one."""
+def test_evicting_snapshots_changes_no_token(engine_directory: Path, rows: int | None) -> None:
+    """Two snapshots fit into memory; launches have several prompts, and parts of one."""
     engine = caching(engine_directory, snapshots=2, interval=64, rows=rows)
     cold = Engine.load(engine_directory)
     random = np.random.default_rng(7)
@@ -138,7 +136,7 @@ def test_snapshots_are_evicted_and_no_token_changes(
     assert statistics.state_snapshots - statistics.evicted_snapshots <= 2
 
 
-def test_a_snapshot_goes_with_its_pages(engine_directory: Path) -> None:
+def test_a_snapshot_is_evicted_with_its_pages(engine_directory: Path) -> None:
     engine = caching(engine_directory)
     records_of(engine, [prompt_of(1, 200)])
     cache = engine.prefixes

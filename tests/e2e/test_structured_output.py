@@ -1,4 +1,4 @@
-"""Guides on the example: by teacher forcing, beside neighbours, over JSON Schema's own suite."""
+"""Guides on the example: teacher forcing, mixed batches, and JSON Schema's test suite."""
 
 from __future__ import annotations
 
@@ -49,7 +49,8 @@ SAMPLINGS = [
     SamplingParams(0.9, top_k=40, top_p=0.95, seed=2),
     SamplingParams(0.9, min_p=0.05, frequency_penalty=0.4, seed=5),
 ]
-# Below it the two best choices may fall either way: ONNX Runtime's rows depend on their number.
+# Below this gap, either of the best two tokens may be chosen: ONNX Runtime's bits depend on the
+# number of rows.
 GAP = 1e-3
 
 
@@ -69,7 +70,7 @@ Logits = Callable[[list[int]], np.ndarray]
 
 @pytest.fixture(scope="module")
 def forced_logits() -> Logits:
-    """The target's logits [T, V] by transformers, of tokens that are all given at once."""
+    """Return a function: the target's logits [T, V] for a sequence, by transformers."""
     from transformers import GptOssForCausalLM
 
     model = GptOssForCausalLM.from_pretrained(EXAMPLE / "target", dtype=torch.float32).float()
@@ -85,14 +86,15 @@ def records(
     engine: Engine, prompts: list[Prompt], params: list[GenerateParams], shape: object
 ) -> list[RunRecord]:
     events = engine.generate(prompts, params, speculation=shape)  # type: ignore[arg-type]
-    found = {e.request: e.record for e in events if isinstance(e, FinishEvent)}
-    return [found[i] for i in range(len(prompts))]
+    finished = {e.request: e.record for e in events if isinstance(e, FinishEvent)}
+    return [finished[i] for i in range(len(prompts))]
 
 
 def near_ties(record: RunRecord, sampling: SamplingParams, logits: Logits, vocab: int) -> int:
-    """Holds that each token is the best one that a fresh grammar allows; how many are near ties.
+    """Assert that each token is the best one that a new grammar allows; return the number of near
+    ties.
 
-    Only for what no cut and no penalty changes: greedy, and draws by temperature.
+    Only for sampling without cuts and penalties: greedy, and with a temperature.
     """
     tokenizer = (EXAMPLE / "target" / "tokenizer.json").read_text()
     tokens = llguidance.LLTokenizer(tokenizer, n_vocab=vocab, eos_token=[0])
@@ -101,7 +103,8 @@ def near_ties(record: RunRecord, sampling: SamplingParams, logits: Logits, vocab
     matcher = llguidance.LLMatcher(tokens, text)
     prompt, output = list(record.prompt_ids), list(record.output_ids)
     rows, ties = logits([*prompt, *output])[len(prompt) - 1 :], 0
-    noise = op_named("Choose")  # its reference draws: argmax of logits and noise of (seed, place)
+    # the reference draws by argmax of logits plus noise of (seed, position)
+    noise = op_named("Choose")
     for i, token in enumerate(output):
         bits = np.frombuffer(matcher.compute_bitmask(), np.uint8)
         allowed = np.flatnonzero(np.unpackbits(bits, count=vocab, bitorder="little"))
@@ -109,7 +112,7 @@ def near_ties(record: RunRecord, sampling: SamplingParams, logits: Logits, vocab
         left = allowed.tolist()
         best = _chosen(noise, rows[i], left, sampling, len(prompt) + i - 1)
         if best != token:
-            # Without its rival it has to be the one: then the two were as good.
+            # Without the other token it must be the best: the two were then nearly equal.
             without = [t for t in left if t != best]
             assert _chosen(noise, rows[i], without, sampling, len(prompt) + i - 1) == token
             assert sampling.temperature > 0 or abs(rows[i][best] - rows[i][token]) < GAP
@@ -137,7 +140,7 @@ def _chosen(
 
 @pytest.mark.parametrize("sampling", SAMPLINGS[:2])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_tokens_are_those_of_a_mask_over_teacher_forced_logits(
+def test_tokens_equal_a_mask_over_teacher_forced_logits(
     engine: Engine,
     prompts: list[Prompt],
     forced_logits: Logits,
@@ -145,32 +148,32 @@ def test_tokens_are_those_of_a_mask_over_teacher_forced_logits(
     shape: object,
 ) -> None:
     params = GenerateParams(200, sampling, guide=Guide.json(SCHEMA))
-    made = records(engine, prompts, [params] * len(prompts), shape)
+    results = records(engine, prompts, [params] * len(prompts), shape)
     vocab = engine.manifest.target.vocab
-    ties = sum(near_ties(record, sampling, forced_logits, vocab) for record in made)
-    for record in made:
+    ties = sum(near_ties(record, sampling, forced_logits, vocab) for record in results)
+    for record in results:
         assert record.finish_reason == "stop" and record.text is not None
         jsonschema.validate(json.loads(record.text), SCHEMA)
-    print(f"{ties} of {sum(len(r.output_ids) for r in made)} tokens are near ties")
+    print(f"{ties} of {sum(len(r.output_ids) for r in results)} tokens are near ties")
     assert ties <= 2
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
-def test_neighbours_of_a_guide_get_their_own_tokens(
+def test_a_guide_does_not_change_other_sequences(
     engine: Engine, prompts: list[Prompt], sampling: SamplingParams
 ) -> None:
     plain = GenerateParams(60, sampling)
     guided = replace(plain, guide=Guide.json(SCHEMA), max_new_tokens=200)
     alone = [records(engine, [prompt], [plain], None)[0].output_ids for prompt in prompts]
     for shape in SHAPES:
-        made = records(engine, [*prompts, prompts[0]], [plain] * 3 + [guided], shape)
-        assert [record.output_ids for record in made[:3]] == alone
-        jsonschema.validate(json.loads(made[3].text or ""), SCHEMA)
+        results = records(engine, [*prompts, prompts[0]], [plain] * 3 + [guided], shape)
+        assert [record.output_ids for record in results[:3]] == alone
+        jsonschema.validate(json.loads(results[3].text or ""), SCHEMA)
 
 
 @pytest.fixture(scope="module")
 def suite(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[str, object]]:
-    """The schemas of JSON Schema's test suite, which jsonschema's source has, with their names."""
+    """The schemas of JSON Schema's test suite, from jsonschema's source, with their names."""
     folder = tmp_path_factory.mktemp("suite")
     name = f"jsonschema=={version('jsonschema')}"
     fetch = ["download", "--quiet", "--no-deps", "--no-binary", "jsonschema", name]
@@ -197,7 +200,7 @@ def _schemas(archive: Path) -> Iterator[tuple[str, object]]:
                     yield f"{file} {group['description']}", group["schema"]
 
 
-def test_schemas_of_the_suite_give_what_they_allow_or_are_refused(
+def test_outputs_match_the_schemas_of_the_suite_or_are_rejected(
     engine: Engine, suite: list[tuple[str, object]]
 ) -> None:
     ends = {
@@ -205,7 +208,7 @@ def test_schemas_of_the_suite_give_what_they_allow_or_are_refused(
         for token in range(engine.manifest.target.vocab)
         if engine.text is not None and engine.text.decode([token]).strip() in ('"', "}", "]")
     }
-    # An end comes at once, or soon: what goes on for ever is not asked for here.
+    # The output may end at once or later; unbounded outputs are not requested.
     biases = [{**ends, 0: 25.0}, {token: 12.0 for token in (0, *ends)}]
     samplings = [
         SamplingParams(logit_bias=biases[0]),
@@ -221,8 +224,8 @@ def test_schemas_of_the_suite_give_what_they_allow_or_are_refused(
             continue
         counted["compiled"] += 1
         params = [GenerateParams(96, sampling, guide=guide) for sampling in samplings]
-        asked = [Prompt(str(i), prompt="value = ") for i in range(len(params))]
-        for record in records(engine, asked, params, "default"):
+        requests = [Prompt(str(i), prompt="value = ") for i in range(len(params))]
+        for record in records(engine, requests, params, "default"):
             counted[record.finish_reason] += 1
             if record.finish_reason == "length":
                 continue

@@ -1,5 +1,4 @@
-"""Engines with suffix decoding: built without weights or beside a draft, lossless, refused in one
-sentence where it cannot be."""
+"""Engines with suffix decoding: without weights or with a draft, lossless; rejected options."""
 
 from __future__ import annotations
 
@@ -46,15 +45,15 @@ def decoded(engine: Engine, temperature: float, **options: object) -> list[tuple
     sampling = SamplingParams(temperature, seed=5)
     params = GenerateParams(48, sampling, ignore_eos=True)
     prompts = [Prompt(str(i), prompt_ids=IDS[i:]) for i in range(3)]
-    found = {}
+    outputs = {}
     for event in engine.generate(prompts, params, **options):  # type: ignore[arg-type]
         if isinstance(event, FinishEvent):
-            found[event.request] = event.record.output_ids
-    return [found[i] for i in range(3)]
+            outputs[event.request] = event.record.output_ids
+    return [outputs[i] for i in range(3)]
 
 
 @pytest.mark.parametrize("name", ["alone", "beside"])
-def test_the_tokens_are_those_without(engines: dict[str, Path], name: str) -> None:
+def test_suffix_decoding_changes_no_token_of_an_engine(engines: dict[str, Path], name: str) -> None:
     engine = Engine.load(engines[name])
     for temperature in (0.0, 0.8):
         plain = decoded(engine, temperature, speculation=None)
@@ -64,7 +63,7 @@ def test_the_tokens_are_those_without(engines: dict[str, Path], name: str) -> No
     assert engine.decoder.host_statistics["suffix"].kept_tokens > 0
 
 
-def test_verify_decodes_with_what_is_proposed(engines: dict[str, Path], text_target: Path) -> None:
+def test_verify_runs_with_suffix_proposals(engines: dict[str, Path], text_target: Path) -> None:
     report = verify_engine(engines["alone"], text_target, None, SilentProgress())
     assert report.passed
     assert [row.name for row in report.losslessness] == [
@@ -73,24 +72,24 @@ def test_verify_decodes_with_what_is_proposed(engines: dict[str, Path], text_tar
     ]
 
 
-def test_the_manifest_lists_what_drafts(engines: dict[str, Path], command: Command) -> None:
+def test_the_manifest_lists_the_drafters(engines: dict[str, Path], command: Command) -> None:
     alone, beside = (read_manifest(engines[name]) for name in ("alone", "beside"))
     assert [d.kind for d in alone.drafters] == ["suffix"] and alone.draft is None
     assert [d.kind for d in beside.drafters] == ["eagle3", "suffix"] and beside.draft is not None
     assert set(alone.roles) == {"target", "choose", "accept", "commit"}
     assert alone.draft_default == DraftShape(1, 10, 10)
     assert "suffix" in alone.features and alone.drafters[0].max_tokens == 10
-    shown = command("inspect", engines["alone"])
-    assert shown.code == 0 and "drafter: suffix" in shown.out and "up to 10 tokens" in shown.out
-    shown = command("run", engines["beside"], "--prompt", "ab", "--drafter", "suffix", "--json")
-    assert shown.code == 0, shown.err
+    result = command("inspect", engines["alone"])
+    assert result.code == 0 and "drafter: suffix" in result.out and "up to 10 tokens" in result.out
+    result = command("run", engines["beside"], "--prompt", "ab", "--drafter", "suffix", "--json")
+    assert result.code == 0, result.err
 
 
-def test_synthetic_engines_have_it_too(tmp_path: Path, command: Command) -> None:
+def test_synthetic_engines_support_suffix_decoding(tmp_path: Path, command: Command) -> None:
     path = tmp_path / "engine"
     words = ("--geometry", "tiny", "--layers", "1", "--drafter", "suffix")
-    made = command("synth", *words, "--suffix-max-tokens", "6", "--engine", path)
-    assert made.code == 0, made.err
+    result = command("synth", *words, "--suffix-max-tokens", "6", "--engine", path)
+    assert result.code == 0, result.err
     [drafter] = read_manifest(path).drafters
     assert (drafter.kind, drafter.max_tokens) == ("suffix", 6)
     engine = Engine.load(path)
@@ -101,10 +100,10 @@ def test_synthetic_engines_have_it_too(tmp_path: Path, command: Command) -> None
         assert isinstance(last, FinishEvent)
         return last.record
 
-    # A token follows from the one before it: what followed in the prompt follows again.
-    said = record_of((5,), speculation=None).output_ids
-    again = record_of((5, *said, 5), drafter="suffix")
-    assert again.output_ids == said
+    # A token is determined by the one before it, so the prompt's continuation repeats.
+    generated = record_of((5,), speculation=None).output_ids
+    again = record_of((5, *generated, 5), drafter="suffix")
+    assert again.output_ids == generated
     assert again.stats.steps <= 4
 
 
@@ -121,7 +120,7 @@ def test_synthetic_engines_have_it_too(tmp_path: Path, command: Command) -> None
         (("--drafter", "suffix", "--draft-depth", "3"), "needs a draft"),
     ],
 )
-def test_what_cannot_be_is_one_sentence(
+def test_reports_invalid_options_in_one_line(
     command: Command, text_target: Path, tmp_path: Path, options: tuple[str, ...], words: str
 ) -> None:
     output = tmp_path / "engine"
@@ -130,9 +129,9 @@ def test_what_cannot_be_is_one_sentence(
     assert not output.exists()
 
 
-def test_a_run_asks_for_what_the_engine_has(command: Command, engines: dict[str, Path]) -> None:
-    asked = ("run", engines["alone"], "--prompt", "ab")
-    result = command(*asked, "--drafter", "eagle3")
+def test_run_selects_a_drafter_of_the_engine(command: Command, engines: dict[str, Path]) -> None:
+    arguments = ("run", engines["alone"], "--prompt", "ab")
+    result = command(*arguments, "--drafter", "eagle3")
     assert result.code == 2 and "the engine has suffix" in " ".join(result.err.split())
-    result = command(*asked, "--draft-top-k", "2")
+    result = command(*arguments, "--draft-top-k", "2")
     assert result.code == 2

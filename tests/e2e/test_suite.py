@@ -1,4 +1,4 @@
-"""``bench suite``: scenarios on a tiny engine, judged, and held against what was stored."""
+"""``bench suite``: scenarios on a tiny engine, judged, and compared with stored results."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ scenarios:
 
 @pytest.fixture
 def suite_file(tmp_path: Path) -> Path:
-    """A suite of which one scenario holds, one is missed and one cannot run."""
+    """A suite of three scenarios: one meets its thresholds, one does not, one cannot run."""
     file = tmp_path / "suite.yaml"
     file.write_text(SUITE)
     return file
 
 
-def test_a_suite_is_judged_and_written(
+def test_a_suite_is_judged_and_stored(
     command: Command, tiny_engine: Path, suite_file: Path, tmp_path: Path
 ) -> None:
     junit = tmp_path / "junit.xml"
@@ -78,9 +78,7 @@ def test_smoke_passes(command: Command, tiny_engine: Path) -> None:
     assert result.out.count("passed") == 2
 
 
-def test_a_scenario_without_a_draft_is_skipped_and_that_is_no_pass(
-    command: Command, ids_engine: Path
-) -> None:
+def test_a_suite_with_a_skipped_scenario_does_not_pass(command: Command, ids_engine: Path) -> None:
     result = command("bench", "suite", ids_engine, "smoke", "--json")
     assert result.code == 1
     assert {s["verdict"] for s in result.records[0]["scenarios"]} == {"skipped"}
@@ -100,14 +98,14 @@ def test_a_scenario_without_a_draft_is_skipped_and_that_is_no_pass(
         ("suite: x\nscenarios: [{name: a, context: 4, thresholds: {fast: 1}}]", "fast"),
     ],
 )
-def test_a_wrong_suite_is_one_sentence(text: str, words: str, tmp_path: Path) -> None:
+def test_reports_an_invalid_suite_in_one_line(text: str, words: str, tmp_path: Path) -> None:
     file = tmp_path / "suite.yaml"
     file.write_text(text)
     with pytest.raises(SpecbuildError, match=words):
         read_suite(str(file))
 
 
-def test_contradictions_are_refused(
+def test_rejects_contradicting_options(
     command: Command, tiny_engine: Path, suite_file: Path, tmp_path: Path
 ) -> None:
     for arguments, words in (
@@ -119,19 +117,19 @@ def test_contradictions_are_refused(
         assert result.code == 2 and words in result.err, result.err
 
 
-def test_shipped_suites_are_read() -> None:
+def test_shipped_suites_are_valid() -> None:
     assert shipped_suites() == ["large-context-16k-x4", "single-32k", "smoke"]
     for name in shipped_suites():
         assert read_suite(name)[0].suite == name
 
 
-def test_a_threshold_that_the_engine_cannot_meet_by_kind_is_missed() -> None:
-    found = Attempt(10.0, 5.0, 0.1, 2.0, 3.0, True, None)
-    assert misses(found, Thresholds(over_no_draft=2.0, same_output=True), None) == ()
-    assert misses(found, Thresholds(byte_floor_ratio=0.1), None) == (
+def test_a_threshold_without_a_measurement_is_not_met() -> None:
+    attempt = Attempt(10.0, 5.0, 0.1, 2.0, 3.0, True, None)
+    assert misses(attempt, Thresholds(over_no_draft=2.0, same_output=True), None) == ()
+    assert misses(attempt, Thresholds(byte_floor_ratio=0.1), None) == (
         "byte_floor_ratio: this engine gives none",
     )
-    assert misses(found, Thresholds(over_record=0.97), 10.5) == (
+    assert misses(attempt, Thresholds(over_record=0.97), 10.5) == (
         "over_record is 0.952, must be 0.97",
     )
-    assert misses(found, Thresholds(over_record=0.97), None) == ()
+    assert misses(attempt, Thresholds(over_record=0.97), None) == ()

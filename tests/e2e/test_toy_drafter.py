@@ -1,7 +1,7 @@
-"""A drafter added as docs/developers/add-a-drafter.md says, from the build to the output.
+"""A drafter added by the steps of docs/developers/add-a-drafter.md, from the build to the output.
 
-It needs no weights and proposes the newest token again and again. Its record, its code and its
-lines in both registries are all that it adds.
+It needs no weights and proposes the last token repeatedly. It adds only its record, its code and
+its lines in both registries.
 """
 
 from __future__ import annotations
@@ -41,7 +41,10 @@ KIND, LONGEST, NEW_TOKENS = "repeat", 5, 40
 
 @dataclass(frozen=True, kw_only=True)
 class RepeatRecord(HostRecord):
-    """What the manifest holds: ``chance`` is the acceptance probability of each token."""
+    """The drafter's record in the manifest:
+
+    ``chance`` is the acceptance probability of each token.
+    """
 
     FEATURE: ClassVar[str] = "repeat"
     kind: Literal["repeat"] = "repeat"
@@ -58,7 +61,7 @@ class RepeatRecord(HostRecord):
 
 
 class Repeat:
-    """Proposes the root again, as long a chain as is asked for."""
+    """Propose the root repeatedly, in chains of the requested length."""
 
     capabilities = DrafterCapabilities(
         name=KIND, reads_aux_hidden=False, gives_probabilities=True, needs_host=True
@@ -99,7 +102,7 @@ class Repeat:
 
 @pytest.fixture(scope="module", autouse=True)
 def registered():
-    """The lines that the registries would have."""
+    """Add the lines that the registries would have."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(RECORDS, KIND, RepeatRecord)
         patch.setitem(HOST_KINDS, KIND, HostDrafterKind(Repeat.capabilities, Repeat))
@@ -122,30 +125,30 @@ def built(registered: None, target: Path) -> Path:
 
 
 def decoded(engine: Engine, temperature: float, **options: object) -> list[RunRecord]:
-    # Of the lowest ids alone, so that some tokens follow themselves.
+    # The prompts use the lowest ids only, so that some tokens repeat.
     bias = dict.fromkeys(range(3), 100.0)
     sampling = SamplingParams(temperature, seed=3, logit_bias=bias)
     params = GenerateParams(NEW_TOKENS, sampling, ignore_eos=True)
     prompts = [Prompt(str(i), prompt_ids=(4 + i, 9, 2)) for i in range(2)]
     events = engine.generate(prompts, params, **options)  # type: ignore[arg-type]
-    found = {e.request: e.record for e in events if isinstance(e, FinishEvent)}
-    return [found[i] for i in sorted(found)]
+    finished = {e.request: e.record for e in events if isinstance(e, FinishEvent)}
+    return [finished[i] for i in sorted(finished)]
 
 
 def steps_of(output: Sequence[int], depth: int) -> int:
-    """Steps that a chain of the newest token takes for an output, whose first token is given."""
-    steps, known = 0, 1
-    while known < len(output):
-        wanted = min(depth, len(output) - known - 1)
-        root, accepted = output[known - 1], 0
-        while accepted < wanted and output[known + accepted] == root:
+    """Return the number of steps that chains of the last token need for an output."""
+    steps, num_tokens = 0, 1
+    while num_tokens < len(output):
+        length = min(depth, len(output) - num_tokens - 1)
+        root, accepted = output[num_tokens - 1], 0
+        while accepted < length and output[num_tokens + accepted] == root:
             accepted += 1
-        known += accepted + 1
+        num_tokens += accepted + 1
         steps += 1
     return steps
 
 
-def test_the_manifest_holds_its_record(built: Path) -> None:
+def test_the_manifest_stores_the_record(built: Path) -> None:
     manifest = read_manifest(built)
     assert manifest.drafters == (RepeatRecord(),) and "repeat" in manifest.features
     assert manifest.host_drafters == manifest.drafters and manifest.models == ()
@@ -154,9 +157,7 @@ def test_the_manifest_holds_its_record(built: Path) -> None:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_the_output_is_that_of_plain_decoding_in_fewer_steps(
-    built: Path, temperature: float
-) -> None:
+def test_the_output_equals_plain_decoding_in_fewer_steps(built: Path, temperature: float) -> None:
     engine = Engine.load(built)
     plain = decoded(engine, temperature, speculation=None)
     drafted = decoded(engine, temperature, speculation=DraftShape(1, 3, 3), drafter=KIND)
@@ -166,7 +167,7 @@ def test_the_output_is_that_of_plain_decoding_in_fewer_steps(
     assert engine.decoder.host_statistics[KIND].proposed_tokens > 0
 
 
-def test_the_policy_chooses_among_its_proposals(built: Path) -> None:
+def test_the_policy_selects_the_depth_of_proposals(built: Path) -> None:
     engine = Engine.load(built)
     plain = decoded(engine, 0.0, speculation=None)
     for name in (KIND, "auto"):
@@ -174,16 +175,16 @@ def test_the_policy_chooses_among_its_proposals(built: Path) -> None:
         assert [r.output_ids for r in chosen] == [r.output_ids for r in plain]
 
 
-def test_verify_decodes_with_it(built: Path, target: Path) -> None:
+def test_verify_runs_with_the_drafter(built: Path, target: Path) -> None:
     assert verify_engine(built, target, None, SilentProgress()).passed
 
 
-def test_a_record_that_makes_no_sense_is_refused(built: Path) -> None:
+def test_rejects_an_invalid_record(built: Path) -> None:
     manifest = replace(read_manifest(built), drafters=(RepeatRecord(chance=1.5),))
     with pytest.raises(EngineFileError, match=r"drafters\[0\]: chance is 1.5, must be 0 to 1"):
         check_manifest(manifest)
 
 
-def test_an_engine_without_it_says_so(tiny_engine: Path) -> None:
+def test_an_engine_without_the_drafter_rejects_it(tiny_engine: Path) -> None:
     with pytest.raises(RequestError, match="drafter 'repeat': the engine has eagle3"):
         decoded(Engine.load(tiny_engine), 0.0, drafter=KIND)

@@ -1,8 +1,8 @@
-"""vLLM's own tests of its server, run against this one: a list of those that pass, and reasons.
+"""vLLM's tests of its server, run against this one: a list of the passing tests, and reasons.
 
-The source distribution is fetched by pip when the test runs; nothing of it is in this repository.
-``tests/vllm_tests`` has the list, a replacement of vLLM's helper that starts servers, and stand-ins
-for its modules.
+pip fetches the source distribution when the test runs; nothing of it is in this repository.
+``tests/vllm_tests`` has the list, a replacement of vLLM's helper that starts servers, and
+substitutes for its modules.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from specbuild.runtime.errors import SpecbuildError
 
 FOLDER = ROOT / "tests" / "vllm_tests"
 LIST: dict[str, Any] = tomllib.loads((FOLDER / "judged.toml").read_text(encoding="utf-8"))
-# What setup.py of vLLM imports, and what its tests do; all of it pure Python or small.
+# Packages that vLLM's setup.py and tests import, all of them pure Python or small.
 NEEDED = (
     "setuptools-scm", "vcs-versioning", "setuptools-rust", "semantic_version",
     "pytest-asyncio", "pybase64",
@@ -38,12 +38,12 @@ asyncio_default_fixture_loop_scope = function
 markers =
     skip_global_cleanup
 """
-# Folders of vLLM's tests that ask a server for text.
+# Folders of vLLM's tests that request text from a server.
 JUDGED = ("openai", "anthropic", "serve")
 
 
 def pip(*words: str | Path, **environment: str) -> None:
-    """Run pip; skip the test where it finds no index."""
+    """Run pip; skip the test if it cannot reach an index."""
     command = [sys.executable, "-m", "pip", "--disable-pip-version-check", *words]
     done = subprocess.run(
         command, capture_output=True, text=True, check=False, env={**os.environ, **environment}
@@ -54,7 +54,7 @@ def pip(*words: str | Path, **environment: str) -> None:
 
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """vLLM's tests, with servers and modules of ours; the packages they need are in ``needed``."""
+    """vLLM's tests, with the replaced helpers and modules; required packages are in ``needed``."""
     folder = tmp_path_factory.mktemp("vllm")
     needed, pinned = folder / "needed", folder / "pinned.txt"
     pip("install", "--quiet", "--no-deps", "--target", needed, *NEEDED)
@@ -125,7 +125,7 @@ def run(tree: Path, engine: Path, *words: str) -> list[dict[str, str]]:
 
 
 def reason_for(test: str) -> str | None:
-    """The reason of a test: by its name, or that of its function, its file or a folder."""
+    """Return the reason for a test: by its name, or that of its function, file or folder."""
     reasons: dict[str, str] = LIST["reasons"]
     function = test.split("[", maxsplit=1)[0]
     names = [test, function, function.split("::")[0]]
@@ -135,7 +135,7 @@ def reason_for(test: str) -> str | None:
 
 
 @pytest.mark.slow
-def test_each_test_of_vllm_is_listed(tree: Path, tmp_path: Path) -> None:
+def test_every_test_of_vllm_is_listed(tree: Path, tmp_path: Path) -> None:
     files = [f"tests/entrypoints/{folder}" for folder in JUDGED]
     collected = {entry["test"] for entry in run(tree, tmp_path, "--collect-only", *files)}
     names = {name.removeprefix("tests/entrypoints/") for name in collected}
@@ -157,7 +157,7 @@ def test_listed_tests_of_vllm_pass(tree: Path, smollm2: Path) -> None:
 
 @pytest.mark.slow
 def test_every_flag_of_vllm_is_known(tree: Path) -> None:
-    """A flag is translated, accepted with a line or refused with the reason; none is unknown."""
+    """Every flag is translated, accepted with a message or rejected with a reason."""
     source = tree.parent / f"vllm-{LIST['version']}" / "vllm"
     parsers = ("engine/arg_utils.py", "entrypoints/cli/serve.py", "entrypoints/common/cli_args.py")
     text = "".join((source / file).read_text(encoding="utf-8") for file in parsers)
@@ -171,9 +171,9 @@ def test_every_flag_of_vllm_is_known(tree: Path) -> None:
     assert len(flags) > 200
     command = [sys.executable, "-m", "specbuild.cli.main", "serve", "--help"]
     page = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    ours = set(re.findall(r"--[a-z0-9-]+", page))
+    documented = set(re.findall(r"--[a-z0-9-]+", page))
     unknown = []
-    for flag in sorted(flags - ours):
+    for flag in sorted(flags - documented):
         try:
             words, _ = serve_words(["m", flag, "1"])
         except SpecbuildError:

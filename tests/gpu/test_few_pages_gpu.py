@@ -119,7 +119,7 @@ def test_who_is_preempted_ten_times_gives_the_same_bits(
 
 
 @pytest.mark.parametrize("shape", [None, CHAIN, TREE])
-def test_nobody_reads_page_0(
+def test_page_0_is_never_read(
     engine: Engine, prompts: list[Prompt], shape: DraftShape | None
 ) -> None:
     """Padding writes there; what it holds is in no sum."""

@@ -119,7 +119,7 @@ def test_a_prompt_that_resumes_at_a_snapshot_has_the_bits_of_a_cold_run(
 
 
 @pytest.mark.slow
-def test_a_hundred_thousand_tokens_with_and_without_drafts(engine: Engine) -> None:
+def test_100_000_tokens_are_equal_with_and_without_drafts(engine: Engine) -> None:
     """With all pages of four rows in use, every second request sampled."""
     count, tokens = 250, 400
     prompts = random_prompts(VOCAB, [1 + 7 * i % 100 for i in range(count)])

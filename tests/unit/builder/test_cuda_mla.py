@@ -140,7 +140,7 @@ def test_steps_give_transformers_tokens(model: Path, engine: LoweredEngine) -> N
 
 
 @pytest.mark.parametrize("program", [*slow("draft-1-3-3"), "draft-2-3-5"])
-def test_no_draft_changes_a_token(engine: LoweredEngine, program: str) -> None:
+def test_drafts_change_no_token(engine: LoweredEngine, program: str) -> None:
     assert generated(engine, f"step@1.{program}", 40) == generated(engine, "step@1", 40)
 
 

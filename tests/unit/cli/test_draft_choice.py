@@ -91,7 +91,7 @@ def test_too_much_is_refused_with_numbers(
     assert all(number in str(caught.value) for number in numbers)
 
 
-def test_contradictions_are_refused(chosen: Choose) -> None:
+def test_rejects_contradicting_options(chosen: Choose) -> None:
     with pytest.raises(SpecbuildError, match="contradicts"):
         chosen(TreeOptions(top_k=1), no_spec=True)
     with pytest.raises(SpecbuildError, match="drafter none contradicts"):

@@ -149,7 +149,7 @@ def test_a_copy_has_the_state_and_the_inputs_of_its_slot(lowered: LoweredEngine)
     copies.close()
 
 
-def test_without_memory_for_snapshots_there_is_no_prefix_cache(lowered: LoweredEngine) -> None:
+def test_prefix_caching_requires_memory_for_snapshots(lowered: LoweredEngine) -> None:
     engine, _ = loaded(lowered)
     assert isinstance(engine.executor, CudaExecutor)
     settings = RuntimeSettings(prefix_caching="on", state_snapshot_memory=0)

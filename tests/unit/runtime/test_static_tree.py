@@ -275,7 +275,7 @@ def test_a_file_holds_the_parents(tmp_path: Path, text: str) -> None:
         (None, "cannot be read"),
     ],
 )
-def test_a_wrong_file_is_one_sentence(tmp_path: Path, text: str | None, words: str) -> None:
+def test_reports_an_invalid_file_in_one_line(tmp_path: Path, text: str | None, words: str) -> None:
     file = tmp_path / "tree.json"
     if text is not None:
         file.write_text(text)

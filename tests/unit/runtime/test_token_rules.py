@@ -165,7 +165,7 @@ def test_a_rule_that_leaves_no_token_ends_the_output() -> None:
         ({"bad_words": ("b",) * 300}, "bad_words has 300 texts"),
     ],
 )
-def test_what_cannot_be_is_refused(fields: dict[str, Any], message: str) -> None:
+def test_rejects_invalid_combinations(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(RequestError, match=message):
         worded().check_prompts("bcd", GenerateParams(**fields))
 
