@@ -152,7 +152,7 @@ def test_without_text_it_is_a_plain_svd_of_one_rank(model: Path, tmp_path: Path)
         ({"evaluation": True, "sequence_length": 1000}, "--evaluation: the text has fewer tokens"),
     ],
 )
-def test_what_cannot_be_is_named(
+def test_the_error_names_an_invalid_value(
     model: Path, text: Path, changes: dict[str, Any], message: str
 ) -> None:
     if changes.get("evaluation"):

@@ -58,18 +58,18 @@ def answer(prompt: str) -> str:
     """Return the model's output after a prompt."""
     *lines, last = prompt.removesuffix("assistant").rstrip("\n").split("\n")
     tool = last.removeprefix("tool is ") if last.startswith("tool is ") else None
-    said = lines[-1] if tool is not None and lines else last
+    request_text = lines[-1] if tool is not None and lines else last
     thinks = f"<|channel|>analysis<|message|>{THOUGHT}<|end|><|start|>assistant"
-    if said.startswith("tool:"):
-        text = f"The tool said: {said.removeprefix('tool:')}"
-    elif "weather" in said and tool is not None:
+    if request_text.startswith("tool:"):
+        text = f"The tool said: {request_text.removeprefix('tool:')}"
+    elif "weather" in request_text and tool is not None:
         call = f"<|channel|>commentary to=functions.{tool} <|constrain|>json<|message|>{ARGUMENTS}"
         # The engine must end a message at its first call.
         return f"{thinks}{call}<|call|><|start|>assistant{call}<|call|>"
     else:
         text = GREETING
     final = f"<|channel|>final<|message|>{text}<|return|>"
-    return thinks + final if "think" in said else final
+    return thinks + final if "think" in request_text else final
 
 
 @dataclass
@@ -93,8 +93,8 @@ class ScriptedSession:
         """Run each request in a thread of its own."""
         stream = _Stream()
         for number, request in enumerate(requests):
-            given = (number, request, deliver, stream.left)
-            threading.Thread(target=self._run, args=given, daemon=True).start()
+            arguments = (number, request, deliver, stream.left)
+            threading.Thread(target=self._run, args=arguments, daemon=True).start()
         return stream
 
     def _run(

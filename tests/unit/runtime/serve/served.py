@@ -45,15 +45,15 @@ class PlainDecoder:
 
     def steps(self) -> Callable[[int], str | None]:
         ids: list[int] = []
-        shown = 0
+        num_characters = 0
 
         def step(token_id: int) -> str | None:
-            nonlocal shown
+            nonlocal num_characters
             ids.append(token_id)
             text = self._decode(ids)
-            if text.endswith("\ufffd") or len(text) <= shown:
+            if text.endswith("\ufffd") or len(text) <= num_characters:
                 return None
-            new, shown = text[shown:], len(text)
+            new, num_characters = text[num_characters:], len(text)
             return new
 
         return step

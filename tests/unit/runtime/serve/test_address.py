@@ -1,4 +1,4 @@
-"""Where a server listens: never where another one does, and which hosts it answers to there."""
+"""The addresses of a server: it never replaces another server, and answers to known hosts only."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from specbuild.runtime.serve.server import Address, serve
 from specbuild.runtime.serve.service import ServiceOptions
 
 
-def test_a_live_socket_is_not_taken_over(tmp_path: Path) -> None:
+def test_rejects_the_socket_of_a_running_server(tmp_path: Path) -> None:
     address = Address(uds=tmp_path / "socket")
     first = address.listen()
     for _ in range(2):
@@ -30,7 +30,7 @@ def test_a_live_socket_is_not_taken_over(tmp_path: Path) -> None:
     address.listen().close()
 
 
-def test_a_live_socket_whose_backlog_is_full_is_live(tmp_path: Path) -> None:
+def test_a_running_server_with_a_full_backlog_is_detected(tmp_path: Path) -> None:
     path = tmp_path / "socket"
     clients = []
     with socket.socket(socket.AF_UNIX) as listening:
@@ -48,7 +48,7 @@ def test_a_live_socket_whose_backlog_is_full_is_live(tmp_path: Path) -> None:
         client.close()
 
 
-def test_a_file_that_is_no_socket_is_kept(tmp_path: Path) -> None:
+def test_rejects_a_file_that_is_not_a_socket(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_text("mine")
     with pytest.raises(RequestError, match="cannot listen on"):
@@ -56,7 +56,7 @@ def test_a_file_that_is_no_socket_is_kept(tmp_path: Path) -> None:
     assert path.read_text() == "mine"
 
 
-def test_a_port_is_refused_before_another_server_accepts_on_it() -> None:
+def test_rejects_a_port_that_another_process_has_bound() -> None:
     with Address(port=0).listen() as first, pytest.raises(RequestError, match="cannot listen on"):
         Address(port=first.getsockname()[1]).listen()
 
@@ -65,32 +65,32 @@ def test_a_port_is_refused_before_another_server_accepts_on_it() -> None:
 def test_a_server_removes_only_its_own_socket(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, replaced: bool
 ) -> None:
-    path, said = tmp_path / "socket", []
+    path, notifications = tmp_path / "socket", []
     options = AppOptions(service=ServiceOptions(names=("toy",)), output_format=None)
-    made, other = [], socket.socket(socket.AF_UNIX)
+    sockets, other = [], socket.socket(socket.AF_UNIX)
 
     original = server.Server
 
     def build(*arguments: object, **named: object) -> server.Server:
-        made.append(original(*arguments, **named))  # type: ignore[arg-type]
-        return made[0]
+        sockets.append(original(*arguments, **named))  # type: ignore[arg-type]
+        return sockets[0]
 
     def ready(_: object) -> None:
         if replaced:
             path.unlink()
             other.bind(str(path))
-        made[0].should_exit = True
+        sockets[0].should_exit = True
 
     monkeypatch.setattr(server, "Server", build)
     thread = threading.Thread(
         target=serve,
         args=(App(worded(), options), Address(uds=path)),
-        kwargs={"ready": ready, "notify": said.append},
+        kwargs={"ready": ready, "notify": notifications.append},
     )
     thread.start()
     thread.join(60)
     assert not thread.is_alive() and path.exists() is replaced
-    assert said == ["shutting down: no request is open"]
+    assert notifications == ["shutting down: no request is open"]
     other.close()
 
 

@@ -1,4 +1,4 @@
-"""Anthropic's client against a server whose model answers what a script says."""
+"""Anthropic's client against a server whose model follows a script."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def client(url: str) -> anthropic.Anthropic:
 
 
 def create(client: anthropic.Anthropic, messages: list[Any], **fields: Any) -> Any:
-    """A message; with ``stream`` what the client's helper joins its events to."""
+    """Return a message; with ``stream``, the one that the client's helper assembles from events."""
     body = {"model": NAME, "max_tokens": 300, "messages": messages} | fields
     if not body.pop("stream", False):
         return client.messages.create(**body)
@@ -63,9 +63,7 @@ def test_thinking(client: anthropic.Anthropic, stream: bool) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("choice", [None, {"type": "auto", "disable_parallel_tool_use": True}])
-def test_a_tool_is_called_and_its_result_is_read(
-    client: anthropic.Anthropic, stream: bool, choice: Any
-) -> None:
+def test_a_tool_call_and_its_result(client: anthropic.Anthropic, stream: bool, choice: Any) -> None:
     fields = {} if choice is None else {"tool_choice": choice}
     message = create(client, WEATHER, stream=stream, tools=TOOLS, **fields)
     call = next(block for block in message.content if block.type == "tool_use")
@@ -91,7 +89,7 @@ def test_the_end_of_a_message(client: anthropic.Anthropic, stream: bool) -> None
     assert cut.usage.output_tokens == 8
 
 
-def test_events_come_in_anthropics_order(client: anthropic.Anthropic) -> None:
+def test_events_have_the_order_of_anthropic(client: anthropic.Anthropic) -> None:
     events = list(client.messages.create(model=NAME, max_tokens=99, messages=HELLO, stream=True))
     kinds = [event.type for event in events]
     assert kinds[:2] == ["message_start", "content_block_start"]
@@ -109,7 +107,7 @@ def test_tokens_are_counted(client: anthropic.Anthropic) -> None:
     )
 
 
-def test_errors_have_anthropics_form(client: anthropic.Anthropic, url: str) -> None:
+def test_errors_have_the_format_of_anthropic(client: anthropic.Anthropic, url: str) -> None:
     with pytest.raises(anthropic.NotFoundError) as missing:
         create(client, HELLO, model="other")
     assert missing.value.body["error"]["type"] == "not_found_error"  # type: ignore[index, call-overload]

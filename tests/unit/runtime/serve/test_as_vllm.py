@@ -1,4 +1,4 @@
-"""Answers in the form that vLLM's own tests expect: counts, names of tokens, last chunks, roles."""
+"""Answers in the format of vLLM's own tests: counts, token names, last chunks, roles."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from serve.served import LETTERS, NAME, TEMPLATE, served, worded
 TEXT = "bcdefghij"
 HELLO = [{"role": "user", "content": "bcd"}]
 FIELDS = {"model": NAME, "max_tokens": 4, "temperature": 0, "ignore_eos": True}
-# Text only, so that every token has some.
+# Text tokens only, so that every token has some text.
 LETTERS_ONLY = {"allowed_token_ids": list(range(len(LETTERS)))}
 
 
@@ -24,7 +24,7 @@ def url() -> Iterator[str]:
 
 
 def chunks(url: str, path: str, **fields: Any) -> list[dict[str, Any]]:
-    """The chunks of a stream, without [DONE]."""
+    """Return the chunks of a stream, without [DONE]."""
     body = FIELDS | LETTERS_ONLY | {"stream": True} | fields
     answer = httpx.post(url + path, json=body, timeout=300)
     assert answer.status_code == 200, answer.text
@@ -33,7 +33,7 @@ def chunks(url: str, path: str, **fields: Any) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_zero_logprobs_are_those_of_the_chosen_tokens(url: str, stream: bool) -> None:
+def test_logprobs_0_returns_the_sampled_tokens_only(url: str, stream: bool) -> None:
     body = FIELDS | {"prompt": TEXT, "echo": True, "stream": stream, "logprobs": 0}
     if stream:
         parts = [c["choices"][0]["logprobs"] for c in chunks(url, "/v1/completions", **body)]
@@ -47,7 +47,7 @@ def test_zero_logprobs_are_those_of_the_chosen_tokens(url: str, stream: bool) ->
     assert tops[1:] == [{t: v} for t, v in zip(tokens[1:], values[1:], strict=True)]
 
 
-def test_a_chat_ends_with_its_last_text(url: str) -> None:
+def test_the_last_chunk_of_a_chat_has_its_last_text(url: str) -> None:
     streamed = chunks(
         url, "/v1/chat/completions", messages=HELLO, logprobs=True, return_token_ids=True
     )
@@ -57,7 +57,7 @@ def test_a_chat_ends_with_its_last_text(url: str) -> None:
     assert all(len(choice["logprobs"]["content"]) == 1 for choice in choices[1:])
     assert [c["finish_reason"] for c in choices] == [None] * (len(choices) - 1) + ["length"]
     assert len(choices) == 1 + FIELDS["max_tokens"]
-    # The prompt belongs to the chunk, not to a choice.
+    # The prompt is a field of the chunk, not of a choice.
     prompts = [chunk.get("prompt_token_ids") for chunk in streamed]
     assert prompts[0] and not any(prompts[1:])
 
@@ -72,21 +72,21 @@ def test_requests_need_no_model(url: str) -> None:
         assert (answer.status_code, answer.json()["model"]) == (200, NAME)
 
 
-def test_completions_name_the_fields_of_token_ids(url: str) -> None:
+def test_completions_have_the_fields_of_token_ids(url: str) -> None:
     (choice,) = httpx.post(f"{url}/v1/completions", json=FIELDS | {"prompt": TEXT}).json()[
         "choices"
     ]
     assert choice["token_ids"] is choice["prompt_token_ids"] is None
 
 
-def test_token_strings_are_those_of_the_vocabulary(url: str) -> None:
+def test_token_strings_equal_the_vocabulary(url: str) -> None:
     plain = httpx.post(f"{url}/tokenize", json={"prompt": TEXT}).json()
     assert plain["token_strs"] is None
     spelled = httpx.post(f"{url}/tokenize", json={"prompt": TEXT, "return_token_strs": True})
     assert spelled.json() == plain | {"token_strs": list(TEXT)}
 
 
-def test_templates_get_every_role(url: str) -> None:
+def test_the_template_receives_every_role(url: str) -> None:
     def ask(content: Any) -> dict[str, Any]:
         body = FIELDS | {"messages": [{"role": "my-role", "content": content}]}
         answer: dict[str, Any] = httpx.post(f"{url}/v1/chat/completions", json=body).json()
@@ -98,7 +98,7 @@ def test_templates_get_every_role(url: str) -> None:
     assert error["param"] == "messages.0.role"
 
 
-def test_a_server_may_count_tokens_of_every_stream_and_name_them_by_ids() -> None:
+def test_server_options_for_usage_in_streams_and_token_ids() -> None:
     with served(worded(TEMPLATE), forces_usage=True, tokens_as_ids=True) as (url, _):
         for path, prompt in (
             ("/v1/completions", {"prompt": TEXT}),

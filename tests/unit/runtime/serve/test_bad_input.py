@@ -1,4 +1,4 @@
-"""Whatever a client sends is answered with OpenAI's error object, and nobody else notices."""
+"""Every invalid request is answered with OpenAI's error object, without effect on others."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 JSON = "Content-Type: application/json"
 TYPED = {"Content-Type": "application/json"}
 HELLO = [{"role": "user", "content": "b"}]
-# Bodies, and a word of the field or the reason that the answer names.
+# Bodies, and a word of the field or the reason that the answer contains.
 REFUSED: list[tuple[str, dict[str, Any], int, str]] = [
     (COMPLETIONS, {"model": "nobody", "prompt": "b"}, 404, "nobody"),
     (COMPLETIONS, {"model": 5, "prompt": "b"}, 400, "model"),
@@ -94,11 +94,11 @@ REFUSED: list[tuple[str, dict[str, Any], int, str]] = [
     ("/tokenize", {"prompt": "a", "messages": HELLO}, 400, "prompt"),
     ("/detokenize", {"tokens": [99]}, 400, "vocabulary"),
     ("/detokenize", {"tokens": [1] * (8 * 64 + 1)}, 400, "at most 512"),
-    # Each would be looked for with each token.
+    # Every stop string is compared with each token.
     (COMPLETIONS, {"model": NAME, "prompt": "b", "stop": ["x"] * 129}, 400, "at most 128"),
     (CHAT, {"model": NAME, "messages": HELLO, "stop": "x" * 4097}, 400, "4096 characters"),
     (CHAT, {"model": NAME, "messages": HELLO, "stop_token_ids": [1] * 1025}, 400, "at most 1024"),
-    # The server's own number for as many as fit is none that a client may send.
+    # A client may not send the number that the server uses for the largest possible length.
     (COMPLETIONS, {"model": NAME, "prompt": "b", "max_tokens": 2**31 - 1}, 400, "the context has"),
     *(
         (CHAT, {"model": NAME, "messages": HELLO, "chat_template_kwargs": {name: value}}, 400, name)
@@ -120,7 +120,7 @@ def server() -> Iterator[tuple[str, App]]:
 
 
 @pytest.mark.parametrize(("path", "body", "status", "named"), REFUSED)
-def test_what_is_wrong_is_named(
+def test_the_error_names_the_invalid_field(
     server: tuple[str, App], path: str, body: dict[str, Any], status: int, named: str
 ) -> None:
     answer = httpx.post(server[0] + path, json=body, timeout=300)
@@ -148,7 +148,7 @@ def test_what_is_wrong_is_named(
         b"null",
     ],
 )
-def test_bodies_that_are_no_request(server: tuple[str, App], content: bytes) -> None:
+def test_rejects_invalid_bodies(server: tuple[str, App], content: bytes) -> None:
     for path in (COMPLETIONS, CHAT):
         answer = httpx.post(server[0] + path, content=content, headers=TYPED, timeout=300)
         assert 400 <= answer.status_code < 500, (path, answer.text)
@@ -171,18 +171,18 @@ names = st.sampled_from(FIELDS.split())
 
 @examples(25)
 @given(path=st.sampled_from([COMPLETIONS, CHAT]), fields=st.dictionaries(names, json_values))
-def test_any_fields_give_an_answer_or_a_refusal(
+def test_any_fields_give_an_answer_or_an_error(
     server: tuple[str, App], path: str, fields: dict[str, Any]
 ) -> None:
-    given = {"prompt": "b", "messages": HELLO, "max_tokens": 2} | fields
-    body = json.dumps({"model": NAME} | given)
+    values = {"prompt": "b", "messages": HELLO, "max_tokens": 2} | fields
+    body = json.dumps({"model": NAME} | values)
     answer = httpx.post(
         server[0] + path, content=body.encode(errors="replace"), headers=TYPED, timeout=300
     )
     assert answer.status_code == 200 or 400 <= answer.status_code < 500, answer.text
 
 
-def test_a_body_that_is_too_long_is_refused_before_it_is_read(server: tuple[str, App]) -> None:
+def test_rejects_a_body_that_is_too_long_before_reading_it(server: tuple[str, App]) -> None:
     place = urlparse(server[0])
     with socket.create_connection((place.hostname, place.port), timeout=300) as client:
         head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: x\r\n{JSON}\r\n"
@@ -207,14 +207,14 @@ def _list(item: str, count: int) -> str:
         (_body(_list("1", 1_100_000)), "values"),
         (_body(rest=', "x": {' + ",".join(['"a":1'] * 140_000) + "}"), "names"),
         (_body(rest=f', "x": {_list(json.dumps(""), 2_200_000)}'), "values"),
-        # Of a list the first error is enough.
+        # The server stops at the first error of a list.
         (_body(rest=f', "stop": {_list("1", 500_000)}'), "stop"),
         (_body(_list("null", 500_000)), "prompt"),
-        # Signs in a text are no values.
+        # Characters within a string are not counted as values.
         (_body(json.dumps('[{:,"' * 300_000 + "\\")), "tokens"),
     ],
 )
-def test_bodies_of_too_many_values_are_refused_at_once(
+def test_rejects_bodies_of_too_many_values_immediately(
     server: tuple[str, App], body: str, named: str
 ) -> None:
     url = server[0] + COMPLETIONS
@@ -222,11 +222,11 @@ def test_bodies_of_too_many_values_are_refused_at_once(
         began_s = time.process_time()
         answer = httpx.post(url, content=body.encode(), headers=TYPED, timeout=300)
         assert answer.status_code == 400 and named in answer.json()["error"]["message"]
-        # The server and its client are this process.
+        # The server and its client run in this process.
         assert time.process_time() - began_s < 2
 
 
-def test_a_chunked_body_is_counted(server: tuple[str, App]) -> None:
+def test_the_size_limit_applies_to_chunked_bodies(server: tuple[str, App]) -> None:
     def parts() -> Iterator[bytes]:
         for _ in range(80):
             yield b" " * (1 << 19)
@@ -251,12 +251,12 @@ def test_unknown_paths_and_methods(server: tuple[str, App]) -> None:
     assert set(answer.headers["allow"].split(", ")) == {"GET", "HEAD"}
 
 
-@pytest.mark.parametrize(("said", "logged"), [("<T>; the handler is closed", 0), ("broken", 1)])
-def test_an_answer_to_a_client_that_left_is_no_failure(
-    monkeypatch: pytest.MonkeyPatch, said: str, logged: int
+@pytest.mark.parametrize(("error", "logged"), [("<T>; the handler is closed", 0), ("broken", 1)])
+def test_an_answer_to_a_disconnected_client_is_not_logged_as_a_failure(
+    monkeypatch: pytest.MonkeyPatch, error: str, logged: int
 ) -> None:
-    told: list[object] = []
-    monkeypatch.setattr(guards.log, "exception", lambda *words: told.append(words))
+    logged_calls: list[object] = []
+    monkeypatch.setattr(guards.log, "exception", lambda *words: logged_calls.append(words))
 
     async def route(_scope: Scope, _receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": []})
@@ -265,14 +265,14 @@ def test_an_answer_to_a_client_that_left_is_no_failure(
         return {"type": "http.disconnect"}
 
     async def send(_message: Message) -> None:
-        raise RuntimeError(said)
+        raise RuntimeError(error)
 
     scope = {"type": "http", "method": "POST", "path": COMPLETIONS}
     asyncio.run(guards.ErrorHandler(route)(scope, receive, send))
-    assert len(told) == logged
+    assert len(logged_calls) == logged
 
 
-def test_a_client_that_leaves_frees_its_pages() -> None:
+def test_pages_of_a_disconnected_client_are_released() -> None:
     with served(worded(max_seq_len=4096)) as (url, app):
         engine = app.service.engine
         body = {"model": NAME, "prompt": "b", "max_tokens": 4000, "ignore_eos": True}
@@ -287,7 +287,7 @@ def test_a_client_that_leaves_frees_its_pages() -> None:
             wait_until(lambda: engine.used_pages == 0 and app.service.open_requests == 0)
 
 
-def test_a_full_queue_says_when_to_come_back() -> None:
+def test_a_full_queue_answers_with_retry_after() -> None:
     engine = worded(max_seq_len=4096)
     most = engine.manifest.limits.max_batch_size
     with (
@@ -312,10 +312,10 @@ def test_a_full_queue_says_when_to_come_back() -> None:
         (CHAT, {"messages": HELLO, "n": 9}, 9),
     ],
 )
-def test_a_call_with_more_sequences_than_the_server_holds_is_refused(
+def test_rejects_a_call_with_more_sequences_than_the_server_accepts(
     path: str, body: dict[str, Any], sequences: int
 ) -> None:
-    """Also by an idle server, and before a prompt is tokenized."""
+    """An idle server rejects it too, before it tokenizes a prompt."""
     engine = worded(TEMPLATE)
     largest = engine.manifest.limits.max_batch_size + 5
     assert largest == 8
@@ -340,17 +340,17 @@ def test_a_call_counts_each_of_its_sequences_against_the_queue() -> None:
                 answer = httpx.post(url + path, json=short, timeout=300)
                 assert answer.status_code == 429, answer.text
                 assert "6 sequences are open and this request has 3" in answer.text
-            app.service.check_admission(2)  # fits
+            app.service.check_admission(2)  # this call fits
         wait_until(lambda: app.service.open_requests == 0)
 
 
-def test_a_stream_that_is_late_ends_with_an_error() -> None:
+def test_a_stream_that_exceeds_its_timeout_ends_with_an_error() -> None:
     with served(worded(max_seq_len=4096)) as (url, app):
         body = {"model": NAME, "prompt": "b", "max_tokens": 4000, "ignore_eos": True}
         late = body | {"stream": True, "timeout": 1.0, "priority": -3}
         with httpx.stream("POST", url + COMPLETIONS, json=late, timeout=300) as answer:
             lines = [line.removeprefix("data: ") for line in answer.iter_lines() if line]
-        if answer.status_code == 200:  # it had begun, as it does unless the machine is very busy
+        if answer.status_code == 200:  # it had started, as it does unless the machine is very busy
             assert lines.pop() == "[DONE]"
         error = json.loads(lines[-1])["error"]
         assert error["code"] == "deadline_exceeded" and error["type"] == "timeout_error"
@@ -367,12 +367,12 @@ def test_keys_and_origins() -> None:
             assert answer.status_code == status
         assert httpx.get(url + "/v1/models", timeout=300).status_code == 401
         assert httpx.get(url + "/health", timeout=300).status_code == 200
-        asked = {"Origin": origin, "Access-Control-Request-Method": "POST"}
-        allowed = httpx.options(url + COMPLETIONS, headers=asked)
+        preflight = {"Origin": origin, "Access-Control-Request-Method": "POST"}
+        allowed = httpx.options(url + COMPLETIONS, headers=preflight)
         assert allowed.headers["access-control-allow-origin"] == origin
 
 
-def test_closing_serves_what_was_accepted() -> None:
+def test_closing_finishes_accepted_requests() -> None:
     answers: list[httpx.Response] = []
     with served(worded(max_seq_len=4096)) as (url, app):
         body = {"model": NAME, "prompt": "b", "max_tokens": 150, "ignore_eos": True}

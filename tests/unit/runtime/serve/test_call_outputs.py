@@ -1,4 +1,4 @@
-"""Outputs that are calls as a whole, as Llama writes them: read wherever a text is cut."""
+"""Outputs that consist of calls only, as Llama writes them, with any split into tokens."""
 
 from __future__ import annotations
 
@@ -74,31 +74,31 @@ def output(style: str, text: str, *, stop: Sequence[str] = (), **given: Any) -> 
     return read(parser, [ord(c) for c in text], **given)
 
 
-def calls_in(made: Output) -> list[Call]:
-    return [(call.name, json.loads(call.arguments)) for call in made.calls]
+def calls_in(parsed: Output) -> list[Call]:
+    return [(call.name, json.loads(call.arguments)) for call in parsed.calls]
 
 
 @pytest.mark.parametrize("form", WRITERS)
 @settings(max_examples=60, deadline=None)
 @given(calls=calls_of, cuts=st.lists(st.integers(0, 200), max_size=6))
-def test_calls_are_read_as_they_are_written(form: str, calls: list[Call], cuts: list[int]) -> None:
+def test_written_calls_are_parsed(form: str, calls: list[Call], cuts: list[int]) -> None:
     style, write = WRITERS[form]
-    made = output(style, write(calls), cuts=cuts)
-    assert calls_in(made) == calls
-    assert (made.content, made.finish_reason) == ("", "tool_calls")
+    parsed = output(style, write(calls), cuts=cuts)
+    assert calls_in(parsed) == calls
+    assert (parsed.content, parsed.finish_reason) == ("", "tool_calls")
 
 
 @pytest.mark.parametrize("form", WRITERS)
 @settings(max_examples=40, deadline=None)
 @given(data=st.data(), calls=calls_of)
-def test_an_output_that_is_cut_off_has_no_half_call(
+def test_a_truncated_output_has_no_partial_call(
     form: str, data: st.DataObject, calls: list[Call]
 ) -> None:
     style, write = WRITERS[form]
     text = write(calls)
-    made = output(style, text[: data.draw(st.integers(1, len(text) - 1))], end="length")
-    assert made.finish_reason == "length"
-    assert calls_in(made) == calls[: len(made.calls)]
+    parsed = output(style, text[: data.draw(st.integers(1, len(text) - 1))], end="length")
+    assert parsed.finish_reason == "length"
+    assert calls_in(parsed) == calls[: len(parsed.calls)]
 
 
 @pytest.mark.parametrize(
@@ -127,10 +127,10 @@ def test_an_output_that_is_cut_off_has_no_half_call(
         ("pythonic", "[f(a=1)"),
     ],
 )
-def test_what_is_no_call_is_content(style: str, text: str) -> None:
-    made = output(style, text)
-    assert not made.calls
-    assert (made.content, made.finish_reason) == (text, "stop")
+def test_text_that_is_not_a_call_is_content(style: str, text: str) -> None:
+    parsed = output(style, text)
+    assert not parsed.calls
+    assert (parsed.content, parsed.finish_reason) == (text, "stop")
 
 
 PIECES = [
@@ -149,14 +149,14 @@ PIECES = [
     stop=st.sampled_from([(), ("STOP",)]),
     end=st.sampled_from(["stop", "length"]),
 )
-def test_an_output_means_the_same_in_whatever_tokens_it_comes(
+def test_the_split_into_tokens_does_not_change_the_result(
     style: str, parts: list[str], cuts: list[int], stop: tuple[str, ...], end: str
 ) -> None:
     text = "".join(parts)
     places = sorted({0, len(text), *(cut for cut in cuts if cut < len(text))})
     tokens = [text[a:b] for a, b in pairwise(places)]
 
-    def made(pieces: Sequence[str]) -> tuple[Any, ...]:
+    def parse(pieces: Sequence[str]) -> tuple[Any, ...]:
         parser = CallOutputParser(
             PlainDecoder(lambda ids: "".join(pieces[i] for i in ids)),
             stop,
@@ -164,10 +164,10 @@ def test_an_output_means_the_same_in_whatever_tokens_it_comes(
             TOOLS,
             (),
         )
-        found = read(parser, range(len(pieces)), end=end)
-        return found.content, calls_in(found), found.finish_reason
+        parsed = read(parser, range(len(pieces)), end=end)
+        return parsed.content, calls_in(parsed), parsed.finish_reason
 
-    assert made(tokens) == made(list(text)) == made([text] if text else [])
+    assert parse(tokens) == parse(list(text)) == parse([text] if text else [])
 
 
 TEMPLATES = {
@@ -192,7 +192,7 @@ SCHEMA = {
 def test_required_calls_are_written_in_the_format_of_the_model(
     style: str, required: list[str]
 ) -> None:
-    """The model is random: the grammar alone makes its output a call."""
+    """The model is random: only the grammar makes its output a call."""
     tools = [tool("f", SCHEMA | {"required": required}), tool("g.h", SCHEMA)]
     named = {"type": "function", "function": {"name": "f"}}
     with pytest.MonkeyPatch.context() as patch:
@@ -208,7 +208,7 @@ def test_required_calls_are_written_in_the_format_of_the_model(
                 answer = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=300).json()
                 message = answer["choices"][0]["message"]
                 assert message["content"] is None, answer
-                for call in (made["function"] for made in message["tool_calls"]):
+                for call in (tool_call["function"] for tool_call in message["tool_calls"]):
                     index = ["f", "g.h"].index(call["name"])
                     assert index == 0 or choice is not named
                     schema = tools[index]["function"]["parameters"]
@@ -219,7 +219,7 @@ def test_parsers_have_the_names_of_other_servers() -> None:
     assert set(TOOL_CALL_ALIASES.values()) <= set(TOOL_CALL_PARSERS)
     assert set(REASONING_ALIASES.values()) <= set(REASONING_PARSERS)
     assert not set(TOOL_CALL_ALIASES) & set(TOOL_CALL_PARSERS)
-    made = output_format(toy_codec("x"), (28,), reasoning="none", tool_calls="llama3")
-    assert isinstance(made, CallOutputFormat)
+    output_parser = output_format(toy_codec("x"), (28,), reasoning="none", tool_calls="llama3")
+    assert isinstance(output_parser, CallOutputFormat)
     with pytest.raises(RequestError, match="cannot be combined"):
         output_format(toy_codec("x"), (28,), reasoning="qwen3", tool_calls="llama4_pythonic")

@@ -1,4 +1,4 @@
-"""Clients that are not ours, against a server whose model says what a script says."""
+"""Clients of other projects, against a server whose model follows a script."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_openais_client(url: str) -> None:
     ],
     ids=lambda given: given if isinstance(given, str) else given[0],
 )
-def test_clients_of_an_environment_of_their_own(
+def test_clients_in_a_separate_environment(
     url: str, packages: tuple[str, ...], program: str, tmp_path: Path
 ) -> None:
     venv.create(tmp_path / "venv", with_pip=True)

@@ -1,4 +1,4 @@
-"""Events that are written when their tokens arrive: the same bytes as those of the reader."""
+"""Events that are written when their tokens arrive have the bytes of those written afterwards."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ CALLS: list[tuple[str, dict[str, Any]]] = [
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    # With a draft, the number of tokens of an event varies.
+    # The draft varies the number of tokens of an event.
     with served(worded(TEMPLATE), setting=DraftSetting(None)) as (url, _):
         yield url
 
 
 def events(url: str, path: str, body: dict[str, Any]) -> str:
-    """The body of a stream, without what differs between two calls."""
+    """Return the body of a stream, without parts that differ between two calls."""
     common = {"model": NAME, "stream": True, "temperature": 0, "ignore_eos": True}
     answer = httpx.post(url + path, json={**common, **body}, timeout=60)
     assert answer.status_code == 200, answer.text
@@ -47,7 +47,7 @@ def events(url: str, path: str, body: dict[str, Any]) -> str:
 
 
 @pytest.mark.parametrize(("path", "body"), CALLS)
-def test_both_ways_write_the_same_events(
+def test_both_writers_give_equal_events(
     url: str, path: str, body: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     direct, write = [0], _CycleBody.write
@@ -68,7 +68,7 @@ def test_both_ways_write_the_same_events(
 @pytest.mark.parametrize(
     "text", ["", 'a "quoted" \\ text', "\n\r\t\0\x1f\x7f", "é€𝄞\u2028", "</a>&"]
 )
-def test_a_text_is_put_into_its_event_as_json_has_it(text: str) -> None:
+def test_text_in_an_event_is_escaped_as_json(text: str) -> None:
     def chunk_of(text: str) -> dict[str, Any]:
         return {"id": "x", "delta": {"reasoning": text, "more": text}, "end": None}
 
@@ -80,6 +80,6 @@ def test_a_text_is_put_into_its_event_as_json_has_it(text: str) -> None:
         assert event == event_bytes(chunk_of(text))
 
 
-def test_events_have_the_name_of_their_type() -> None:
+def test_the_name_of_an_event_is_its_type() -> None:
     event = TextEvent(lambda text: {"type": "delta", "text": text}).with_text("a")
     assert event == b'event: delta\ndata: {"type":"delta","text":"a"}\n\n'

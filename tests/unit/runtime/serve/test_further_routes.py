@@ -1,4 +1,4 @@
-"""Batches of chats, descriptions of the server, and the reset of its prefix cache."""
+"""Batches of chats, descriptions of the server, and resetting its prefix cache."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def server() -> Iterator[tuple[httpx.Client, App]]:
         yield client, app
 
 
-def test_a_batch_has_the_answers_of_its_chats(server: tuple[httpx.Client, App]) -> None:
+def test_a_batch_has_the_answers_of_single_chats(server: tuple[httpx.Client, App]) -> None:
     client, _ = server
     fields: dict[str, Any] = {"model": NAME, "max_tokens": 9, "temperature": 0}
     path = "/v1/chat/completions"
@@ -43,7 +43,7 @@ def test_a_batch_has_the_answers_of_its_chats(server: tuple[httpx.Client, App]) 
 @pytest.mark.parametrize(
     ("field", "value"), [("stream", True), ("n", 2), ("messages", []), ("messages", [[]])]
 )
-def test_a_batch_is_neither_streamed_nor_empty(
+def test_rejects_streamed_and_empty_batches(
     server: tuple[httpx.Client, App], field: str, value: Any
 ) -> None:
     body = {"model": NAME, "messages": CHATS} | {field: value}
@@ -64,7 +64,7 @@ def test_the_server_describes_itself(server: tuple[httpx.Client, App]) -> None:
         assert httpx.get(f"{client.base_url}{path}").status_code == 401
 
 
-def test_the_page_of_the_api_loads_nothing(server: tuple[httpx.Client, App]) -> None:
+def test_the_api_page_loads_no_other_file(server: tuple[httpx.Client, App]) -> None:
     page = httpx.get(f"{server[0].base_url}/docs")
     assert page.headers["content-type"].startswith("text/html")
     loaded: list[str] = []
@@ -94,7 +94,7 @@ def test_a_reset_empties_the_prefix_cache(server: tuple[httpx.Client, App]) -> N
     assert cached() > 0
 
 
-def test_liveness_and_readiness_are_apart(server: tuple[httpx.Client, App]) -> None:
+def test_liveness_does_not_depend_on_readiness(server: tuple[httpx.Client, App]) -> None:
     client, app = server
     url = str(client.base_url)
     assert httpx.get(f"{url}/livez").status_code == httpx.get(f"{url}/readyz").status_code == 200
@@ -106,7 +106,7 @@ def test_liveness_and_readiness_are_apart(server: tuple[httpx.Client, App]) -> N
     assert httpx.get(f"{url}/readyz").status_code == 200
 
 
-def test_the_input_of_a_response_is_listed(server: tuple[httpx.Client, App]) -> None:
+def test_lists_the_input_of_a_response(server: tuple[httpx.Client, App]) -> None:
     http, _ = server
     client = openai.OpenAI(base_url=f"{http.base_url}/v1", api_key="k", max_retries=0)
     first = client.responses.create(model=NAME, input="bcd", max_output_tokens=3)

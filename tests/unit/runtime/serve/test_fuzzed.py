@@ -17,7 +17,7 @@ MUTANTS = 60
 NOWHERE = Path("no file is read")
 
 
-def test_no_mutant_of_a_request_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mutated_requests_cause_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_server, "WAITS_S", 0.05)
     server = FuzzedServer(worded(TEMPLATE))
     monkeypatch.setattr(http_target, "server_of", lambda _: server)

@@ -1,4 +1,4 @@
-"""Sampling that the model recommends: used where a request states none, by every interface."""
+"""Recommended sampling of a model, applied by every interface if a request states none."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ ROUTES: dict[str, dict[str, Any]] = {
 
 
 def recommending(generation_config: GenerationConfig = "auto") -> Engine:
-    """A toy engine whose manifest has sampling defaults."""
-    made = worded(TEMPLATE)
-    manifest = replace(made.manifest, generation=DEFAULTS)
+    """Return a toy engine whose manifest has sampling defaults."""
+    toy = worded(TEMPLATE)
+    manifest = replace(toy.manifest, generation=DEFAULTS)
     settings = RuntimeSettings(generation_config=generation_config)
-    return Engine(manifest, made.executor, settings, text=made.text)
+    return Engine(manifest, toy.executor, settings, text=toy.text)
 
 
 def output(client: httpx.Client, route: str, **fields: Any) -> Any:
@@ -46,7 +46,7 @@ def output(client: httpx.Client, route: str, **fields: Any) -> Any:
 
 
 @pytest.mark.parametrize("route", ROUTES)
-def test_a_server_samples_as_the_model_recommends(route: str) -> None:
+def test_a_server_uses_the_recommended_sampling(route: str) -> None:
     stated = {name: value for name, value in DEFAULTS.sampling.items()}
     neutral = {"temperature": 1, "top_p": 1, "top_k": -1, "min_p": 0, "repetition_penalty": 1}
     with served(recommending()) as (url, _), httpx.Client(base_url=url, timeout=300) as client:
@@ -67,7 +67,7 @@ def test_a_server_samples_as_the_model_recommends(route: str) -> None:
         assert output(client, route, temperature=0) == greedy
 
 
-def test_python_takes_them_where_no_parameters_are_passed() -> None:
+def test_python_uses_them_if_no_parameters_are_passed() -> None:
     engine = recommending()
     assert engine.default_params.sampling == SamplingParams(**DEFAULTS.sampling)
     assert engine.default_params.max_new_tokens == 5
@@ -78,7 +78,7 @@ def test_python_takes_them_where_no_parameters_are_passed() -> None:
     assert recommending("none").default_params == worded().default_params == DEFAULT_PARAMS
 
 
-def test_dynamo_takes_them_too() -> None:
+def test_dynamo_uses_the_recommended_sampling() -> None:
     params = params_of({}, longest=77, defaults=DEFAULTS)
     assert replace(params.sampling, seed=0) == SamplingParams(**DEFAULTS.sampling)
     assert params.max_new_tokens == 5
@@ -99,7 +99,7 @@ API = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_p
 
 
 @given(stated=OPTIONAL, recommended=OPTIONAL)
-def test_a_request_goes_before_the_model_and_the_model_before_the_api(
+def test_request_fields_override_the_model_which_overrides_the_api(
     stated: dict[str, Any], recommended: dict[str, Any]
 ) -> None:
     body = CompletionFields(model=NAME, prompt="b", seed=1, **stated)

@@ -1,4 +1,4 @@
-"""A router's view of the prefix cache: what a subscriber rebuilds is what the cache has."""
+"""Events of the prefix cache for routers: a subscriber can rebuild the contents of the cache."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SIZE = 4
 
 
 class Subscriber:
-    """Reads messages as plain MessagePack, and keeps the blocks that they leave.
+    """Reads messages as plain MessagePack, and stores the blocks that they announce.
 
     ``blocks`` maps a hash to its parent's, its tokens and its salt.
     """
@@ -41,7 +41,7 @@ class Subscriber:
         self.context.destroy(linger=0)
 
     def catch_up(self) -> int:
-        """Asks for what it has not seen, from the next number on; how many messages came."""
+        """Request the missed messages from the next number; return how many arrived."""
         self.replay.send_multipart([b"", self.next.to_bytes(8, "big")])
         came = 0
         while True:
@@ -87,7 +87,7 @@ class Subscriber:
 
 
 def has(engine: Engine) -> list[tuple[tuple[int, ...], Any]]:
-    """The tokens of every block that the cache has, from its own entries."""
+    """Return the tokens of every block in the cache, from the cache's own entries."""
     assert engine.prefixes is not None
     return sorted(
         (
@@ -100,13 +100,13 @@ def has(engine: Engine) -> list[tuple[tuple[int, ...], Any]]:
 
 
 def check_rebuilt(subscriber: Subscriber, engine: Engine) -> None:
-    """It has the cache's blocks, each where those before it say that it is.
+    """Assert that the subscriber has the cache's blocks, each with its prefix.
 
-    A page may be evicted in front of another that stays: from there on no place is known.
+    A page may be evicted before a page that follows it; the prefix of that page is then unknown.
     """
 
     def depth(block: int | None) -> int | None:
-        """Blocks up to and with this one; None where one of them is gone."""
+        """Return the number of blocks up to this one, or None if one of them was evicted."""
         if block is None:
             return 0
         if block not in subscriber.blocks:
@@ -115,13 +115,13 @@ def check_rebuilt(subscriber: Subscriber, engine: Engine) -> None:
         return None if before is None else 1 + before
 
     there = has(engine)
-    found, placed = [], []
+    listed, placed = [], []
     for before, ids, salt in subscriber.blocks.values():
         named, place = str(salt[0] if salt else None), depth(before)
-        found.append((ids, named))
+        listed.append((ids, named))
         if place is not None:
             placed.append(((ids, place), named))
-    assert sorted(found) == sorted((ids, salt) for (ids, _), salt in there)
+    assert sorted(listed) == sorted((ids, salt) for (ids, _), salt in there)
     assert not Counter(placed) - Counter(there)
 
 
@@ -136,7 +136,7 @@ prompts = st.builds(
 @pytest.mark.parametrize("kind", ["host", "device"])
 @settings(max_examples=5, deadline=None)
 @example(
-    asked=[
+    prompts_and_salts=[
         ([0], None),
         ([0] * 13, None),
         ([0] * 24, "a"),
@@ -155,12 +155,12 @@ prompts = st.builds(
 )
 def test_a_subscriber_rebuilds_the_cache(
     kind: str,
-    asked: list[tuple[list[int], str | None]],
+    prompts_and_salts: list[tuple[list[int], str | None]],
     pages: int,
     generated: bool,
     waiting: int,
 ) -> None:
-    """At every idle point, also where the queue overflows and where pages are few."""
+    """Compare whenever the engine is idle, also after a queue overflow and with few pages."""
     settings = CACHING_ALL if generated else CACHING
     if kind == "host":
         engine = toy_engine(settings, kv_pages=pages)
@@ -170,7 +170,7 @@ def test_a_subscriber_rebuilds_the_cache(
     with KvEventPublisher(engine.prefixes, ANYWHERE, max_queued=waiting) as events:
         subscriber = Subscriber(events)
         try:
-            for ids, salt in asked:
+            for ids, salt in prompts_and_salts:
                 params = GenerateParams(max_new_tokens=6, cache_salt=salt)
                 run(engine, [ids], params, speculation=SHAPES[1])
                 while events.num_queued:
@@ -181,7 +181,7 @@ def test_a_subscriber_rebuilds_the_cache(
             subscriber.close()
 
 
-def test_messages_have_a_topic_and_numbers_that_rise() -> None:
+def test_messages_have_a_topic_and_increasing_numbers() -> None:
     engine = toy_engine(CACHING)
     assert engine.prefixes is not None
     with KvEventPublisher(engine.prefixes, ANYWHERE) as events, zmq.Context() as context:
@@ -192,7 +192,7 @@ def test_messages_have_a_topic_and_numbers_that_rise() -> None:
         run(engine, [range(9)], GenerateParams(max_new_tokens=1))
         (span,) = engine.prefixes.blocks()
         messages: list[list[bytes]] = []
-        while len(messages) < 2:  # the first ones go before it is connected
+        while len(messages) < 2:  # the first messages are sent before it is connected
             events.stored(*span)
             if live.poll(50):
                 messages.append(live.recv_multipart())
@@ -203,7 +203,7 @@ def test_messages_have_a_topic_and_numbers_that_rise() -> None:
     assert msgspec.msgpack.decode(second[2])[1][0]["type"] == "BlockStored"
 
 
-def test_an_endpoint_that_cannot_be_had_is_refused() -> None:
+def test_rejects_an_endpoint_that_cannot_be_bound() -> None:
     engine = toy_engine(CACHING)
     assert engine.prefixes is not None
     for endpoint in ("nonsense", "ipc:///no/such/folder/socket"):

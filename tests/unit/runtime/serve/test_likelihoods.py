@@ -1,4 +1,4 @@
-"""Log-probabilities of prompts, on engines of both kinds, by the toy model's definition."""
+"""Log-probabilities of prompts, on CPU and device engines, by the toy model's definition."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def url(request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 def answer_of(url: str, path: str, *, stream: bool, **fields: Any) -> dict[str, Any]:
-    """An answer; of a stream, its chunks joined to one."""
+    """Return an answer; the chunks of a stream are joined."""
     answer = httpx.post(url + path, json={"model": NAME, "stream": stream} | fields, timeout=300)
     assert answer.status_code == 200, answer.text
     if not stream:
@@ -45,11 +45,11 @@ def answer_of(url: str, path: str, *, stream: bool, **fields: Any) -> dict[str, 
     joined = chunks[0]
     for chunk in chunks[1:]:
         for choice in chunk["choices"]:
-            known = [c for c in joined["choices"] if c["index"] == choice["index"]]
-            if not known:
+            joined_choices = [c for c in joined["choices"] if c["index"] == choice["index"]]
+            if not joined_choices:
                 joined["choices"].append(choice)
                 continue
-            (mine,) = known
+            (mine,) = joined_choices
             mine["finish_reason"] = choice["finish_reason"]
             if "text" in mine:
                 mine["text"] += choice["text"]
@@ -59,14 +59,14 @@ def answer_of(url: str, path: str, *, stream: bool, **fields: Any) -> dict[str, 
 
 
 def row(ids: list[int]) -> list[float]:
-    """The log-probabilities of the token after ``ids``."""
+    """Return the log-probabilities of the token after ``ids``."""
     logits = [float(x) for x in target_logits(ids)]
     total = math.log(sum(map(math.exp, logits)))
     return [logit - total for logit in logits]
 
 
 def assert_scores(scores: list[dict[str, Any] | None], ids: list[int], count: int) -> None:
-    """The first token has none; every other one has its own and the likeliest."""
+    """Assert that all tokens but the first have their own log-probability and the top ones."""
     assert len(scores) == len(ids)
     assert scores[0] is None
     for i, score in enumerate(scores[1:], 1):
@@ -97,7 +97,7 @@ def test_a_completion_has_the_log_probabilities_of_its_prompts(
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("max_tokens", [0, 1, 4])
-def test_an_echo_has_the_log_probabilities_of_all_tokens(
+def test_echo_has_the_log_probabilities_of_all_tokens(
     url: str, stream: bool, max_tokens: int
 ) -> None:
     letters = {str(i): -100 for i in range(len(LETTERS), VOCAB)}
@@ -119,8 +119,10 @@ def test_an_echo_has_the_log_probabilities_of_all_tokens(
         assert logprobs["token_logprobs"][i] == pytest.approx(expected[ids[i]], abs=1e-5)
         best = logprobs["top_logprobs"][i]
         assert best[text[i]] == logprobs["token_logprobs"][i]
-        shown = {LETTERS[t]: expected[t] for t in range(len(LETTERS)) if LETTERS[t] in best}
-        assert shown == pytest.approx({t: p for t, p in best.items() if t in shown}, abs=1e-5)
+        by_letter = {LETTERS[t]: expected[t] for t in range(len(LETTERS)) if LETTERS[t] in best}
+        assert by_letter == pytest.approx(
+            {t: p for t, p in best.items() if t in by_letter}, abs=1e-5
+        )
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -150,7 +152,7 @@ def test_tokens_may_be_named_by_their_ids(url: str) -> None:
     assert names == [f"token_id:{token}" for token in choice["token_ids"]]
 
 
-def test_scorings_and_requests_share_the_engine(url: str) -> None:
+def test_scoring_and_generation_share_the_engine(url: str) -> None:
     body = {"model": NAME, "prompt": TEXT, "max_tokens": 8, "temperature": 0, "ignore_eos": True}
     plain = httpx.post(url + COMPLETIONS, json=body).json()["choices"][0]["text"]
 
@@ -166,14 +168,14 @@ def test_scorings_and_requests_share_the_engine(url: str) -> None:
 
 
 @pytest.mark.parametrize("count", [-1, 21])
-def test_only_so_many_likeliest_tokens(url: str, count: int) -> None:
+def test_rejects_too_many_top_logprobs(url: str, count: int) -> None:
     body = {"model": NAME, "prompt": TEXT, "prompt_logprobs": count}
     error = httpx.post(url + COMPLETIONS, json=body)
     assert error.status_code == 400
     assert error.json()["error"]["param"] == "prompt_logprobs"
 
 
-def test_the_server_limits_likeliest_tokens() -> None:
+def test_the_server_option_limits_top_logprobs() -> None:
     with served(worded(), max_logprobs=3) as (url, app):
         assert app.service.options.max_logprobs == 3 < ServiceOptions(names=("a",)).max_logprobs
         body = {"model": NAME, "prompt": TEXT, "max_tokens": 1}
@@ -183,7 +185,7 @@ def test_the_server_limits_likeliest_tokens() -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_an_echo_of_a_chat_begins_with_its_last_message(url: str, stream: bool) -> None:
+def test_echo_of_a_chat_begins_with_its_last_message(url: str, stream: bool) -> None:
     messages = [*HELLO, {"role": "assistant", "content": "cde"}]
     body = {"messages": messages, "max_tokens": 2, "stream": stream, "model": NAME, "echo": True}
     answer = httpx.post(url + CHAT, json=body, timeout=300).text
@@ -192,8 +194,8 @@ def test_an_echo_of_a_chat_begins_with_its_last_message(url: str, stream: bool) 
     assert content.startswith("cde")
 
 
-def test_a_client_that_leaves_cancels_its_scoring() -> None:
-    """The next request does not wait for a long list of scorings that nobody reads."""
+def test_disconnecting_cancels_scoring() -> None:
+    """The next request does not wait for the remaining scorings of a disconnected client."""
     with served(worded()) as (url, app):
         body = {"model": NAME, "prompt": [TEXT] * 60, "max_tokens": 0, "prompt_logprobs": 0}
         with pytest.raises(httpx.ReadTimeout):

@@ -1,4 +1,4 @@
-"""lm_eval runs a task to its end: its log-likelihoods are those of the toy model's definition."""
+"""lm_eval completes a task: its log-likelihoods equal the toy model's definition."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ metric_list:
 
 
 def score(text: str, choice: str) -> float:
-    """The log-likelihood of a choice after a text."""
+    """Return the log-likelihood of a choice after a text."""
     ids = [LETTERS.index(letter) for letter in text + choice]
     total = 0.0
     for i in range(len(text), len(ids)):
@@ -43,7 +43,7 @@ def score(text: str, choice: str) -> float:
 
 
 @pytest.mark.slow
-def test_lm_eval_runs_a_task_to_its_end(tmp_path: Path) -> None:
+def test_lm_eval_completes_a_task(tmp_path: Path) -> None:
     venv.create(tmp_path / "venv", with_pip=True)
     python = tmp_path / "venv" / "bin" / "python"
     install = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
@@ -56,7 +56,7 @@ def test_lm_eval_runs_a_task_to_its_end(tmp_path: Path) -> None:
 
 
 def run_task(python: Path, folder: Path) -> None:
-    """Runs the program and compares its scores."""
+    """Run the program and compare its scores."""
     drawn = random.Random(7)
     questions = [
         {

@@ -1,4 +1,4 @@
-"""The metrics that the shipped dashboard names are those that a server exports."""
+"""The server exports every metric that the shipped dashboard uses."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ DASHBOARD = Path(__file__).parents[4] / "examples" / "grafana" / "specbuild.json
 
 def test_every_metric_of_the_dashboard_is_exported() -> None:
     dashboard = json.loads(DASHBOARD.read_text(encoding="utf-8"))
-    asked = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
-    asked += [str(entry["query"]) for entry in dashboard["templating"]["list"]]
-    named = set(re.findall(r"(?:vllm|specbuild):\w+", " ".join(asked)))
+    queries = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
+    queries += [str(entry["query"]) for entry in dashboard["templating"]["list"]]
+    named = set(re.findall(r"(?:vllm|specbuild):\w+", " ".join(queries)))
     with (
         served(worded(), setting=DraftSetting(DraftShape(3, 4, 12))) as (url, _),
         httpx.Client(base_url=url, timeout=300) as client,
@@ -34,33 +34,35 @@ def test_every_metric_of_the_dashboard_is_exported() -> None:
         exported = client.get("/metrics").text
     samples = set(re.findall(r"^([\w:]+)\{", exported, re.MULTILINE))
     assert len(named) > 10 and named <= samples
-    labels = set(re.findall(r"by \((\w+)\)", " ".join(asked)))
+    labels = set(re.findall(r"by \((\w+)\)", " ".join(queries)))
     assert labels <= set(re.findall(r'(\w+)="', exported))
 
 
-def test_the_parts_of_a_requests_time_are_the_whole() -> None:
-    """Of more requests than run together: some of their time goes by in the queue."""
+def test_the_parts_of_the_latency_add_up() -> None:
+    """There are more requests than run at once, so some of their time is spent in the queue."""
     engine = worded(max_seq_len=4096)
     prompts = ["b"] * (2 * engine.manifest.limits.max_batch_size)
     body = {"model": NAME, "prompt": prompts, "max_tokens": 40, "ignore_eos": True}
     with served(engine) as (url, _), httpx.Client(base_url=url, timeout=300) as client:
         assert client.post("/v1/completions", json=body).status_code == 200
         exported = client.get("/metrics").text
-    found = dict(
+    metrics = dict(
         re.findall(r"^vllm:(\w+_seconds_(?:sum|count))\{.*\} (\S+)$", exported, re.MULTILINE)
     )
     parts = ("queue", "prefill", "decode", "inference")
-    sums = {part: float(found[f"request_{part}_time_seconds_sum"]) for part in parts}
-    assert {float(found[f"request_{part}_time_seconds_count"]) for part in parts} == {len(prompts)}
+    sums = {part: float(metrics[f"request_{part}_time_seconds_sum"]) for part in parts}
+    assert {float(metrics[f"request_{part}_time_seconds_count"]) for part in parts} == {
+        len(prompts)
+    }
     assert sums["inference"] == pytest.approx(sums["prefill"] + sums["decode"])
-    whole_s = float(found["e2e_request_latency_seconds_sum"])
+    whole_s = float(metrics["e2e_request_latency_seconds_sum"])
     assert sums["queue"] + sums["inference"] == pytest.approx(whole_s)
-    # Half of them wait until others are done.
+    # Half of the requests wait until others have finished.
     assert sums["queue"] > sums["inference"] / 4
 
 
 def counted(engine: Engine, shape: DraftShape) -> dict[str, float]:
-    """What a server counts while it answers the prompts, one after another."""
+    """Return the metrics of a server after it answered the prompts one after another."""
     with (
         served(engine, setting=DraftSetting(shape)) as (url, _),
         httpx.Client(base_url=url, timeout=300) as client,
@@ -70,26 +72,26 @@ def counted(engine: Engine, shape: DraftShape) -> dict[str, float]:
             answer = client.post("/v1/completions", json=body | {"ignore_eos": True})
             assert answer.json()["usage"]["completion_tokens"] == tokens
         exported = client.get("/metrics").text
-    found = re.findall(r"^vllm:(\w+)\{[^}]*\} (\S+)$", exported, re.MULTILINE)
-    return {name: float(value) for name, value in found}
+    samples = re.findall(r"^vllm:(\w+)\{[^}]*\} (\S+)$", exported, re.MULTILINE)
+    return {name: float(value) for name, value in samples}
 
 
 @pytest.mark.parametrize("shape", [CHAIN, DraftShape(3, 4, 12)])
-def test_launches_and_drafts_are_counted_as_the_target_ran(shape: DraftShape) -> None:
-    """A step's rows are, for each sequence, its root and its drafts."""
+def test_counts_of_launches_and_drafts_equal_those_of_the_target(shape: DraftShape) -> None:
+    """In a step, each sequence has its root and its draft tokens as rows."""
     engine = toy_engine(text=toy_codec())
-    found = counted(engine, shape)
+    metrics = counted(engine, shape)
     rows = [rows for role, rows in engine.executor.launches if role == "target"]
     read = sum(len(prompt) for prompt in PROMPTS)
-    assert found["iteration_tokens_total_count"] == len(rows)
-    assert found["iteration_tokens_total_sum"] == read + sum(TOKENS)
-    drafted = sum(rows) - read - found["spec_decode_num_drafts_total"]
-    assert found["spec_decode_num_draft_tokens_total"] == drafted
-    assert drafted > found["spec_decode_num_accepted_tokens_total"] > 0
+    assert metrics["iteration_tokens_total_count"] == len(rows)
+    assert metrics["iteration_tokens_total_sum"] == read + sum(TOKENS)
+    drafted = sum(rows) - read - metrics["spec_decode_num_drafts_total"]
+    assert metrics["spec_decode_num_draft_tokens_total"] == drafted
+    assert drafted > metrics["spec_decode_num_accepted_tokens_total"] > 0
 
 
-def test_a_devices_launches_and_drafts_are_counted_as_the_hosts() -> None:
-    """Of chains; a step that was started for nobody is received by nobody."""
+def test_a_device_engine_has_the_counts_of_the_host_engine() -> None:
+    """Use chains. The device may start a step whose sequences have finished; it is not counted."""
     text = toy_codec()
     host, device = (
         counted(engine, CHAIN) for engine in (toy_engine(text=text), toy_cuda(text=text).engine)

@@ -19,12 +19,12 @@ RECIPE = Path(__file__).parents[4] / "docs/developers/add-an-endpoint.md"
 
 @pytest.fixture(scope="module")
 def operation() -> Operation:
-    """The operation that the code blocks of the recipe define, in their order."""
+    """Return the operation that the code blocks of the recipe define."""
     names: dict[str, Any] = {}
     for block in re.findall(r"```python\n(.*?)```", RECIPE.read_text(encoding="utf-8"), re.S):
         exec(block, names)
-    made: Operation = names["operation"]
-    return made
+    defined: Operation = names["operation"]
+    return defined
 
 
 def test_the_recipe_serves_its_endpoint(
@@ -49,8 +49,8 @@ def test_the_recipe_documents_and_protects_it(operation: Operation) -> None:
     assert routes.needs_key(operation.path)
 
 
-def test_a_request_without_a_key_reaches_open_operations_alone() -> None:
-    """Keys are checked for exactly the operations that the table does not open."""
+def test_a_request_without_a_key_reaches_open_operations_only() -> None:
+    """The server checks keys for exactly the operations that the table does not mark as open."""
     opened = {o.path for o in OPERATIONS if o.is_open}
     with served(worded(TEMPLATE), keys=("secret",)) as (url, _):
         for operation in OPERATIONS:
@@ -59,7 +59,7 @@ def test_a_request_without_a_key_reaches_open_operations_alone() -> None:
             assert (answer.status_code != 401) == (operation.path in opened), path
 
 
-def test_handlers_are_in_the_table_that_the_recipe_names() -> None:
+def test_every_handler_is_in_the_table_of_the_recipe() -> None:
     text = RECIPE.read_text(encoding="utf-8")
     for name in ("OPERATIONS", "Operation", "object_schema", "REFUSED", "IGNORED", "in_thread"):
         assert f"`{name}" in text or f"{name}(" in text or f".{name}" in text

@@ -1,4 +1,4 @@
-"""The OpenAPI file, and schemathesis: every answer is one that the file describes."""
+"""The OpenAPI file, and schemathesis: every answer matches the file."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from serve.served import NAME, TEMPLATE, served, worded
 from specbuild.runtime.serve.openapi import openapi_document
 from specbuild.runtime.serve.routes import OPERATIONS
 
-# What fits the file may still be refused: a context that is too long, a template's own rules.
+# A valid body may still be rejected: a context that is too long, or a template's own rules.
 NOT_HELD = "positive_data_acceptance"
 EXAMPLES = settings(
     max_examples=3,
@@ -32,9 +32,9 @@ EXAMPLES = settings(
 
 
 def document_of_this_server() -> dict[str, Any]:
-    """The file with the one model that is here, as other names would all be refused.
+    """Return the file with the name of this server's model as the only one.
 
-    It has no ``timeout``: one that passes is a 504, which is no fault of the server.
+    Omit ``timeout``: a timeout is answered with 504, which schemathesis counts as a server error.
     """
     document = openapi_document(OPERATIONS)
     for schema in document["components"]["schemas"].values():
@@ -53,11 +53,11 @@ def url() -> Iterator[str]:
         yield url
 
 
-def test_a_server_gives_its_file(url: str) -> None:
+def test_the_server_returns_its_openapi_file(url: str) -> None:
     assert httpx.get(f"{url}/openapi.json", timeout=300).json() == openapi_document(OPERATIONS)
 
 
-def test_every_route_stands_in_the_file() -> None:
+def test_every_route_is_in_the_file() -> None:
     with served(worded(TEMPLATE), page=False) as (_, app):
         paths = {
             route.path.replace(":path", "") for route in app.asgi.routes if route.path[0] == "/"
@@ -65,7 +65,7 @@ def test_every_route_stands_in_the_file() -> None:
     assert paths - {"/openapi.json", "/docs"} == set(openapi_document(OPERATIONS)["paths"])
 
 
-def test_bodies_by_the_file_are_answered_by_the_file(url: str) -> None:
+def test_answers_to_bodies_of_the_file_match_the_file(url: str) -> None:
     schema = schemathesis.openapi.from_dict(document_of_this_server())
     schema.config.update(base_url=url)
     answered = set()

@@ -1,4 +1,4 @@
-"""What operators set up: certificates, logs as JSON, and metrics of HTTP, the process and calls."""
+"""Settings of operators: certificates, JSON logs, and metrics of HTTP, the process and calls."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ BODY = {"model": NAME, "prompt": "bcdefghij" * 3, "max_tokens": 9, "ignore_eos":
 
 
 def certificate(folder: Path) -> tuple[Path, Path]:
-    """A self-signed certificate of 127.0.0.1 and its key."""
+    """Write a self-signed certificate of 127.0.0.1 and its key."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "localhost")])
     now = datetime.now(UTC)
-    made = (
+    certificate_data = (
         x509.CertificateBuilder()
         .subject_name(name)
         .issuer_name(name)
@@ -40,7 +40,7 @@ def certificate(folder: Path) -> tuple[Path, Path]:
         .sign(key, hashes.SHA256())
     )
     cert_file, key_file = folder / "cert.pem", folder / "key.pem"
-    cert_file.write_bytes(made.public_bytes(serialization.Encoding.PEM))
+    cert_file.write_bytes(certificate_data.public_bytes(serialization.Encoding.PEM))
     key_file.write_bytes(
         key.private_bytes(
             serialization.Encoding.PEM,
@@ -51,12 +51,12 @@ def certificate(folder: Path) -> tuple[Path, Path]:
     return cert_file, key_file
 
 
-def test_a_server_with_a_certificate_speaks_https(tmp_path: Path) -> None:
+def test_a_server_with_a_certificate_uses_https(tmp_path: Path) -> None:
     cert_file, key_file = certificate(tmp_path)
     address = Address(port=0, ssl_certfile=cert_file, ssl_keyfile=key_file)
     context = ssl.create_default_context(cafile=str(cert_file))
-    with served(worded(), address=address) as (shown, _):
-        url = shown.replace("127.0.0.1", "localhost")
+    with served(worded(), address=address) as (base_url, _):
+        url = base_url.replace("127.0.0.1", "localhost")
         assert url.startswith("https://")
         plain = httpx.post(f"{url}/v1/completions", json=BODY, verify=context)
         assert plain.status_code == 200
@@ -68,7 +68,7 @@ def test_a_server_with_a_certificate_speaks_https(tmp_path: Path) -> None:
             httpx.get(f"{url}/health")
 
 
-def test_a_certificate_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+def test_the_error_names_an_unreadable_certificate(tmp_path: Path) -> None:
     cert_file, key_file = certificate(tmp_path)
     with pytest.raises(RequestError, match="certificate"):
         Address(ssl_certfile=key_file, ssl_keyfile=cert_file)
@@ -78,7 +78,7 @@ def test_a_certificate_that_cannot_be_read_is_named(tmp_path: Path) -> None:
         Address(ssl_keyfile=key_file)
 
 
-def test_logs_may_be_json(capfd: pytest.CaptureFixture[str]) -> None:
+def test_logs_as_json(capfd: pytest.CaptureFixture[str]) -> None:
     with served(worded(), log_requests=True, log_json=True) as (url, _):
         headers = {"x-request-id": "mine"}
         httpx.post(f"{url}/v1/completions", json=BODY, headers=headers)

@@ -1,4 +1,4 @@
-"""Output parsers: what models write by the form is read back, whatever else comes is content."""
+"""Output parsers: messages in a model's format are parsed, and any other text is content."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from specbuild.runtime.serve.parsers.reasoning import ReasoningState, reasoning_
 from specbuild.runtime.serve.parsers.tool_call_formats import TOOL_CALL_FORMATS
 from specbuild.runtime.serve.token_batches import TokenBatch
 
-# Ids: characters are their code points, control tokens lie behind them.
+# The ids of characters are their code points; control tokens have larger ids.
 CONTROL_IDS = {name: 0x110000 + i for i, name in enumerate(CONTROL)}
 
 
@@ -33,7 +33,7 @@ decode = PlainDecoder(lambda ids: "".join(chr(i) for i in ids if i < 0x110000))
 
 
 def ids_of(text: str) -> list[int]:
-    """Ids of a text in which ``<|name|>`` are control tokens."""
+    """Return the ids of a text in which ``<|name|>`` are control tokens."""
     ids: list[int] = []
     while text:
         name = next((n for n in CONTROL if text.startswith(f"<|{n}|>")), None)
@@ -43,7 +43,7 @@ def ids_of(text: str) -> list[int]:
 
 
 def read(parser: Any, ids: Sequence[int], cuts: Sequence[int] = (), end: str = "stop") -> Output:
-    """The output of a parser, given its tokens in turns that end at ``cuts``."""
+    """Return the output of a parser whose tokens arrive in parts that end at ``cuts``."""
     output = Output(parser)
     tokens = [TokenEvent(0, i, "", False, -1.0) for i in ids]
     ends = [*sorted(c for c in cuts if c < len(ids)), len(ids)]
@@ -63,7 +63,7 @@ def harmony(text: str, stop: Sequence[str] = (), cuts: Sequence[int] = ()) -> Ou
 
 @dataclass(frozen=True)
 class Message:
-    """A message as a model writes it."""
+    """A message in the format of a model."""
 
     channel: str
     recipient: str | None
@@ -90,7 +90,7 @@ messages = st.builds(
 
 @settings(max_examples=80, deadline=None)
 @given(st.lists(messages, max_size=5), st.lists(st.integers(0, 200), max_size=8))
-def test_harmony_is_read_back(written: list[Message], cuts: list[int]) -> None:
+def test_written_harmony_messages_are_parsed(written: list[Message], cuts: list[int]) -> None:
     text = "".join(message.written() for message in written).removeprefix("<|start|>assistant")
     output = harmony(text, cuts=cuts)
     plain = [m for m in written if m.recipient is None]
@@ -117,19 +117,19 @@ def test_harmony_is_read_back(written: list[Message], cuts: list[int]) -> None:
         ("", "", ""),
     ],
 )
-def test_harmony_that_errs_still_gives_an_answer(text: str, content: str, reasoning: str) -> None:
+def test_malformed_harmony_still_gives_an_answer(text: str, content: str, reasoning: str) -> None:
     output = harmony(text)
     assert (output.content, output.reasoning, output.calls) == (content, reasoning, [])
 
 
-def test_a_recipient_is_cut_at_the_constraint() -> None:
+def test_a_recipient_ends_at_the_constraint() -> None:
     output = harmony("<|channel|>commentary to=functions.f<|constrain|>json<|message|>{}<|call|>")
     assert [(call.name, call.arguments) for call in output.calls] == [("f", "{}")]
     swapped = harmony(" to=functions.f<|channel|>commentary<|message|>{}<|call|>")
     assert [(call.name, call.arguments) for call in swapped.calls] == [("f", "{}")]
 
 
-def test_stop_strings_end_content_and_not_reasoning() -> None:
+def test_stop_strings_apply_to_content_only() -> None:
     text = "<|channel|>analysis<|message|>a STOP b<|end|><|start|>assistant<|channel|>final"
     output = harmony(text + "<|message|>one STOP two<|return|>", stop=["STOP"])
     assert (output.content, output.reasoning) == ("one ", "a STOP b")
@@ -141,7 +141,7 @@ def test_stop_strings_end_content_and_not_reasoning() -> None:
     st.lists(st.sampled_from([*(f"<|{n}|>" for n in CONTROL), "a", " ", "final", "to=f", "é"])),
     st.lists(st.integers(0, 40), max_size=4),
 )
-def test_no_tokens_break_the_harmony_parser(parts: list[str], cuts: list[int]) -> None:
+def test_the_harmony_parser_accepts_any_tokens(parts: list[str], cuts: list[int]) -> None:
     once, again = harmony("".join(parts)), harmony("".join(parts), cuts=cuts)
     assert (once.content, once.reasoning) == (again.content, again.reasoning)
     assert [c.arguments for c in once.calls] == [c.arguments for c in again.calls]
@@ -157,12 +157,14 @@ def marked(
 
 @settings(max_examples=80, deadline=None)
 @given(texts, texts, st.lists(st.integers(0, 60), max_size=6), st.booleans())
-def test_thinking_is_apart(thought: str, said: str, cuts: list[int], opened: bool) -> None:
-    """``opened``: by the prompt; else the model opens its thought itself."""
+def test_reasoning_is_separated_from_content(
+    thought: str, answer: str, cuts: list[int], opened: bool
+) -> None:
+    """``opened``: the prompt begins the reasoning; otherwise the model does."""
     begins = ReasoningState.OPEN if opened else ReasoningState.UNMARKED
     begun = "x" if opened else "<think>x"
-    output = marked(f"{begun}{thought}</think>{said}", thought=begins, cuts=cuts)
-    assert (output.reasoning, output.content) == (f"x{thought}", said)
+    output = marked(f"{begun}{thought}</think>{answer}", thought=begins, cuts=cuts)
+    assert (output.reasoning, output.content) == (f"x{thought}", answer)
     unclosed = marked(f"{begun}{thought}", thought=begins, cuts=cuts)
     assert (unclosed.reasoning, unclosed.content) == (f"x{thought}", "")
 
@@ -173,14 +175,14 @@ def test_thinking_is_apart(thought: str, said: str, cuts: list[int], opened: boo
     st.sampled_from([ReasoningState.CLOSED, ReasoningState.UNMARKED]),
     st.lists(st.integers(0, 20)),
 )
-def test_an_answer_without_a_thought_is_content(
-    said: str, thought: ReasoningState, cuts: list[int]
+def test_an_answer_without_reasoning_is_content(
+    answer: str, thought: ReasoningState, cuts: list[int]
 ) -> None:
-    output = marked(said, thought=thought, cuts=cuts)
-    assert (output.reasoning, output.content) == ("", said)
+    output = marked(answer, thought=thought, cuts=cuts)
+    assert (output.reasoning, output.content) == ("", answer)
     assert output.reasoning_tokens == 0
-    thinks_again = marked(f"\n<think>\nhm</think>{said}", thought=thought, cuts=cuts)
-    assert (thinks_again.reasoning, thinks_again.content) == ("\nhm", said)
+    thinks_again = marked(f"\n<think>\nhm</think>{answer}", thought=thought, cuts=cuts)
+    assert (thinks_again.reasoning, thinks_again.content) == ("\nhm", answer)
 
 
 @pytest.mark.parametrize(
@@ -196,7 +198,7 @@ def test_an_answer_without_a_thought_is_content(
         ("", ReasoningState.UNMARKED),
     ],
 )
-def test_the_prompt_says_whether_a_thought_is_open(prompt: str, thought: ReasoningState) -> None:
+def test_the_prompt_determines_the_reasoning_state(prompt: str, thought: ReasoningState) -> None:
     assert reasoning_state(ChatPrompt(prompt)) is thought
 
 
@@ -208,14 +210,14 @@ def test_the_prompt_says_whether_a_thought_is_open(prompt: str, thought: Reasoni
         ("The answer is", ReasoningState.CLOSED),
     ],
 )
-def test_a_continued_message_says_whether_its_thought_is_open(
+def test_a_continued_message_determines_the_reasoning_state(
     continued: str, thought: ReasoningState
 ) -> None:
     prompt = f"<|im_start|>assistant\n<think>\n\n</think>\n\n{continued}"
     assert reasoning_state(ChatPrompt(prompt, continued=continued)) is thought
 
 
-def test_harmony_continues_the_message_that_the_prompt_has_begun() -> None:
+def test_harmony_continues_the_message_at_the_end_of_the_prompt() -> None:
     prompt = "<|start|>user<|message|>a<|end|><|start|>assistant"
     for begun, (content, reasoning) in {
         "": ("x", ""),
@@ -235,7 +237,7 @@ objects = st.dictionaries(st.text("abc", max_size=3), st.integers() | texts, max
 
 @settings(max_examples=60, deadline=None)
 @given(texts, objects, texts, st.lists(st.integers(0, 90), max_size=6))
-def test_calls_are_read_out_of_marks(
+def test_calls_between_markers_are_parsed(
     before: str, arguments: dict[str, Any], after: str, cuts: list[int]
 ) -> None:
     call = json.dumps({"name": "f", "arguments": arguments})
@@ -246,7 +248,7 @@ def test_calls_are_read_out_of_marks(
     assert output.finish_reason == "tool_calls"
 
 
-def test_marks_that_hold_no_call_are_content() -> None:
+def test_markers_without_a_call_are_content() -> None:
     for text in (
         "<tool_call>{</tool_call>",
         "<tool_call>[1]</tool_call>",
@@ -258,7 +260,7 @@ def test_marks_that_hold_no_call_are_content() -> None:
     assert marked("one ST", thought=None, stop=["STOP"]).content == "one ST"
 
 
-def test_parsers_go_by_the_template() -> None:
+def test_the_template_determines_the_parser() -> None:
     codec = toy_codec("<|start|>assistant<|channel|>")
     assert output_format(codec, (28,), reasoning="auto", tool_calls="auto").supports_tools
     plain = output_format(toy_codec("x"), (28,), reasoning="auto", tool_calls="auto")
@@ -272,7 +274,7 @@ def test_parsers_go_by_the_template() -> None:
 
 @pytest.fixture(scope="module")
 def library() -> Iterator[tuple[Any, Any]]:
-    """OpenAI's own reader of harmony and its roles, where the vocabulary is on this machine."""
+    """OpenAI's own harmony parser and roles, if the vocabulary is on this machine."""
     base = os.environ.get("TIKTOKEN_ENCODINGS_BASE")
     if base is None or not (Path(base) / "o200k_base.tiktoken").is_file():
         pytest.skip("TIKTOKEN_ENCODINGS_BASE names no folder with o200k_base.tiktoken")
@@ -283,19 +285,19 @@ def library() -> Iterator[tuple[Any, Any]]:
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(messages, min_size=1, max_size=4))
-def test_harmony_is_read_as_openai_reads_it(
-    library: tuple[Any, Any], written: list[Message]
-) -> None:
+def test_harmony_is_parsed_as_by_openai(library: tuple[Any, Any], written: list[Message]) -> None:
     encoding, assistant = library
     text = "".join(message.written() for message in written).removeprefix("<|start|>assistant")
     ids = encoding.encode(text, allowed_special="all")
     control = {n: encoding.encode(f"<|{n}|>", allowed_special="all")[0] for n in CONTROL}
-    theirs = encoding.parse_messages_from_completion_tokens(ids, assistant)
+    by_openai = encoding.parse_messages_from_completion_tokens(ids, assistant)
     output = read(HarmonyParser(control, encoding.decode, ()), ids)
-    plain = [m for m in theirs if m.recipient is None]
+    plain = [m for m in by_openai if m.recipient is None]
     assert output.reasoning == "".join(m.content[0].text for m in plain if m.channel == "analysis")
     assert output.content == "".join(m.content[0].text for m in plain if m.channel != "analysis")
     calls = [
-        (m.recipient.removeprefix("functions."), m.content[0].text) for m in theirs if m.recipient
+        (m.recipient.removeprefix("functions."), m.content[0].text)
+        for m in by_openai
+        if m.recipient
     ]
     assert [(call.name, call.arguments) for call in output.calls] == calls

@@ -1,4 +1,4 @@
-"""Clients whose prompts begin alike: what was cached is in their answers and in the metrics."""
+"""Prompts with a shared prefix: answers and metrics have the number of cached tokens."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from specbuild.runtime.engine_dir.manifest import DraftShape
 PROMPT = "abcdefghijklmnopqrst"
 
 
-def asked(at: str, route: str, **body: Any) -> Any:
+def ask(at: str, route: str, **body: Any) -> Any:
     answer = httpx.post(
         f"{at}/v1/{route}", json={"model": "toy", "max_tokens": 3, **body}, timeout=300
     )
@@ -25,13 +25,13 @@ def asked(at: str, route: str, **body: Any) -> Any:
 
 
 def cached(answer: Any) -> int:
-    found: int = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
-    return found
+    num_cached: int = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+    return num_cached
 
 
 @pytest.mark.parametrize("kind", ["host", "device"])
-def test_answers_say_how_much_of_a_prompt_was_cached(kind: str) -> None:
-    # The toy's own draft is none of the device's usual ones.
+def test_answers_have_the_number_of_cached_tokens(kind: str) -> None:
+    # The toy's own draft is not a default one of the device.
     shapes = (*SHAPES, DraftShape(1, 2, 2))
     text = toy_codec("{% for m in messages %}{{ m.content }}{% endfor %}")
     if kind == "host":
@@ -40,12 +40,12 @@ def test_answers_say_how_much_of_a_prompt_was_cached(kind: str) -> None:
         engine = toy_cuda(CACHING, text=text, shapes=shapes).engine
     chat = [{"role": "user", "content": PROMPT}]
     with served(engine) as (at, _):
-        cold = asked(at, "completions", prompt=PROMPT, seed=1)
-        warm = asked(at, "completions", prompt=PROMPT, seed=1)
+        cold = ask(at, "completions", prompt=PROMPT, seed=1)
+        warm = ask(at, "completions", prompt=PROMPT, seed=1)
         assert (cached(cold), cached(warm)) == (0, 16)
         assert warm["choices"] == cold["choices"]
-        assert cached(asked(at, "chat/completions", messages=chat)) == 16
-        assert cached(asked(at, "completions", prompt=PROMPT, cache_salt="mine")) == 0
+        assert cached(ask(at, "chat/completions", messages=chat)) == 16
+        assert cached(ask(at, "completions", prompt=PROMPT, cache_salt="mine")) == 0
         body = {"model": "toy", "input": PROMPT, "max_output_tokens": 3}
         response = httpx.post(f"{at}/v1/responses", json=body, timeout=300).json()
         assert response["usage"]["input_tokens_details"]["cached_tokens"] == 16
@@ -60,7 +60,7 @@ def test_answers_say_how_much_of_a_prompt_was_cached(kind: str) -> None:
     assert numbers["vllm:prompt_tokens_cached_total"] == 3 * 16
 
 
-def test_a_salt_of_a_wrong_type_is_refused_by_name() -> None:
+def test_rejects_a_salt_of_a_wrong_type() -> None:
     with served(worded()) as (at, _):
         body = {"model": "toy", "prompt": "abc", "cache_salt": 3}
         answer = httpx.post(f"{at}/v1/completions", json=body, timeout=300)

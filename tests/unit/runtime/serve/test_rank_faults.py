@@ -1,4 +1,4 @@
-"""A server of an engine on several fake GPUs, of which one fails while requests run."""
+"""A server of an engine on several fake GPUs, one of which fails while requests run."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def body(start: int) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("failing", [0, 1])
-def test_a_fault_of_one_gpu_ends_requests_and_health(failing: int) -> None:
-    """Every open request gets the sentence that names the GPU; later ones too, and /health."""
+def test_a_fault_of_one_gpu_fails_requests_and_health(failing: int) -> None:
+    """Running and later requests, and /health, return the message that names the GPU."""
     toy = toy_ranks(2)
     with served(toy.engine) as (url, _), httpx.Client(base_url=url, timeout=120) as client:
         assert client.get("/health").status_code == 200

@@ -1,4 +1,4 @@
-"""What is said behind ``serve run``: read without Ray."""
+"""Options after ``serve run`` are parsed without Ray."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from specbuild.runtime.serve.ray import ReplicaOptions
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("arguments", "message"),
     [
         ({}, "engine=PATH"),
         ({"engine": "x", "replica": "2"}, "replica is not an option"),
@@ -23,16 +23,16 @@ from specbuild.runtime.serve.ray import ReplicaOptions
         ({"engine": "x", "prefix_cache": "yes"}, "true or false"),
     ],
 )
-def test_wrong_options_are_refused_by_name(given: dict[str, str], message: str) -> None:
+def test_the_error_names_an_invalid_option(arguments: dict[str, str], message: str) -> None:
     with pytest.raises(RequestError, match=message):
-        ReplicaOptions.read(given)
+        ReplicaOptions.read(arguments)
 
 
-def test_options_are_read_by_their_types(tmp_path: Path) -> None:
+def test_options_are_converted_to_their_types(tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     keys.write_text("one\ntwo\n")
-    given = {"engine": "x", "replicas": "3", "num_gpus": "0.5", "prefix_cache": "False"}
-    options = ReplicaOptions.read({**given, "api_key_file": str(keys), "max_queue": 7})
+    arguments = {"engine": "x", "replicas": "3", "num_gpus": "0.5", "prefix_cache": "False"}
+    options = ReplicaOptions.read({**arguments, "api_key_file": str(keys), "max_queue": 7})
     assert options == ReplicaOptions(
         engine="x",
         replicas=3,
@@ -47,7 +47,7 @@ def test_options_are_read_by_their_types(tmp_path: Path) -> None:
         _ = options.keys
 
 
-def test_a_replica_has_a_gpu_where_its_engine_needs_one() -> None:
+def test_a_replica_has_a_gpu_if_its_engine_needs_one() -> None:
     options, manifest = ReplicaOptions(engine="x"), toy_manifest()
     assert options.gpus(replace(manifest, backend="cpu")) == 0
     assert options.gpus(replace(manifest, backend="cuda")) == 1

@@ -1,4 +1,4 @@
-"""No request field that changes the output is ignored: the table, and the routes that follow it."""
+"""No request field that changes the output is ignored: the table of fields, and the routes."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ BODIES: dict[str, dict[str, Any]] = {
 }
 MODELS = (CompletionFields, ChatFields, ResponseFields, TokenizeFields, DetokenizeFields)
 STATES = {body.route: field_states(body) for body in MODELS}
-# The request classes of vLLM 0.33 beside OpenAI's fields: its protocol.py files.
+# The request classes of vLLM 0.33, in addition to OpenAI's fields: its protocol.py files.
 VLLM_GENERATION = [
     "use_beam_search",
     "include_stop_str_in_output",
@@ -139,7 +139,7 @@ VLLM: dict[str, list[str]] = {
     ],
     "detokenize": ["model", "tokens"],
 }
-# Older versions of vLLM have these.
+# Fields of older versions of vLLM.
 VLLM_BEFORE = [
     "guided_json",
     "guided_regex",
@@ -166,7 +166,7 @@ def post(client: httpx.Client, route: str, **fields: Any) -> httpx.Response:
 
 
 def without_ids(text: str) -> Any:
-    """An answer without what differs between two equal requests."""
+    """Return an answer without parts that differ between two equal requests."""
 
     def read(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         random = ("id", "created", "created_at", "prompt_tokens_details", "input_tokens_details")
@@ -197,7 +197,7 @@ def test_every_field_of_openai_is_in_the_table() -> None:
     }
     for route, parts in typed.items():
         names = {prefix + name for prefix, params in parts for name in params.__annotations__}
-        # The form itself has a test of its own: test_structured.py.
+        # test_structured.py tests the format itself.
         assert names - {"text.format"} <= STATES[route].keys(), route
 
 
@@ -208,7 +208,7 @@ def test_every_field_of_vllm_is_in_the_table(route: str) -> None:
 
 
 def nested(name: str, value: Any) -> dict[str, Any]:
-    """A field, or a key of an object."""
+    """Return a field, or a key of an object."""
     field, _, key = name.partition(".")
     return {field: {key: value}} if key else {name: value}
 
@@ -217,14 +217,16 @@ REFUSALS = [(f, route) for f in (*REFUSED, *OTHER_SERVERS) for route in f.routes
 
 
 @pytest.mark.parametrize(("field", "route"), REFUSALS, ids=lambda x: getattr(x, "name", x))
-def test_a_refused_field_is_named(client: httpx.Client, field: RefusedField, route: str) -> None:
+def test_the_error_names_a_rejected_field(
+    client: httpx.Client, field: RefusedField, route: str
+) -> None:
     values: list[Any] = [{"some": 1}, "some", 7, *([0] if field.name == "prompt_logprobs" else [])]
     for value in values:
-        given = nested(field.name, value)
+        fields = nested(field.name, value)
         if field.name == "best_of":
-            given = {"best_of": 7}
-        # A field of a model has a type, whose refusal names it too.
-        answer = post(client, route, **given)
+            fields = {"best_of": 7}
+        # The type of a ``model`` field is checked first, and that error names it too.
+        answer = post(client, route, **fields)
         assert answer.status_code == 400, answer.text
         # Anthropic's errors name no parameter.
         if route not in ("messages", "count_tokens"):
@@ -233,20 +235,20 @@ def test_a_refused_field_is_named(client: httpx.Client, field: RefusedField, rou
 
 
 @pytest.mark.parametrize(("field", "route"), REFUSALS, ids=lambda x: getattr(x, "name", x))
-def test_values_that_request_nothing_change_nothing(
+def test_default_values_of_rejected_fields_are_accepted(
     client: httpx.Client, field: RefusedField, route: str
 ) -> None:
     plain = without_ids(post(client, route).text)
     for value in (None, *field.neutral):
-        given = nested(field.name, value)
+        fields = nested(field.name, value)
         if field.name.startswith("stream_options"):
-            given |= {"stream": True}
-            assert post(client, route, **given).status_code == 200
+            fields |= {"stream": True}
+            assert post(client, route, **fields).status_code == 200
             continue
         if field.name.startswith("structured_outputs"):
-            assert post(client, route, **given).status_code == 200
+            assert post(client, route, **fields).status_code == 200
             continue
-        answer = post(client, route, **given)
+        answer = post(client, route, **fields)
         assert answer.status_code == 200, answer.text
         assert without_ids(answer.text) == plain
 
@@ -280,7 +282,7 @@ def test_unknown_fields_are_ignored_and_logged_once(
 
 
 def usages(client: httpx.Client, route: str, **fields: Any) -> list[Mapping[str, Any]]:
-    """The usage of each chunk of a stream; an empty one where a chunk has none."""
+    """Return the usage of each chunk of a stream, or an empty dict."""
     answer = post(client, route, stream=True, **fields)
     assert answer.status_code == 200, answer.text
     lines = [line.removeprefix("data: ") for line in answer.text.splitlines() if line]
@@ -288,13 +290,15 @@ def usages(client: httpx.Client, route: str, **fields: Any) -> list[Mapping[str,
 
 
 @pytest.mark.parametrize("route", ["completions", "chat"])
-def test_continuous_usage_counts_up(client: httpx.Client, route: str) -> None:
+def test_continuous_usage_increases(client: httpx.Client, route: str) -> None:
     both = {"include_usage": True, "continuous_usage_stats": True}
-    found = usages(client, route, stream_options=both, min_tokens=8)
-    counts = [usage["completion_tokens"] for usage in found]
+    chunk_usages = usages(client, route, stream_options=both, min_tokens=8)
+    counts = [usage["completion_tokens"] for usage in chunk_usages]
     assert counts == sorted(counts) and counts[-1] == 8 and len(set(counts)) > 1
-    assert len({usage["prompt_tokens"] for usage in found}) == 1
-    assert all(u["total_tokens"] == u["prompt_tokens"] + u["completion_tokens"] for u in found)
+    assert len({usage["prompt_tokens"] for usage in chunk_usages}) == 1
+    assert all(
+        u["total_tokens"] == u["prompt_tokens"] + u["completion_tokens"] for u in chunk_usages
+    )
     last_only = usages(client, route, stream_options={"include_usage": True}, min_tokens=8)
     assert [bool(usage) for usage in last_only] == [False] * (len(last_only) - 1) + [True]
     assert last_only[-1]["completion_tokens"] == 8

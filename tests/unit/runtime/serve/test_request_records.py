@@ -1,4 +1,4 @@
-"""Ids, log lines and counts of requests, and which hosts and content types are served."""
+"""Ids, log lines and counts of requests, and the accepted hosts and content types."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ def server() -> Iterator[tuple[httpx.Client, App]]:
 
 
 def standard_error(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
-    """What is written to standard error from here on. Call it in a test, not in a fixture.
+    """Capture standard error from here on. Call this in a test, not in a fixture.
 
-    pytest's capture reads and truncates its file in two steps, and loses a line that the server's
+    pytest's capture reads and truncates its file in two steps. It loses a line that the server's
     thread writes in between.
     """
     text = io.StringIO()
@@ -51,12 +51,12 @@ def standard_error(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
 
 
 def logged(log: io.StringIO, count: int) -> list[dict[str, str]]:
-    """The lines on standard error, in order of status; each of them must match."""
+    """Return the lines on standard error in order of status; each of them must match."""
     wait_until(lambda: log.getvalue().count("\n") >= count)
     text = log.getvalue()
-    found = [LINE.fullmatch(line) for line in text.splitlines()]
-    assert all(found) and len(found) == count, text
-    lines = [match.groupdict() for match in found if match is not None]
+    matches = [LINE.fullmatch(line) for line in text.splitlines()]
+    assert all(matches) and len(matches) == count, text
+    lines = [match.groupdict() for match in matches if match is not None]
     return sorted(lines, key=lambda line: line["status"])
 
 
@@ -103,14 +103,14 @@ def test_429s_are_counted() -> None:
             wait_until(lambda: app.service.open_requests == most)
             refused = httpx.post(url + COMPLETIONS, json={"model": NAME, "prompt": "b"})
             assert refused.status_code == 429
-        found = re.findall(
+        requests = re.findall(
             r"^http_requests_total{(.*)} (\S+)$", client.get(url + "/metrics").text, re.M
         )
-        assert dict(found)[f'handler="{COMPLETIONS}",method="POST",status="429"'] == "1.0"
+        assert dict(requests)[f'handler="{COMPLETIONS}",method="POST",status="429"'] == "1.0"
 
 
 @given(st.text(st.characters(codec="utf-8"), min_size=1), st.text(), st.text())
-def test_no_request_can_forge_a_log_line(path: str, host: str, method: str) -> None:
+def test_log_lines_escape_request_data(path: str, host: str, method: str) -> None:
     scope: dict[str, Any] = {"path": path, "client": (host, 1), "method": method or "GET"}
     match = LINE.fullmatch(RequestRecord("a").line(scope, "none"))
     assert match is not None and match["id"] == "a" and match["status"] == "499"
@@ -125,11 +125,11 @@ def test_every_response_has_a_request_id(server: tuple[httpx.Client, App], given
         raw.sendall(b"GET /ping HTTP/1.1\r\nHost: x\r\nConnection: close\r\nX-Request-Id: ")
         raw.sendall(sent + b"\r\n\r\n")
         answer = b"".join(iter(lambda: raw.recv(4096), b""))
-    (found,) = re.findall(rb"\r\nx-request-id: ([^\r]*)\r\n", answer, re.IGNORECASE)
+    (request_id,) = re.findall(rb"\r\nx-request-id: ([^\r]*)\r\n", answer, re.IGNORECASE)
     if re.fullmatch(rb"[A-Za-z0-9!#$%&'*+\-.^_`|~:/=@]{1,128}", sent.strip(b" \t")):
-        assert found == sent.strip(b" \t")
+        assert request_id == sent.strip(b" \t")
     else:
-        assert re.fullmatch(rb"[0-9a-f]{32}", found)
+        assert re.fullmatch(rb"[0-9a-f]{32}", request_id)
 
 
 @pytest.mark.parametrize(
@@ -145,7 +145,7 @@ def test_every_response_has_a_request_id(server: tuple[httpx.Client, App], given
         ("GET", "/metrics", None),
     ],
 )
-def test_answers_errors_and_streams_have_the_clients_id(
+def test_answers_errors_and_streams_have_the_id_of_the_client(
     server: tuple[httpx.Client, App], method: str, path: str, body: dict[str, Any] | None
 ) -> None:
     headers = {"X-Request-Id": "req_1/a:b"}
@@ -153,7 +153,7 @@ def test_answers_errors_and_streams_have_the_clients_id(
     assert answer.headers.get_list("x-request-id") == ["req_1/a:b"]
 
 
-def test_what_is_no_http_has_an_id_too(server: tuple[httpx.Client, App]) -> None:
+def test_an_answer_to_invalid_http_has_an_id(server: tuple[httpx.Client, App]) -> None:
     place = urlparse(str(server[0].base_url))
     with socket.create_connection((place.hostname, place.port), timeout=60) as raw:
         raw.sendall(b"\x16\x03\x01 hello\r\n\r\n")
@@ -173,10 +173,10 @@ def test_what_is_no_http_has_an_id_too(server: tuple[httpx.Client, App]) -> None
     ],
 )
 @pytest.mark.parametrize("path", [COMPLETIONS, "/v1/responses", "/tokenize"])
-def test_only_json_is_taken(
+def test_rejects_content_types_other_than_json(
     server: tuple[httpx.Client, App], path: str, content_type: str | None, status: int
 ) -> None:
-    """What a page of another site may send without a preflight is refused."""
+    """Reject content types that a page of another site may send without a preflight."""
     headers = {} if content_type is None else {"Content-Type": content_type}
     field = b"input" if path == "/v1/responses" else b"prompt"
     content = b'{"model": "toy", "%b": "b"}' % field
@@ -204,7 +204,7 @@ def test_only_json_is_taken(
         ("[::2]:8000", 403),
     ],
 )
-def test_only_the_allowed_hosts_are_served(checked: httpx.Client, host: str, status: int) -> None:
+def test_rejects_hosts_that_are_not_allowed(checked: httpx.Client, host: str, status: int) -> None:
     for path in ("/health", "/", "/v1/models"):
         answer = checked.get(path, headers={"Host": host})
         assert answer.status_code == status, (path, answer.text)
@@ -221,7 +221,7 @@ def checked() -> Iterator[httpx.Client]:
         yield client
 
 
-def test_a_request_names_one_host(checked: httpx.Client) -> None:
+def test_rejects_requests_with_several_hosts(checked: httpx.Client) -> None:
     place = urlparse(str(checked.base_url))
     for hosts, status in ((b"Host: localhost\r\nHost: evil.example\r\n", b"403"), (b"", b"403")):
         with socket.create_connection((place.hostname, place.port), timeout=60) as raw:

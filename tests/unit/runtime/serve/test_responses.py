@@ -1,4 +1,4 @@
-"""``/v1/responses`` as OpenAI's client reads it."""
+"""``/v1/responses`` with OpenAI's client."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ def chat(client: openai.OpenAI, *messages: dict[str, str]) -> str:
     return str(answer.choices[0].message.content)
 
 
-def test_a_response_is_a_chat(client: openai.OpenAI) -> None:
+def test_a_response_equals_a_chat(client: openai.OpenAI) -> None:
     user = {"role": "user", "content": "bcd"}
     plain = client.responses.create(**GIVEN, input="bcd")
     assert plain.output_text == chat(client, user)
     assert plain.status in ("completed", "incomplete")
     assert plain.usage is not None and plain.usage.output_tokens <= 9
-    told = client.responses.create(**GIVEN, input=[user], instructions="ef")
-    assert told.output_text == chat(client, {"role": "system", "content": "ef"}, user)
+    instructed = client.responses.create(**GIVEN, input=[user], instructions="ef")
+    assert instructed.output_text == chat(client, {"role": "system", "content": "ef"}, user)
 
 
-def test_events_tell_the_response(client: openai.OpenAI) -> None:
+def test_events_describe_the_response(client: openai.OpenAI) -> None:
     whole = client.responses.create(**GIVEN, input="bcd")
     events = list(client.responses.create(**GIVEN, input="bcd", stream=True))
     assert [event.sequence_number for event in events] == list(range(len(events)))
@@ -57,13 +57,13 @@ def test_events_tell_the_response(client: openai.OpenAI) -> None:
     assert done == ([whole.output_text] if whole.output_text else [])
 
 
-def test_answers_are_kept_and_gone_on_from(client: openai.OpenAI) -> None:
+def test_stored_responses_can_be_continued(client: openai.OpenAI) -> None:
     first = client.responses.create(**GIVEN, input="bc")
     assert client.responses.retrieve(first.id).output_text == first.output_text
     second = client.responses.create(**GIVEN, input="d", previous_response_id=first.id)
-    said = {"role": "assistant", "content": first.output_text}
+    assistant_message = {"role": "assistant", "content": first.output_text}
     before, after = {"role": "user", "content": "bc"}, {"role": "user", "content": "d"}
-    assert second.output_text == chat(client, before, said, after)
+    assert second.output_text == chat(client, before, assistant_message, after)
     client.responses.delete(first.id)
     with pytest.raises(openai.NotFoundError):
         client.responses.retrieve(first.id)
@@ -72,17 +72,17 @@ def test_answers_are_kept_and_gone_on_from(client: openai.OpenAI) -> None:
         client.responses.create(**GIVEN, input="d", previous_response_id=unstored.id)
 
 
-def test_background_work_is_waited_for_or_cancelled() -> None:
+def test_background_responses_finish_or_are_cancelled() -> None:
     with served(worded(TEMPLATE, max_seq_len=4096)) as (url, app):
         client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
-        given = GIVEN | {"input": "bcd", "background": True}
-        started = client.responses.create(**given)
+        fields = GIVEN | {"input": "bcd", "background": True}
+        started = client.responses.create(**fields)
         assert started.status == "queued"
         end_s = time.monotonic() + 120
-        while (found := client.responses.retrieve(started.id)).status == "in_progress":
+        while (response := client.responses.retrieve(started.id)).status == "in_progress":
             assert time.monotonic() < end_s
-        assert found.output_text == client.responses.create(**GIVEN, input="bcd").output_text
-        body = given | {"max_output_tokens": 4000, "ignore_eos": True}
+        assert response.output_text == client.responses.create(**GIVEN, input="bcd").output_text
+        body = fields | {"max_output_tokens": 4000, "ignore_eos": True}
         long = httpx.post(f"{url}/v1/responses", json=body, timeout=300).json()
         assert client.responses.cancel(long["id"]).status == "cancelled"
         while app.service.open_requests:
@@ -106,11 +106,11 @@ HARMONY = (
 )
 
 
-def test_a_text_is_there_while_it_grows_and_grows_in_linear_time() -> None:
+def test_partial_text_is_available_and_appending_is_linear() -> None:
     items, piece, started_s = Items(lambda _: {}), "a" * 100, time.thread_time()
     for delta in [Delta(content=piece)] * 40_000:
         list(items.add([delta]))
-    # Copied with each piece it would be 80 GB.
+    # Copying the text for each piece would copy 80 GB.
     assert time.thread_time() - started_s < 2
     assert items.items[0]["content"][0]["text"] == piece * 40_000
     list(items.add([Delta(content="b"), Delta(tool=0, name="f"), Delta(tool=0, arguments="{")]))
@@ -119,7 +119,7 @@ def test_a_text_is_there_while_it_grows_and_grows_in_linear_time() -> None:
     assert items.items is items.items
 
 
-def test_reasoning_text_and_calls_are_items_in_their_order() -> None:
+def test_reasoning_text_and_calls_are_items_in_order() -> None:
     items, events = items_of(HARMONY)
     assert [item["type"] for item in items] == ["reasoning", "message", "function_call"]
     assert items[0]["content"] == [{"type": "reasoning_text", "text": "hm"}]
@@ -141,7 +141,7 @@ def test_reasoning_text_and_calls_are_items_in_their_order() -> None:
     ]
 
 
-def test_items_go_back_in_as_messages() -> None:
+def test_output_items_are_accepted_as_input() -> None:
     items, _ = items_of(HARMONY)
     call_id = items[2]["call_id"]
     result = {"type": "function_call_output", "call_id": call_id, "output": "7"}

@@ -1,4 +1,4 @@
-"""What each route answers: shapes that OpenAI's clients read, tokens of the engine."""
+"""The answers of each route: the format of OpenAI's clients, the tokens of the engine."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def text_of(ids: list[int]) -> str:
 def complete(client: httpx.Client, **fields: Any) -> dict[str, Any]:
     answer = client.post("/v1/completions", json={"model": NAME, "temperature": 0} | fields)
     assert answer.status_code == 200, answer.text
-    made: dict[str, Any] = answer.json()
-    return made
+    completion: dict[str, Any] = answer.json()
+    return completion
 
 
 def streamed(client: httpx.Client, path: str, **fields: Any) -> list[dict[str, Any]]:
@@ -46,7 +46,7 @@ def streamed(client: httpx.Client, path: str, **fields: Any) -> list[dict[str, A
     return [json.loads(line.removeprefix("data: ")) for line in lines]
 
 
-def test_a_completion_is_what_the_engine_decodes(server: tuple[httpx.Client, App]) -> None:
+def test_a_completion_has_the_tokens_of_the_engine(server: tuple[httpx.Client, App]) -> None:
     client, _ = server
     plain = decode_plainly([1, 2, 3], 12, GREEDY)
     answer = complete(client, prompt="bcd", max_tokens=12)
@@ -58,7 +58,7 @@ def test_a_completion_is_what_the_engine_decodes(server: tuple[httpx.Client, App
     assert answer["usage"]["completion_tokens"] == len(plain)
 
 
-def test_prompts_come_as_ids_and_as_lists(server: tuple[httpx.Client, App]) -> None:
+def test_prompts_may_be_ids_and_lists(server: tuple[httpx.Client, App]) -> None:
     client, _ = server
     single = complete(client, prompt=[1, 2, 3], max_tokens=6)["choices"][0]["text"]
     for many in (["bcd", "e"], [[1, 2, 3], [4]]):
@@ -68,13 +68,13 @@ def test_prompts_come_as_ids_and_as_lists(server: tuple[httpx.Client, App]) -> N
         assert answer["usage"]["prompt_tokens"] == 4
 
 
-def test_choices_sample_with_seeds_of_their_own(server: tuple[httpx.Client, App]) -> None:
+def test_choices_have_different_seeds(server: tuple[httpx.Client, App]) -> None:
     client, _ = server
-    given = {"prompt": "b", "max_tokens": 16, "temperature": 1.0, "seed": 7, "n": 4}
-    texts = [choice["text"] for choice in complete(client, **given)["choices"]]
+    fields = {"prompt": "b", "max_tokens": 16, "temperature": 1.0, "seed": 7, "n": 4}
+    texts = [choice["text"] for choice in complete(client, **fields)["choices"]]
     assert len(set(texts)) > 1
-    assert texts == [choice["text"] for choice in complete(client, **given)["choices"]]
-    alone = complete(client, **(given | {"n": 1}))["choices"][0]["text"]
+    assert texts == [choice["text"] for choice in complete(client, **fields)["choices"]]
+    alone = complete(client, **(fields | {"n": 1}))["choices"][0]["text"]
     assert alone == texts[0]
     seeds = [(7 + i * 0x9E3779B1) % 2**31 for i in range(4)]
     plain = [decode_plainly([1], 16, SamplingParams(temperature=1.0, seed=s)) for s in seeds]
@@ -83,12 +83,12 @@ def test_choices_sample_with_seeds_of_their_own(server: tuple[httpx.Client, App]
 
 def test_without_a_seed_answers_differ(server: tuple[httpx.Client, App]) -> None:
     client, _ = server
-    given = {"prompt": "b", "max_tokens": 24, "temperature": 1.0}
-    texts = {complete(client, **given)["choices"][0]["text"] for _ in range(4)}
+    fields = {"prompt": "b", "max_tokens": 24, "temperature": 1.0}
+    texts = {complete(client, **fields)["choices"][0]["text"] for _ in range(4)}
     assert len(texts) > 1
 
 
-def test_a_stream_says_the_same_in_pieces(server: tuple[httpx.Client, App]) -> None:
+def test_a_stream_has_the_text_of_the_answer(server: tuple[httpx.Client, App]) -> None:
     client, _ = server
     whole = complete(client, prompt="bcd", max_tokens=20, logprobs=0, return_token_ids=True)
     chunks = streamed(
@@ -136,7 +136,7 @@ def test_echo_begins_with_the_prompt(server: tuple[httpx.Client, App]) -> None:
     )
 
 
-def test_a_chat_goes_through_the_template(server: tuple[httpx.Client, App]) -> None:
+def test_a_chat_uses_the_template(server: tuple[httpx.Client, App]) -> None:
     client, app = server
     messages = [{"role": "user", "content": "bcd"}]
     codec = app.serving.codec
@@ -164,27 +164,27 @@ def test_a_chat_goes_through_the_template(server: tuple[httpx.Client, App]) -> N
     deltas = [chunk["choices"][0]["delta"].get("content", "") for chunk in chunks]
     assert "".join(deltas) == message["content"]
     assert chunks[-1]["choices"][0]["finish_reason"] in ("length", "stop")
-    said = [c["choices"][0]["logprobs"] for c in chunks if c["choices"][0]["logprobs"]]
-    assert sum(len(part["content"]) for part in said) == answer["usage"]["completion_tokens"]
+    parts = [c["choices"][0]["logprobs"] for c in chunks if c["choices"][0]["logprobs"]]
+    assert sum(len(part["content"]) for part in parts) == answer["usage"]["completion_tokens"]
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
-def test_chunks_tell_which_tokens_the_draft_proposed(path: str) -> None:
-    given = {"prompt": "bb", "messages": [{"role": "user", "content": "bb"}], "max_tokens": 40}
+def test_chunks_mark_accepted_draft_tokens(path: str) -> None:
+    fields = {"prompt": "bb", "messages": [{"role": "user", "content": "bb"}], "max_tokens": 40}
     setting, counting = DraftSetting(DraftShape(3, 4, 12)), {"include_usage": True}
     with (
         served(worded(TEMPLATE), setting=setting) as (url, _),
         httpx.Client(base_url=url, timeout=300) as client,
     ):
-        plain = streamed(client, path, **given)
-        told = streamed(client, path, **given, return_draft_tokens=True, stream_options=counting)
-        refused = client.post(path, json=given | {"model": NAME, "return_draft_tokens": True})
+        plain = streamed(client, path, **fields)
+        marked = streamed(client, path, **fields, return_draft_tokens=True, stream_options=counting)
+        refused = client.post(path, json=fields | {"model": NAME, "return_draft_tokens": True})
         accepted = counted(client, "vllm:spec_decode_num_accepted_tokens_total")
-    used = told.pop()["usage"]["completion_tokens"]
-    choices = [chunk["choices"][0] for chunk in told]
-    assert shown(choices) == shown([chunk["choices"][0] for chunk in plain])
+    used = marked.pop()["usage"]["completion_tokens"]
+    choices = [chunk["choices"][0] for chunk in marked]
+    assert joined_text(choices) == joined_text([chunk["choices"][0] for chunk in plain])
     parts = [choice for choice in choices if "from_draft" in choice]
-    assert len(parts) >= len(choices) - 1  # a chat's first chunk has no tokens
+    assert len(parts) >= len(choices) - 1  # the first chunk of a chat has no tokens
     assert sum(part["token_count"] for part in parts) == used
     drafted = sum(part["token_count"] for part in parts if part["from_draft"])
     assert 0 < drafted == accepted / 2
@@ -192,32 +192,32 @@ def test_chunks_tell_which_tokens_the_draft_proposed(path: str) -> None:
     assert refused.status_code == 400 and "requires stream" in refused.json()["error"]["message"]
 
 
-def shown(choices: list[dict[str, Any]]) -> str:
+def joined_text(choices: list[dict[str, Any]]) -> str:
     return "".join(c["text"] if "text" in c else c["delta"].get("content", "") for c in choices)
 
 
 @pytest.mark.parametrize(
-    ("path", "asked", "streams"),
+    ("path", "body", "streams"),
     [
         ("/v1/completions", {"prompt": "b"}, 1),
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": "b"}]}, 0),
         ("/v1/responses", {"input": "b"}, 0),
     ],
 )
-def test_an_output_is_decoded_once(path: str, asked: dict[str, Any], streams: int) -> None:
-    """By the engine where its text is shown, by the parser of a chat."""
+def test_an_output_is_decoded_once(path: str, body: dict[str, Any], streams: int) -> None:
+    """The engine decodes the text of a completion; the parser decodes that of a chat."""
     engine = worded(TEMPLATE)
     assert engine.text is not None
-    made, stream = [], engine.text.stream
+    calls, stream = [], engine.text.stream
 
     def counted(*arguments: Any, **options: Any) -> TextStream:
-        made.append(arguments)
+        calls.append(arguments)
         return stream(*arguments, **options)
 
     engine.text.stream = counted  # type: ignore[method-assign]
     with served(engine) as (url, _):
-        answer = httpx.post(url + path, json={"model": NAME, **asked}, timeout=300)
-    assert answer.status_code == 200 and len(made) == streams
+        answer = httpx.post(url + path, json={"model": NAME, **body}, timeout=300)
+    assert answer.status_code == 200 and len(calls) == streams
 
 
 def test_models_tokens_health_and_metrics(server: tuple[httpx.Client, App]) -> None:

@@ -36,25 +36,28 @@ def client() -> Iterator[httpx.Client]:
 
 
 @given(st.integers(0, MAX_NOISE_SEED))
-def test_seeds_of_31_bits_are_the_noises_own(seed: int) -> None:
+def test_seeds_of_31_bits_are_used_unchanged(seed: int) -> None:
     assert SamplingParams(seed=seed).noise_seed == seed
 
 
 @given(SEEDS)
-def test_every_64_bit_seed_has_a_seed_that_kernels_take(seed: int) -> None:
+def test_every_64_bit_seed_maps_to_a_31_bit_seed(seed: int) -> None:
     params = SamplingParams(temperature=1.0, seed=seed)
     assert 0 <= params.noise_seed <= MAX_NOISE_SEED
     assert sampling_feeds((params,), (2,))["seed"].tolist() == [params.noise_seed] * 2
 
 
 @given(st.integers(2**64) | st.integers(max_value=MIN_SEED - 1))
-def test_other_seeds_are_refused(seed: int) -> None:
+def test_rejects_invalid_seeds(seed: int) -> None:
     with pytest.raises(RequestError, match="must be -2\\^63 to 2\\^64 - 1"):
         SamplingParams(seed=seed)
 
 
-def test_large_seeds_do_not_fold_onto_their_low_bits() -> None:
-    """A regression: seeds were taken modulo 2^31. The values bind, as noise must not change."""
+def test_large_seeds_differ_from_their_low_bits() -> None:
+    """Regression: seeds were reduced modulo 2^31.
+
+    The expected values fix the noise of each seed.
+    """
     noise = [SamplingParams(seed=seed).noise_seed for seed in LARGE]
     assert len(set(noise)) == len(LARGE) and not {0, 7, MAX_NOISE_SEED} & set(noise)
     assert noise[0] == 2071120938
@@ -73,7 +76,7 @@ def test_choices_of_a_request_have_different_seeds(seed: int, one: int, other: i
 
 
 @pytest.mark.parametrize("seed", [0, 7, *LARGE])
-def test_a_server_samples_with_the_seed_of_a_request(client: httpx.Client, seed: int) -> None:
+def test_a_server_uses_the_seed_of_a_request(client: httpx.Client, seed: int) -> None:
     body = {"model": NAME, "prompt": "b", "max_tokens": 16, "temperature": 1.0, "seed": seed}
     answer = client.post(COMPLETIONS, json=body | {"n": 2})
     texts = [choice["text"] for choice in answer.json()["choices"]]
@@ -82,7 +85,7 @@ def test_a_server_samples_with_the_seed_of_a_request(client: httpx.Client, seed:
 
 
 @pytest.mark.parametrize("seed", [2**64, MIN_SEED - 1, 10**40, 1.5, "1"])
-def test_a_server_refuses_other_seeds(client: httpx.Client, seed: Any) -> None:
+def test_a_server_rejects_invalid_seeds(client: httpx.Client, seed: Any) -> None:
     for path, text in ((COMPLETIONS, {"prompt": "b"}), ("/v1/responses", {"input": "b"})):
         answer = client.post(path, json={"model": NAME, "seed": seed, **text})
         assert answer.status_code == 400 and "seed" in answer.json()["error"]["message"]
@@ -92,7 +95,7 @@ USER = {"messages": [{"role": "user", "content": "bcd"}]}
 
 
 @pytest.mark.parametrize(
-    ("path", "given", "field", "prompt"),
+    ("path", "body", "field", "prompt"),
     [
         (COMPLETIONS, {"prompt": ["b", "bcd"]}, "max_tokens", 3),
         (CHAT, USER, "max_tokens", 4),
@@ -100,12 +103,12 @@ USER = {"messages": [{"role": "user", "content": "bcd"}]}
         ("/v1/responses", {"input": "bcd"}, "max_output_tokens", 4),
     ],
 )
-def test_tokens_beyond_the_context_are_refused(
-    client: httpx.Client, path: str, given: dict[str, Any], field: str, prompt: int
+def test_rejects_max_tokens_beyond_the_context(
+    client: httpx.Client, path: str, body: dict[str, Any], field: str, prompt: int
 ) -> None:
     fits = CONTEXT - prompt
     for tokens, status in ((fits + 1, 400), (10**6, 400), (fits, 200), (None, 200)):
-        answer = client.post(path, json={"model": NAME, field: tokens, **given})
+        answer = client.post(path, json={"model": NAME, field: tokens, **body})
         assert answer.status_code == status, answer.text
         if status == 400:
             error = answer.json()["error"]
@@ -113,8 +116,8 @@ def test_tokens_beyond_the_context_are_refused(
             assert f"{prompt} in the prompt and {tokens} in the completion" in error["message"]
 
 
-def test_the_default_of_completions_is_clipped(client: httpx.Client) -> None:
-    """A client that names no number gets what fits."""
+def test_the_default_max_tokens_of_completions_fits_the_context(client: httpx.Client) -> None:
+    """A client that states no number gets as many tokens as fit."""
     body = {"model": NAME, "prompt": [1] * (CONTEXT - 2), "ignore_eos": True}
     answer = client.post(COMPLETIONS, json=body)
     assert answer.json()["usage"]["completion_tokens"] == 2
@@ -125,5 +128,5 @@ def test_text_parts_are_joined_by_newlines(client: httpx.Client) -> None:
     parts = [{"type": "text", "text": "b"}, {"type": "text", "text": "cd"}]
     for content in (parts, "b\ncd"):
         tokens = {"messages": [{"role": "user", "content": content}]}
-        found = client.post("/tokenize", json=tokens).json()["tokens"]
-        assert found[:4] == [1, 0, 2, 3]  # the toy's tokenizer has a for a newline
+        tokens_of_text = client.post("/tokenize", json=tokens).json()["tokens"]
+        assert tokens_of_text[:4] == [1, 0, 2, 3]  # the toy's tokenizer maps a newline to "a"

@@ -1,4 +1,4 @@
-"""Clients that trickle, stall or never read lose their connection; others notice nothing."""
+"""Clients that send slowly, stall or never read lose their connection, without effect on others."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ SHORT_S = 0.4
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[tuple[str, App]]:
-    """A server that waits for nobody longer than a part of a second, over small buffers."""
+    """A server with timeouts of a fraction of a second, and small buffers."""
     listen = Address.listen
 
     def listening(address: Address) -> socket.socket:
-        made = listen(address)
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 8192)
-        return made
+        listener = listen(address)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 8192)
+        return listener
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(connection, "HEAD_TIMEOUT_S", SHORT_S)
@@ -54,7 +54,7 @@ def connected(url: str, *, buffer: int | None = None) -> Iterator[socket.socket]
 
 
 def rest_of(client: socket.socket) -> bytes:
-    """All that comes until the server closes the connection."""
+    """Return everything that arrives until the server closes the connection."""
     parts = []
     with suppress(ConnectionError):
         while part := client.recv(65536):
@@ -63,7 +63,7 @@ def rest_of(client: socket.socket) -> bytes:
 
 
 def trickle(client: socket.socket, part: Callable[[int], bytes]) -> int:
-    """Sends parts until the server answers or hangs up: how many it took."""
+    """Send parts until the server answers or disconnects; return how many it read."""
     client.settimeout(0.02)
     for sent in range(1000):
         try:
@@ -86,34 +86,34 @@ def error_of(answer: bytes, status: int) -> str:
     return message
 
 
-def test_a_connection_on_which_nothing_comes_is_closed(server: tuple[str, App]) -> None:
+def test_a_silent_connection_is_closed(server: tuple[str, App]) -> None:
     with connected(server[0]) as client:
         assert rest_of(client) == b""
 
 
-def test_a_head_that_trickles_is_late(server: tuple[str, App]) -> None:
-    """However many lines it sends: each of them starts no new timeout."""
+def test_slow_headers_exceed_the_timeout(server: tuple[str, App]) -> None:
+    """Further header lines do not restart the timeout."""
     with connected(server[0]) as client:
         client.sendall(HEAD.encode())
         assert trickle(client, lambda i: f"X-{i}: y\r\n".encode()) > 1
         assert "headers did not arrive" in error_of(rest_of(client), 408)
 
 
-def test_a_head_without_end_is_too_long(server: tuple[str, App]) -> None:
+def test_endless_headers_are_rejected(server: tuple[str, App]) -> None:
     with connected(server[0]) as client:
         client.sendall(HEAD.encode() + b"X-Long: " + b"y" * (connection.MAX_HEAD_BYTES + 1))
         assert "64 KiB" in error_of(rest_of(client), 431)
 
 
-def test_what_is_no_http_is_answered_as_everything_is(server: tuple[str, App]) -> None:
+def test_invalid_http_has_an_error_object(server: tuple[str, App]) -> None:
     with connected(server[0]) as client:
         client.sendall(b"\x16\x03\x01 hello\r\n\r\n")
         assert error_of(rest_of(client), 400)
 
 
 @pytest.mark.parametrize("path", [COMPLETIONS, "/nowhere", "/health"])
-def test_a_body_that_stalls_is_closed(server: tuple[str, App], path: str) -> None:
-    """Also where a route has answered without it."""
+def test_a_stalled_body_closes_the_connection(server: tuple[str, App], path: str) -> None:
+    """This includes routes that answer without reading the body."""
     with connected(server[0]) as client:
         head = f"POST {path} HTTP/1.1\r\nHost: x\r\n{JSON}\r\nContent-Length: 100000\r\n\r\n"
         client.sendall(head.encode() + b"{")
@@ -124,28 +124,28 @@ def test_a_body_that_stalls_is_closed(server: tuple[str, App], path: str) -> Non
                 time.sleep(0.02)
 
 
-def test_line_ends_between_requests_keep_no_connection(server: tuple[str, App]) -> None:
+def test_empty_lines_do_not_keep_a_connection_open(server: tuple[str, App]) -> None:
     with connected(server[0]) as client:
         client.sendall(b"GET /ping HTTP/1.1\r\nHost: x\r\n\r\n")
         assert client.recv(1000).startswith(b"HTTP/1.1 200")
         assert trickle(client, lambda _: b"\r\n") > 1
 
 
-def test_a_connection_serves_one_request_after_the_other(server: tuple[str, App]) -> None:
-    """Its pauses are shorter than the timeouts, all of it is longer."""
+def test_a_connection_serves_several_requests(server: tuple[str, App]) -> None:
+    """Each pause is shorter than the timeout; the total is longer."""
     with httpx.Client(base_url=server[0], timeout=300) as client:
         for _ in range(4):
-            asked = {"model": NAME, "prompt": "b", "max_tokens": 3}
-            answer = client.post(COMPLETIONS, json=asked, timeout=300)
+            body = {"model": NAME, "prompt": "b", "max_tokens": 3}
+            answer = client.post(COMPLETIONS, json=body, timeout=300)
             assert answer.status_code == 200 and "close" not in answer.headers.get("connection", "")
             time.sleep(SHORT_S / 2)
 
 
-def test_answers_that_nobody_reads_end_the_connection(server: tuple[str, App]) -> None:
-    asked = b"GET /openapi.json HTTP/1.1\r\nHost: x\r\n\r\n"
+def test_unread_answers_close_the_connection(server: tuple[str, App]) -> None:
+    http_request = b"GET /openapi.json HTTP/1.1\r\nHost: x\r\n\r\n"
     size = len(httpx.get(server[0] + "/openapi.json", timeout=300).content)
     with connected(server[0], buffer=4096) as client:
-        client.sendall(asked * (500_000 // size))
+        client.sendall(http_request * (500_000 // size))
         began_s = time.monotonic()
         with pytest.raises(ConnectionError):
             while time.monotonic() - began_s < 30:
@@ -154,7 +154,7 @@ def test_answers_that_nobody_reads_end_the_connection(server: tuple[str, App]) -
         assert time.monotonic() - began_s > SHORT_S / 2
 
 
-def test_idle_connections_are_kept_for_a_while(server: tuple[str, App]) -> None:
+def test_idle_connections_stay_open_until_a_timeout(server: tuple[str, App]) -> None:
     assert 5 < connection.KEEP_ALIVE_S <= 120
     with connected(server[0]) as client:
         client.sendall(b"GET /ping HTTP/1.1\r\nHost: x\r\n\r\n")

@@ -1,4 +1,4 @@
-"""Sixty requests in bursts, aborted, malformed and huge ones among them; clients that stall."""
+"""Sixty requests in bursts, including aborted, malformed and very large ones; stalled clients."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ EOS = 28
 
 
 def known_answer(seed: int) -> Known:
-    """A request to the toy model, and what it decodes by itself."""
+    """Return a request to the toy model, and its tokens when it runs alone."""
     drawn = random.Random(seed)
     ids, tokens = drawn.choices(range(20), k=drawn.randint(1, 30)), drawn.randint(1, 20)
     sampling = SamplingParams(temperature=drawn.choice([0.0, 1.0]), seed=seed)
@@ -42,15 +42,15 @@ def known_answer(seed: int) -> Known:
     return Known(COMPLETIONS, body, text_of(plain), len(plain), reason)
 
 
-def test_a_small_soak_loses_nothing(tmp_path: Path) -> None:
+def test_a_small_soak_loses_no_request(tmp_path: Path) -> None:
     engine, file = worded(), tmp_path / "trace.jsonl"
     with PageTrace(file) as trace:
         engine.trace_pages(trace)
         with served(engine, max_queue=3) as (url, app):
             place = urlparse(url)
             assert place.hostname is not None and place.port is not None
-            known = [known_answer(i) for i in range(20)]
-            soak = Soak((place.hostname, place.port), known, 1, patience_s=0.05)
+            requests_and_tokens = [known_answer(i) for i in range(20)]
+            soak = Soak((place.hostname, place.port), requests_and_tokens, 1, patience_s=0.05)
             asyncio.run(soak.rounds(60, 5, lambda: None))
             wait_until(lambda: engine.used_pages == 0 and app.service.open_requests == 0)
     assert soak.outcome.wrong == []
@@ -58,8 +58,10 @@ def test_a_small_soak_loses_nothing(tmp_path: Path) -> None:
     assert replay(file.read_text().splitlines()).events["finish"] >= soak.outcome.counts["whole"]
 
 
-def test_clients_that_stall_do_not_keep_others_waiting() -> None:
-    """Half a head, half a body, a stream that nobody reads: each holds its connection alone."""
+def test_stalled_clients_do_not_delay_others() -> None:
+    """Half of the headers, half of a body, an unread stream: each occupies only its own
+    connection.
+    """
     with served(worded(max_seq_len=4096)) as (url, app), ExitStack() as open_ones:
         place = urlparse(url)
         body = json.dumps({"model": NAME, "prompt": "b", "max_tokens": 4000, "ignore_eos": True})
@@ -73,17 +75,17 @@ def test_clients_that_stall_do_not_keep_others_waiting() -> None:
             client.sendall(text.encode())
         wait_until(lambda: app.service.open_requests == 1)
         for _ in range(3):
-            asked = {"model": NAME, "prompt": "b", "max_tokens": 3}
-            assert httpx.post(url + COMPLETIONS, json=asked, timeout=300).status_code == 200
+            fields = {"model": NAME, "prompt": "b", "max_tokens": 3}
+            assert httpx.post(url + COMPLETIONS, json=fields, timeout=300).status_code == 200
         assert httpx.get(url + "/health", timeout=300).status_code == 200
         open_ones.close()
         wait_until(lambda: app.service.engine.used_pages == 0 and app.service.open_requests == 0)
 
 
-def test_hostile_requests_change_no_answer_of_another_client(
+def test_hostile_requests_do_not_change_answers_to_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A short run of the script; its latencies are for a quiet machine."""
+    """Run a short script; its latency limits assume a quiet machine."""
     lines: list[str] = []
     requests = hostile_requests(300)
     with served(lettered_engine(monkeypatch), max_queue=8) as (url, app):

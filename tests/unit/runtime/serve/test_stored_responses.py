@@ -1,4 +1,6 @@
-"""What ``/v1/responses`` keeps is bounded, and what is deleted is neither made nor kept."""
+"""Stored responses of ``/v1/responses`` are bounded, and a deleted one is neither computed
+nor stored.
+"""
 
 from __future__ import annotations
 
@@ -37,17 +39,17 @@ def put(store: ResponseStore, name: str, size: int) -> bool:
 @given(st.lists(st.integers(0, 400), max_size=30))
 def test_a_store_has_the_newest_responses_within_its_limits(sizes: list[int]) -> None:
     store = ResponseStore(max_responses=4, max_response_bytes=300, max_bytes=700)
-    kept = [str(i) for i, size in enumerate(sizes) if put(store, str(i), size)]
+    accepted = [str(i) for i, size in enumerate(sizes) if put(store, str(i), size)]
     held = {}
-    for name in kept:
+    for name in accepted:
         try:
             held[name] = store.get(name).size
         except ApiError as error:
             assert error.status == 404
-    assert list(held) == kept[len(kept) - len(held) :]
+    assert list(held) == accepted[len(accepted) - len(held) :]
     assert len(held) <= 4 and sum(held.values()) == store.stored_bytes <= 700
     assert all(size <= 300 for size in held.values())
-    assert not kept or kept[-1] in held
+    assert not accepted or accepted[-1] in held
     for name in held:
         store.delete(name)
     assert store.stored_bytes == 0
@@ -74,10 +76,10 @@ def test_responses_expire() -> None:
         {"k" * (1 << 20): "v"},
     ],
 )
-def test_metadata_has_openais_limits(server: tuple[httpx.Client, App], metadata: Any) -> None:
+def test_metadata_has_the_limits_of_openai(server: tuple[httpx.Client, App], metadata: Any) -> None:
     answer = server[0].post(RESPONSES, json=SHORT | {"metadata": metadata})
     assert answer.status_code == 400 and answer.json()["error"]["message"].startswith("metadata")
-    # A key of the client's own is not repeated in full.
+    # A long key of the client is truncated in the error.
     assert len(answer.content) < 3000
 
 
@@ -89,7 +91,7 @@ def test_metadata_within_the_limits_is_returned(server: tuple[httpx.Client, App]
     assert client.get(f"{RESPONSES}/{answer.json()['id']}").json()["metadata"] == metadata
 
 
-def test_of_a_text_format_only_its_fields_are_kept(server: tuple[httpx.Client, App]) -> None:
+def test_unknown_fields_of_a_text_format_are_not_stored(server: tuple[httpx.Client, App]) -> None:
     client, _ = server
     text = {"format": {"type": "text", "other": "x" * 10_000}, "another": "x"}
     answer = client.post(RESPONSES, json=SHORT | {"text": text}).json()
@@ -97,8 +99,8 @@ def test_of_a_text_format_only_its_fields_are_kept(server: tuple[httpx.Client, A
     assert client.get(f"{RESPONSES}/{answer['id']}").json() == answer
 
 
-def test_a_request_too_large_to_store_is_refused(server: tuple[httpx.Client, App]) -> None:
-    """Its text is short; what the template ignores would be stored too."""
+def test_rejects_a_request_that_is_too_large_to_store(server: tuple[httpx.Client, App]) -> None:
+    """Its text is short, but fields that the template ignores would be stored too."""
     client, app = server
     part = {"type": "input_text", "text": "b", "other": "x" * MAX_RESPONSE_BYTES}
     body = SHORT | {"input": [{"role": "user", "content": [part]}]}
@@ -126,16 +128,16 @@ def test_an_output_too_large_to_store_is_not_stored(
 
 
 def in_the_end(client: httpx.Client, name: str) -> dict[str, Any]:
-    """A background response that is no longer in progress."""
+    """Return a background response that is no longer in progress."""
     end_s = time.monotonic() + 120
-    while (found := client.get(f"{RESPONSES}/{name}").json())["status"] == "in_progress":
+    while (response := client.get(f"{RESPONSES}/{name}").json())["status"] == "in_progress":
         assert time.monotonic() < end_s
         time.sleep(0.005)
-    answer: dict[str, Any] = found
+    answer: dict[str, Any] = response
     return answer
 
 
-def test_a_deleted_background_response_ends_and_stays_deleted(
+def test_deleting_a_background_response_cancels_it(
     server: tuple[httpx.Client, App],
 ) -> None:
     client, app = server
@@ -170,7 +172,7 @@ def test_a_cancelled_background_response_keeps_its_output(
     assert client.get(f"{RESPONSES}/{name}").status_code == 404
 
 
-def test_a_server_that_ends_waits_for_no_background_response() -> None:
+def test_shutdown_does_not_wait_for_background_responses() -> None:
     engine = worded(TEMPLATE, max_seq_len=40_000)
     body = LONG | {"max_output_tokens": 39_000}
     with served(engine) as (url, app):
@@ -180,8 +182,8 @@ def test_a_server_that_ends_waits_for_no_background_response() -> None:
     assert engine.used_pages == 0 and time.monotonic() - began_s < 20
 
 
-def test_a_failed_background_response_says_why(server: tuple[httpx.Client, App]) -> None:
-    """Also where the fault is the server's: it is never in progress for ever."""
+def test_a_failed_background_response_has_the_error(server: tuple[httpx.Client, App]) -> None:
+    """This includes errors of the server: the response does not stay in progress."""
     client, app = server
     for error, code in ((ApiError(503, "gone", code="gone"), "gone"), (KeyError("x"), None)):
 

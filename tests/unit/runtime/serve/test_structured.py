@@ -1,4 +1,4 @@
-"""Forms that clients ask for, over HTTP: content, calls and responses, in each form of outputs."""
+"""Response formats over HTTP: content, calls and responses, with each output parser."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def marked() -> Iterator[httpx.Client]:
     yield from client_of("think", TEMPLATE + "<think>{# <tool_call> #}")
 
 
-# As Qwen3's: the end of the prompt says whether the model thinks.
+# As in Qwen3: the end of the prompt determines whether the model reasons.
 THINKING = (
     "{%- for m in messages %}{{ m.content }}\n{% endfor -%}"
     "{%- if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>\n\n"
@@ -83,13 +83,13 @@ def chat(client: httpx.Client, **fields: Any) -> dict[str, Any]:
         "model": NAME,
         "messages": [{"role": "user", "content": "Hello"}],
         "max_tokens": 400,
-        # A toy seldom ends what it may go on with: it likes to end its reasoning.
+        # The toy rarely ends an output that may continue, so a bias makes it end its reasoning.
         "logit_bias": ENDS,
     }
     answer = client.post(CHAT, json=body | fields)
     assert answer.status_code == 200, answer.text
-    made: dict[str, Any] = answer.json()["choices"][0]
-    return made
+    choice: dict[str, Any] = answer.json()["choices"][0]
+    return choice
 
 
 SAMPLED = [
@@ -100,37 +100,37 @@ SAMPLED = [
 
 
 @pytest.mark.parametrize("fields", SAMPLED)
-def test_content_has_its_schema_in_every_form(
+def test_content_matches_its_schema_with_every_parser(
     fields: dict[str, Any], plain: httpx.Client, harmony: httpx.Client, marked: httpx.Client
 ) -> None:
     for client in (plain, marked, harmony):
-        made = chat(client, response_format=FORMAT, **fields)
-        assert made["finish_reason"] == "stop", made
-        jsonschema.validate(json.loads(made["message"]["content"]), SCHEMA)
-    assert fields != SAMPLED[0] or made["message"]["reasoning"]
+        choice = chat(client, response_format=FORMAT, **fields)
+        assert choice["finish_reason"] == "stop", choice
+        jsonschema.validate(json.loads(choice["message"]["content"]), SCHEMA)
+    assert fields != SAMPLED[0] or choice["message"]["reasoning"]
 
 
 @pytest.mark.parametrize("form", [FORMAT, None])
-def test_an_answer_has_no_reasoning_where_the_prompt_ends_the_thought(
+def test_no_reasoning_if_the_prompt_ends_it(
     form: dict[str, Any] | None, thinking: httpx.Client
 ) -> None:
-    asked: dict[str, Any] = {"temperature": 0, "max_tokens": 60, "response_format": form}
+    fields: dict[str, Any] = {"temperature": 0, "max_tokens": 60, "response_format": form}
     if form is None:
-        asked["logit_bias"] = {token_id("a"): 50}
+        fields["logit_bias"] = {token_id("a"): 50}
     off = {"chat_template_kwargs": {"enable_thinking": False}}
-    made = chat(thinking, **asked, **off)
-    assert made["message"]["content"] and "reasoning" not in made["message"]
+    choice = chat(thinking, **fields, **off)
+    assert choice["message"]["content"] and "reasoning" not in choice["message"]
     if form is not None:
-        jsonschema.validate(json.loads(made["message"]["content"]), SCHEMA)
-    made = chat(thinking, **asked, chat_template_kwargs={"enable_thinking": True})
-    assert made["message"]["reasoning"]
+        jsonschema.validate(json.loads(choice["message"]["content"]), SCHEMA)
+    choice = chat(thinking, **fields, chat_template_kwargs={"enable_thinking": True})
+    assert choice["message"]["reasoning"]
 
 
-def test_streams_and_responses_go_by_the_prompt_s_end_too(thinking: httpx.Client) -> None:
+def test_streams_and_responses_follow_the_end_of_the_prompt(thinking: httpx.Client) -> None:
     body: dict[str, Any] = {"model": NAME, "temperature": 0, "logit_bias": {token_id("a"): 50}}
     body |= {"chat_template_kwargs": {"enable_thinking": False}, "stream": True}
-    asked = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 20}
-    with thinking.stream("POST", CHAT, json=body | asked) as answer:
+    fields = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 20}
+    with thinking.stream("POST", CHAT, json=body | fields) as answer:
         lines = [line.removeprefix("data: ") for line in answer.iter_lines() if "data: {" in line]
     deltas = [json.loads(line)["choices"][0]["delta"] for line in lines]
     assert any(delta.get("content") for delta in deltas)
@@ -138,30 +138,30 @@ def test_streams_and_responses_go_by_the_prompt_s_end_too(thinking: httpx.Client
     body["stream"] = False
     for thinks, kind in ((False, "message"), (True, "reasoning")):
         kwargs = {"chat_template_kwargs": {"enable_thinking": thinks}}
-        asked = {"input": "Hello", "max_output_tokens": 20}
-        made = thinking.post(RESPONSES, json=body | asked | kwargs).json()
-        assert made["output"][0]["type"] == kind
+        fields = {"input": "Hello", "max_output_tokens": 20}
+        response = thinking.post(RESPONSES, json=body | fields | kwargs).json()
+        assert response["output"][0]["type"] == kind
 
 
-def test_any_object_is_one(plain: httpx.Client) -> None:
+def test_json_object_format_gives_an_object(plain: httpx.Client) -> None:
     bias = {token_id(letter): 20 for letter in '"}'}
-    made = chat(plain, response_format={"type": "json_object"}, logit_bias=bias, temperature=0)
-    assert isinstance(json.loads(made["message"]["content"]), dict)
+    choice = chat(plain, response_format={"type": "json_object"}, logit_bias=bias, temperature=0)
+    assert isinstance(json.loads(choice["message"]["content"]), dict)
 
 
 @pytest.mark.parametrize(
     "choice", ["required", {"type": "function", "function": {"name": "second"}}]
 )
 @pytest.mark.parametrize("fields", SAMPLED)
-def test_a_call_that_is_asked_for_comes(
+def test_a_required_call_is_generated(
     choice: Any, fields: dict[str, Any], harmony: httpx.Client, marked: httpx.Client
 ) -> None:
     tools = [tool("first"), tool("second")]
     for client in (harmony, marked):
-        made = chat(client, tools=tools, tool_choice=choice, **fields)
-        assert made["finish_reason"] == "tool_calls"
-        assert not (made["message"]["content"] or "").strip()
-        calls = [call["function"] for call in made["message"]["tool_calls"]]
+        result = chat(client, tools=tools, tool_choice=choice, **fields)
+        assert result["finish_reason"] == "tool_calls"
+        assert not (result["message"]["content"] or "").strip()
+        calls = [call["function"] for call in result["message"]["tool_calls"]]
         names = {"first", "second"} if choice == "required" else {"second"}
         assert {call["name"] for call in calls} <= names
         for call in calls:
@@ -169,21 +169,21 @@ def test_a_call_that_is_asked_for_comes(
         assert len(calls) == 1 or (client is marked and choice == "required")
 
 
-def test_one_call_where_several_are_refused(marked: httpx.Client) -> None:
+def test_parallel_tool_calls_false_gives_one_call(marked: httpx.Client) -> None:
     fields = {"tools": [tool("f")], "tool_choice": "required", "parallel_tool_calls": False}
     assert len(chat(marked, temperature=0, **fields)["message"]["tool_calls"]) == 1
 
 
-def test_an_answer_or_a_call_where_the_model_chooses(harmony: httpx.Client) -> None:
-    for letter, made in (("f", "content"), ("c", "tool_calls")):
+def test_tool_choice_auto_gives_an_answer_or_a_call(harmony: httpx.Client) -> None:
+    for letter, expected_field in (("f", "content"), ("c", "tool_calls")):
         bias = {token_id(letter): 50, token_id("a"): -50}
-        given = chat(
+        choice = chat(
             harmony, tools=[tool("f")], response_format=FORMAT, logit_bias=bias, temperature=0
         )
-        assert given["message"][made]
+        assert choice["message"][expected_field]
 
 
-def test_a_stream_gives_the_same(harmony: httpx.Client) -> None:
+def test_a_stream_has_the_same_structured_output(harmony: httpx.Client) -> None:
     body = {
         "model": NAME,
         "messages": [{"role": "user", "content": "Hello"}],
@@ -212,7 +212,7 @@ FORMS: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("fields", "pattern"), FORMS)
-def test_completions_have_their_form(
+def test_completions_match_their_format(
     fields: dict[str, Any], pattern: str, plain: httpx.Client
 ) -> None:
     body = {"model": NAME, "prompt": ["One", "Two"], "max_tokens": 30, "n": 2, "seed": 1}
@@ -222,17 +222,19 @@ def test_completions_have_their_form(
         assert re.fullmatch(pattern, choice["text"]), choice
 
 
-def test_a_response_has_its_form_and_says_so(harmony: httpx.Client) -> None:
+def test_a_response_matches_and_states_its_format(harmony: httpx.Client) -> None:
     form = {"type": "json_schema", "name": "w", "schema": SCHEMA, "strict": True}
     body = {"model": NAME, "input": "Hello", "temperature": 0, "logit_bias": ENDS}
-    made = harmony.post(RESPONSES, json=body | {"text": {"format": form}}).json()
-    assert made["status"] == "completed" and made["text"]["format"] == form
-    text = next(item for item in made["output"] if item["type"] == "message")["content"][0]["text"]
+    response = harmony.post(RESPONSES, json=body | {"text": {"format": form}}).json()
+    assert response["status"] == "completed" and response["text"]["format"] == form
+    text = next(item for item in response["output"] if item["type"] == "message")["content"][0][
+        "text"
+    ]
     jsonschema.validate(json.loads(text), SCHEMA)
     named = {"type": "function", "name": "f", "parameters": SCHEMA}
-    asked = {"tools": [named], "tool_choice": {"type": "function", "name": "f"}}
-    made = harmony.post(RESPONSES, json=body | asked).json()
-    call = next(item for item in made["output"] if item["type"] == "function_call")
+    fields = {"tools": [named], "tool_choice": {"type": "function", "name": "f"}}
+    response = harmony.post(RESPONSES, json=body | fields).json()
+    call = next(item for item in response["output"] if item["type"] == "function_call")
     assert call["name"] == "f"
     jsonschema.validate(json.loads(call["arguments"]), SCHEMA)
 
@@ -274,7 +276,7 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
 
 
 @pytest.mark.parametrize(("fields", "param", "reason"), BAD)
-def test_what_is_no_form_is_refused_with_its_field(
+def test_rejects_an_invalid_format_with_its_field(
     fields: dict[str, Any], param: str, reason: str, harmony: httpx.Client
 ) -> None:
     body = {"model": NAME, "messages": [{"role": "user", "content": "Hello"}]}
@@ -284,7 +286,7 @@ def test_what_is_no_form_is_refused_with_its_field(
     assert error["param"].startswith(param.partition(".function")[0]), error
 
 
-def test_a_keyword_that_cannot_be_enforced_is_refused_where_the_schema_is_strict(
+def test_a_strict_schema_rejects_unsupported_keywords(
     plain: httpx.Client,
 ) -> None:
     schema = {"type": "object", "maxProperties": 0, "uniqueItems": True, "format": "iri"}
@@ -297,10 +299,10 @@ def test_a_keyword_that_cannot_be_enforced_is_refused_where_the_schema_is_strict
         assert plain.post(COMPLETIONS, json=body).status_code == status
 
 
-def test_a_grammar_that_gets_stuck_is_an_error_of_its_request(
+def test_a_grammar_without_allowed_tokens_fails_its_request(
     plain: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Behind the bracket each property makes items of a row.
+    # After the bracket, each property adds items to a row of the grammar.
     monkeypatch.setitem(LIMITS, "max_items_in_row", 500)
     stuck = {"guided_json": {"type": "object", "properties": {f"q{i}": {} for i in range(300)}}}
     body = {"model": NAME, "prompt": "One", "max_tokens": 60, "temperature": 0}
@@ -314,8 +316,8 @@ def _chain(count: int) -> dict[str, Any]:
     return {"$defs": defs | {f"a{count}": {"type": "string"}}, "$ref": "#/$defs/a0"}
 
 
-def test_forms_that_nest_too_deeply_are_refused(plain: httpx.Client, harmony: httpx.Client) -> None:
-    """Native code would overflow its stack, and end the process."""
+def test_rejects_formats_that_nest_too_deeply(plain: httpx.Client, harmony: httpx.Client) -> None:
+    """The recursion of native code would overflow its stack and end the process."""
     rules = "\n".join(f'r{i}: "a" r{i + 1}' for i in range(3000))
     formatted = {"type": "json_schema", "json_schema": {"name": "x", "schema": _chain(3000)}}
     for fields in (
@@ -335,7 +337,7 @@ def test_forms_that_nest_too_deeply_are_refused(plain: httpx.Client, harmony: ht
     assert plain.post(COMPLETIONS, json={"model": NAME, "prompt": "One"}).status_code == 200
 
 
-def test_a_form_whose_masks_take_long_delays_its_own_request_alone(plain: httpx.Client) -> None:
+def test_a_format_with_slow_masks_delays_its_own_request_only(plain: httpx.Client) -> None:
     """Each of its masks tokenizes the rest of a text of 200 kB."""
     body = {"model": NAME, "prompt": "One", "max_tokens": 6, "temperature": 0}
     word = "x" + "ab " * 60_000
@@ -355,7 +357,9 @@ def test_a_form_whose_masks_take_long_delays_its_own_request_alone(plain: httpx.
     assert len(choice["text"]) > 1 and beside > 1
 
 
-def test_large_forms_hold_up_nobody(plain: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_formats_do_not_delay_other_requests(
+    plain: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
     body = {"model": NAME, "prompt": "One", "max_tokens": 2}
     large = {"type": "object", "properties": {f"p{i}": {} for i in range(1200)}}
     done: list[httpx.Response] = []

@@ -1,4 +1,4 @@
-"""What suffix decoding proposed, and what it keeps, in a server's metrics."""
+"""Metrics of suffix decoding: proposals, and the texts in its cache."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def numbers(at: str) -> dict[str, float]:
     }
 
 
-def test_metrics_count_proposals_and_kept_texts() -> None:
+def test_metrics_count_proposals_and_cached_texts() -> None:
     record = SuffixRecord(cache_max_depth=6, max_tokens=4, min_token_prob=0.0, cached_tokens=60)
     engine = worded(drafted=False, suffix=record)
     body = {"model": "toy", "max_tokens": 20, "prompt": "abcab", "seed": 1, "ignore_eos": True}
@@ -28,9 +28,9 @@ def test_metrics_count_proposals_and_kept_texts() -> None:
         for count in (1, 2, 3):
             answer = httpx.post(f"{at}/v1/completions", json=body, timeout=300).json()
             answers.append(answer["choices"][0]["text"])
-            found = numbers(at)
+            metrics = numbers(at)
             length = 5 + answer["usage"]["completion_tokens"] + 1
-            assert found["cache_tokens"] == length * min(count, 60 // length)
-            assert found["cache_evicted_tokens_total"] == length * max(count - 60 // length, 0)
+            assert metrics["cache_tokens"] == length * min(count, 60 // length)
+            assert metrics["cache_evicted_tokens_total"] == length * max(count - 60 // length, 0)
         assert len(set(answers)) == 1
-        assert 0 <= found["accepted_tokens_total"] <= found["proposed_tokens_total"]
+        assert 0 <= metrics["accepted_tokens_total"] <= metrics["proposed_tokens_total"]

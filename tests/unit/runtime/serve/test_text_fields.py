@@ -1,4 +1,6 @@
-"""Fields of the prompt and of the output's text: truncation, templates, special tokens, stops."""
+"""Fields of the prompt and of the output's text: truncation, templates, special tokens,
+stop strings.
+"""
 
 from __future__ import annotations
 
@@ -76,7 +78,7 @@ def refused_field(client: httpx.Client, route: str, **fields: Any) -> str:
 
 
 def text_of(client: httpx.Client, route: str, *, stream: bool = False, **fields: Any) -> str:
-    """The text of an output, 12 greedy tokens at most."""
+    """Return the text of an output of at most 12 greedy tokens."""
     limit = "max_output_tokens" if route == "responses" else "max_tokens"
     answer = post(client, route, **({"temperature": 0, limit: 12} | fields), stream=stream)
     if not stream:
@@ -98,10 +100,8 @@ def text_of(client: httpx.Client, route: str, *, stream: bool = False, **fields:
 
 @SPOKEN
 @STREAMED
-def test_the_stop_that_ended_an_output_is_included_on_request(
-    client: httpx.Client, route: str, stream: bool
-) -> None:
-    # Letters only, of which none ends the output.
+def test_include_stop_str_in_output(client: httpx.Client, route: str, stream: bool) -> None:
+    # The text has letters only, none of which ends the output.
     letters = {"logit_bias": {str(i): -100 for i in range(START, EOS + 1)}, "stream": stream}
     text = text_of(client, route, **letters)
     assert len(text) == 12
@@ -122,14 +122,14 @@ def test_the_stop_that_ended_an_output_is_included_on_request(
 
 @SPOKEN
 @STREAMED
-def test_special_tokens_are_in_the_text_on_request(
+def test_skip_special_tokens_false_shows_special_tokens(
     client: httpx.Client, route: str, stream: bool
 ) -> None:
     special = {"logit_bias": {str(START): 100}, "stream": stream}
     assert text_of(client, route, **special) in ("", "None")
-    shown = text_of(client, route, **special, skip_special_tokens=False)
-    assert shown == "<|start|>" * 12
-    # The end of the sequence is no part of the text unless both fields say so.
+    text = text_of(client, route, **special, skip_special_tokens=False)
+    assert text == "<|start|>" * 12
+    # The end token is in the text only if both fields request it.
     end = {"logit_bias": {str(EOS): 100}, "stream": stream}
     hidden = text_of(client, route, **end, skip_special_tokens=False)
     assert hidden in ("", "None")
@@ -139,8 +139,8 @@ def test_special_tokens_are_in_the_text_on_request(
 
 def prompt_ids(client: httpx.Client, route: str, **fields: Any) -> list[int]:
     answer = post(client, route, max_tokens=3, return_token_ids=True, **fields).json()
-    found = answer["prompt_token_ids"] if route == "chat" else None
-    ids: list[int] = found or answer["choices"][0]["prompt_token_ids"]
+    prompt_ids_of_chat = answer["prompt_token_ids"] if route == "chat" else None
+    ids: list[int] = prompt_ids_of_chat or answer["choices"][0]["prompt_token_ids"]
     assert answer["usage"]["prompt_tokens"] == len(ids)
     return ids
 
@@ -162,7 +162,7 @@ def test_truncation_keeps_the_end_of_a_prompt(client: httpx.Client, route: str) 
     assert client.post(PATHS[route], json={"model": NAME, **long}).status_code == 400
 
 
-def test_a_truncated_stream_has_the_prompt_that_was_read(client: httpx.Client) -> None:
+def test_a_stream_returns_the_truncated_prompt(client: httpx.Client) -> None:
     fields = {"truncate_prompt_tokens": 3, "stream": True, "return_token_ids": True}
     first = post(client, "chat", max_tokens=2, **fields).text.splitlines()[0]
     whole = prompt_ids(client, "chat", truncate_prompt_tokens=3)
@@ -184,7 +184,7 @@ TURNS = [{"role": "user", "content": "b"}, {"role": "assistant", "content": "cd"
 
 
 @pytest.mark.parametrize("route", ["chat", "tokenize"])
-def test_turns_are_opened_continued_or_left(client: httpx.Client, route: str) -> None:
+def test_generation_prompt_and_continued_messages(client: httpx.Client, route: str) -> None:
     def ids(**fields: Any) -> list[int]:
         if route == "chat":
             return prompt_ids(client, route, messages=TURNS, **fields)
@@ -203,7 +203,7 @@ def test_turns_are_opened_continued_or_left(client: httpx.Client, route: str) ->
     assert field == "continue_final_message"
 
 
-def test_a_form_begins_its_turn(client: httpx.Client) -> None:
+def test_a_structured_output_begins_a_new_message(client: httpx.Client) -> None:
     form = {"response_format": {"type": "json_object"}, "messages": TURNS}
     for name, value in (("continue_final_message", True), ("add_generation_prompt", False)):
         assert refused_field(client, "chat", **form, **{name: value}) == name
@@ -232,14 +232,16 @@ def test_a_template_without_the_last_message_cannot_continue_it() -> None:
 
 
 @pytest.mark.parametrize("route", ["completions", "chat"])
-def test_a_request_id_is_that_of_the_answer(client: httpx.Client, route: str) -> None:
+def test_the_answer_has_the_requested_id(client: httpx.Client, route: str) -> None:
     answer = post(client, route, max_tokens=1, request_id="mine").json()
     assert answer["id"].endswith("-mine")
 
 
 @pytest.mark.parametrize("cuts", [(1, 2, 3), (3,), (2, 3)])
-def test_tokens_of_one_batch_have_chunks_of_their_own(cuts: tuple[int, ...]) -> None:
-    """A step may accept several draft tokens, and steps are merged while nobody reads."""
+def test_each_token_of_a_batch_has_its_own_chunk(cuts: tuple[int, ...]) -> None:
+    """A step may accept several draft tokens, and steps are merged while the client does
+    not read.
+    """
     body = ChatFields(messages=[], return_token_ids=True)
     parser = TextParser(PlainDecoder(lambda ids: "".join(map(chr, ids))), ())
     choice = ChatChoice.__new__(ChatChoice)
@@ -249,11 +251,11 @@ def test_tokens_of_one_batch_have_chunks_of_their_own(cuts: tuple[int, ...]) -> 
     for first, end in pairwise((0, *cuts)):
         batch = TokenBatch(0, tokens[first:end], "length" if end == 3 else None)
         chunks += choice.chunks(batch)
-    found = [(c["delta"].get("content"), c["token_ids"], c["finish_reason"]) for c in chunks]
-    assert found == [("a", [97], None), ("b", [98], None), ("c", [99], "length")]
+    contents = [(c["delta"].get("content"), c["token_ids"], c["finish_reason"]) for c in chunks]
+    assert contents == [("a", [97], None), ("b", [98], None), ("c", [99], "length")]
 
 
-def test_one_call_is_left_without_parallel_calls() -> None:
+def test_without_parallel_calls_only_the_first_is_returned() -> None:
     text = "".join(
         f'<tool_call>{{"name": "{name}", "arguments": {{}}}}</tool_call>' for name in "fg"
     )

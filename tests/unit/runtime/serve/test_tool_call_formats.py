@@ -1,4 +1,4 @@
-"""Calls of tools as families write them: read back wherever a text is cut, written by grammars."""
+"""Tool calls in the formats of model families: parsed with any split, and written by grammars."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from specbuild.runtime.serve.parsers.tool_call_formats import (
     detect_tool_call_format,
 )
 
-# Their arguments have no types without a schema.
+# Without a schema, their arguments have no types.
 UNTYPED = ("glm47", "qwen3_coder", "minimax")
 words = st.text("abc_", min_size=1, max_size=6)
 plain = texts.filter(lambda text: "```" not in text)
@@ -56,23 +56,25 @@ def output(
     before=texts, after=texts, calls=st.lists(st.tuples(words, arguments), min_size=1, max_size=2),
     cuts=st.lists(st.integers(0, 200), max_size=6),
 )  # fmt: skip
-def test_calls_are_read_as_they_are_written(
+def test_written_calls_are_parsed(
     form: str, before: str, after: str, calls: list[Call], cuts: list[int]
 ) -> None:
     if form.startswith("mistral"):
-        after = ""  # its calls have no end
+        after = ""  # the calls of this family have no end marker
     tools = [
-        tool(name, {"properties": {k: {"type": TYPES[type(v)]} for k, v in asked.items()}})
-        for name, asked in calls[:1]
+        tool(
+            name, {"properties": {k: {"type": TYPES[type(v)]} for k, v in typed_arguments.items()}}
+        )
+        for name, typed_arguments in calls[:1]
     ]
-    # Of two calls of one name the tool is that of the first.
+    # If two tools have one name, the first one counts.
     calls = [*calls[:1], *(c for c in calls[1:] if c[0] != calls[0][0])]
-    found = output(form, f"{before}{WRITERS[form](calls)}{after}", tools=tools, cuts=cuts)
-    assert found.content == before + after
-    read_calls = [(c.name, json.loads(c.arguments)) for c in found.calls]
+    parsed = output(form, f"{before}{WRITERS[form](calls)}{after}", tools=tools, cuts=cuts)
+    assert parsed.content == before + after
+    read_calls = [(c.name, json.loads(c.arguments)) for c in parsed.calls]
     assert [name for name, _ in read_calls] == [name for name, _ in calls]
     assert read_calls[0] == calls[0]
-    assert found.finish_reason == "tool_calls"
+    assert parsed.finish_reason == "tool_calls"
     if not form.startswith(UNTYPED):
         assert read_calls == calls
 
@@ -127,7 +129,7 @@ SCHEMA_OF_TYPES: dict[str, Any] = {
         ("unknown", "12", 12),
     ],
 )
-def test_written_values_have_the_types_of_the_schema(
+def test_parsed_values_have_the_types_of_the_schema(
     write: Any, name: str, text: str, value: Any
 ) -> None:
     form = "glm47" if write is glm47 else "qwen3_coder"
@@ -135,7 +137,7 @@ def test_written_values_have_the_types_of_the_schema(
     assert json.loads(call.arguments, parse_constant=pytest.fail) == {name: value}
 
 
-def test_a_schema_may_be_a_reference_as_a_whole() -> None:
+def test_a_schema_may_be_a_single_reference() -> None:
     schema = {"$ref": "#/$defs/Args", "$defs": {"Args": SCHEMA_OF_TYPES}}
     (call,) = output("glm47", glm47([("f", {"text": "1"})]), tools=[tool("f", schema)]).calls
     assert json.loads(call.arguments) == {"text": "1"}
@@ -145,92 +147,94 @@ def test_a_schema_may_be_a_reference_as_a_whole() -> None:
 @pytest.mark.parametrize(
     "arguments", ["NaN", '{"a": NaN}', '{"a": -Infinity}', "[1]", '"x"', "null", "1", "{", ""]
 )
-def test_arguments_that_are_no_json_object_are_no_call(form: str, arguments: str) -> None:
+def test_arguments_must_be_a_json_object(form: str, arguments: str) -> None:
     text = WRITERS[form]([("f", {"sign": 1})]).replace('{"sign": 1}', arguments)
     good = WRITERS[form]([("g", {"a": 1})])
-    made = output(form, text + good)
-    assert [(call.name, json.loads(call.arguments)) for call in made.calls] == [("g", {"a": 1})]
-    assert "f" in made.content and made.finish_reason == "tool_calls"
+    parsed = output(form, text + good)
+    assert [(call.name, json.loads(call.arguments)) for call in parsed.calls] == [("g", {"a": 1})]
+    assert "f" in parsed.content and parsed.finish_reason == "tool_calls"
 
 
-def test_ids_of_kimi_count_the_calls_of_the_conversation() -> None:
+def test_ids_of_kimi_number_the_calls_of_the_conversation() -> None:
     calls = TOOL_CALL_FORMATS["kimi2"].continue_ids(3)
     parser = MarkerParser(decode, (), reasoning=None, calls=calls)
-    made = read(parser, [ord(c) for c in kimi2([("a.b", {}), ("g", {})])])
-    assert [call.id for call in made.calls] == ["functions.a.b:3", "functions.g:4"]
+    parsed = read(parser, [ord(c) for c in kimi2([("a.b", {}), ("g", {})])])
+    assert [call.id for call in parsed.calls] == ["functions.a.b:3", "functions.g:4"]
     (other,) = output("hermes", hermes([("f", {})])).calls
     assert other.id.startswith("call_")
 
 
 @pytest.mark.parametrize("form", WRITERS)
 @pytest.mark.parametrize("thought", list(ReasoningState))
-def test_a_call_ends_a_thought_that_is_open(form: str, thought: ReasoningState) -> None:
+def test_a_call_ends_open_reasoning(form: str, thought: ReasoningState) -> None:
     begun = "" if thought is ReasoningState.OPEN else "<think>"
-    made = output(
+    parsed = output(
         form, f"{begun}I call it.{WRITERS[form]([('f', {'a': 1})])}\n</think>\n", thought=thought
     )
-    assert made.reasoning == "I call it."
-    assert [(call.name, json.loads(call.arguments)) for call in made.calls] == [("f", {"a": 1})]
-    assert made.content.strip() == ""
-    assert made.finish_reason == "tool_calls"
+    assert parsed.reasoning == "I call it."
+    assert [(call.name, json.loads(call.arguments)) for call in parsed.calls] == [("f", {"a": 1})]
+    assert parsed.content.strip() == ""
+    assert parsed.finish_reason == "tool_calls"
 
 
 @pytest.mark.parametrize("form", ["hermes", "qwen3_coder", "glm47"])
-def test_a_thought_may_mention_the_mark_of_calls(form: str) -> None:
+def test_reasoning_may_contain_the_marker_of_calls(form: str) -> None:
     thought = "I must use <tool_call> tags, not <tool_call></tool_call> alone."
-    made = output(form, f"{thought}</think>Done: <tool_call> is one.", thought=ReasoningState.OPEN)
-    assert (made.reasoning, made.content) == (thought, "Done: <tool_call> is one.")
-    assert not made.calls
+    parsed = output(
+        form, f"{thought}</think>Done: <tool_call> is one.", thought=ReasoningState.OPEN
+    )
+    assert (parsed.reasoning, parsed.content) == (thought, "Done: <tool_call> is one.")
+    assert not parsed.calls
 
 
 @pytest.mark.parametrize("form", WRITERS)
 @settings(max_examples=30, deadline=None)
 @given(data=st.data(), calls=st.lists(st.tuples(words, arguments), min_size=1, max_size=2))
-def test_an_output_that_is_cut_off_shows_no_markup(
+def test_a_truncated_output_shows_no_markup(
     form: str, data: st.DataObject, calls: list[Call]
 ) -> None:
     text = WRITERS[form](calls)
-    made = output(form, "Yes." + text[: data.draw(st.integers(2, len(text) - 1))], end="length")
-    # One sign is more likely text than the beginning of the next call.
+    parsed = output(form, "Yes." + text[: data.draw(st.integers(2, len(text) - 1))], end="length")
+    # A single character is more likely text than the beginning of the next call.
     assert (
-        made.content.removesuffix("<").removesuffix("[").strip() == "Yes."
-        and made.finish_reason == "length"
+        parsed.content.removesuffix("<").removesuffix("[").strip() == "Yes."
+        and parsed.finish_reason == "length"
     )
-    assert [call.name for call in made.calls] == [name for name, _ in calls][: len(made.calls)]
+    assert [call.name for call in parsed.calls] == [name for name, _ in calls][: len(parsed.calls)]
 
 
 @pytest.mark.parametrize("form", [form for form in WRITERS if not form.startswith("mistral")])
-def test_a_call_that_is_none_leaves_the_next_one(form: str) -> None:
+def test_a_call_after_an_invalid_one_is_parsed(form: str) -> None:
     write = WRITERS[form]
     good, text = write([("g", {"b": "2"})]), write([("f", {"a": "1"})])
     end = TOOL_CALL_FORMATS[form.partition(",")[0]].end
     section = TOOL_CALL_FORMATS[form.partition(",")[0]].section
     begin = text.index(TOOL_CALL_FORMATS[form.partition(",")[0]].begin)
     for cut in range(begin + 30, text.index(end)):
-        # With and without the mark of its end, in the same section or before another.
+        # With and without its end marker, in the same section or before another.
         for broken in (text[:cut], text[:cut] + end):
-            made = output(form, broken + (good.replace(section[0], "") if section else good))
-            assert [call.name for call in made.calls][-1:] == ["g"], broken
-            assert json.loads(made.calls[-1].arguments) in ({"b": "2"}, {"b": 2})
+            parsed = output(form, broken + (good.replace(section[0], "") if section else good))
+            assert [call.name for call in parsed.calls][-1:] == ["g"], broken
+            assert json.loads(parsed.calls[-1].arguments) in ({"b": "2"}, {"b": 2})
 
 
 @pytest.mark.parametrize(
     "form", ["hermes", "qwen3_coder", "glm47", "kimi2", "deepseek31", "gemma4", "minimax"]
 )
-def test_texts_in_arguments_may_hold_marks(form: str) -> None:
+def test_text_in_arguments_may_contain_markers(form: str) -> None:
     name = form.partition(",")[0]
     marks = (
         f"a {TOOL_CALL_FORMATS[name].end} b {TOOL_CALL_FORMATS[name].begin} c </think> <think> "
         "{}\\"
     )
-    made = output(
+    parsed = output(
         name, f"<think>x{WRITERS[form]([('f', {'a': marks})])}y", thought=ReasoningState.OPEN
     )
-    assert [json.loads(call.arguments) for call in made.calls] == [{"a": marks}]
-    assert (made.reasoning, made.content) == ("x", "y")
+    assert [json.loads(call.arguments) for call in parsed.calls] == [{"a": marks}]
+    assert (parsed.reasoning, parsed.content) == ("x", "y")
 
 
-def test_arguments_of_hermes_may_be_their_text() -> None:
+def test_arguments_of_hermes_may_be_a_json_string() -> None:
     text = hermes([("f", {"a": 1})]).replace('{"a": 1}', '"{\\"a\\": 1}"')
     (call,) = output("hermes", text).calls
     assert json.loads(call.arguments) == {"a": 1}
@@ -262,7 +266,7 @@ PIECES = [
     stop=st.sampled_from([(), ("STOP",), ("<tool",)]),
     end=st.sampled_from(["stop", "length"]),
 )  # fmt: skip
-def test_an_output_means_the_same_in_whatever_tokens_it_comes(
+def test_the_split_into_tokens_does_not_change_the_result(
     form: str,
     parts: list[str],
     cuts: list[int],
@@ -274,22 +278,22 @@ def test_an_output_means_the_same_in_whatever_tokens_it_comes(
     places = sorted({0, len(text), *(cut for cut in cuts if cut < len(text))})
     tokens = [text[a:b] for a, b in pairwise(places)]
 
-    def made(pieces: Sequence[str]) -> tuple[Any, ...]:
+    def parse(pieces: Sequence[str]) -> tuple[Any, ...]:
         parser = MarkerParser(
             PlainDecoder(lambda ids: "".join(pieces[i] for i in ids)),
             stop,
             reasoning=thought,
             calls=TOOL_CALL_FORMATS.get(form),
         )
-        found = read(parser, range(len(pieces)), end=end)
-        calls = [(call.name, call.arguments) for call in found.calls]
+        parsed = read(parser, range(len(pieces)), end=end)
+        calls = [(call.name, call.arguments) for call in parsed.calls]
         for _, arguments in calls:
             assert isinstance(json.loads(arguments, parse_constant=pytest.fail), dict)
-        return found.content, found.reasoning, calls, found.finish_reason
+        return parsed.content, parsed.reasoning, calls, parsed.finish_reason
 
-    whole = made([text] if text else [])
-    assert made(tokens) == whole
-    assert made(list(text)) == whole
+    whole = parse([text] if text else [])
+    assert parse(tokens) == whole
+    assert parse(list(text)) == whole
 
 
 @pytest.mark.parametrize(
@@ -302,32 +306,32 @@ def test_an_output_means_the_same_in_whatever_tokens_it_comes(
         ("glm47", "a<tool_ca"),
     ],
 )
-def test_what_is_no_call_is_content(form: str, text: str) -> None:
-    found = output(form, text)
+def test_text_that_is_not_a_call_is_content(form: str, text: str) -> None:
+    parsed = output(form, text)
     section = TOOL_CALL_FORMATS[form].section
-    assert not found.calls
-    assert found.content == text.removeprefix(section[0] if section else "")
+    assert not parsed.calls
+    assert parsed.content == text.removeprefix(section[0] if section else "")
 
 
-def test_the_form_goes_by_the_template() -> None:
+def test_the_template_determines_the_format() -> None:
     for form, write in WRITERS.items():
         shown = write([("f", {"a": 1})])
         assert detect_tool_call_format(shown) == form.partition(",")[0]
-        made = output_format(toy_codec(shown), (28,), reasoning="auto", tool_calls="auto")
-        assert isinstance(made, MarkerFormat) and made.supports_tools
+        parsed = output_format(toy_codec(shown), (28,), reasoning="auto", tool_calls="auto")
+        assert isinstance(parsed, MarkerFormat) and parsed.supports_tools
     assert detect_tool_call_format('<tool_call>{"name": "f"}</tool_call>') == "hermes"
     assert detect_tool_call_format("x") == "none"
     assert set(TOOL_CALL_FORMATS) < set(TOOL_CALL_PARSERS)
 
 
 @pytest.mark.parametrize("form", WRITERS)
-def test_without_tools_marks_of_calls_are_content(form: str) -> None:
+def test_without_tools_markers_of_calls_are_content(form: str) -> None:
     """As with ``tool_choice: "none"``: the client has no function to call."""
     text = WRITERS[form]([("f", {"a": 1})])
     codec: Any = SimpleNamespace(decode_all=decode, token_id=lambda _: None)
     call_format = TOOL_CALL_FORMATS[form.partition(",")[0]]
-    made = MarkerFormat(codec, markers=None, call_format=call_format, eos=())
+    parsed = MarkerFormat(codec, markers=None, call_format=call_format, eos=())
     ids = [ord(letter) for letter in text]
-    assert [call.name for call in read(made.parser((), [tool("f")]), ids).calls] == ["f"]
-    without = read(made.parser((), ()), ids)
+    assert [call.name for call in read(parsed.parser((), [tool("f")]), ids).calls] == ["f"]
+    without = read(parsed.parser((), ()), ids)
     assert not without.calls and without.content == text

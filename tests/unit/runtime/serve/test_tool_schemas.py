@@ -20,7 +20,7 @@ from specbuild.runtime.serve.parsers.tool_call_formats import TOOL_CALL_FORMATS
 
 
 def _doubling(levels: int) -> dict[str, Any]:
-    """A schema with ``3 ** levels`` paths, and others that lead back to themselves."""
+    """Return a schema with ``3 ** levels`` paths, and others that refer back to themselves."""
     defs: dict[str, Any] = {
         f"a{i}": {"anyOf": [{"$ref": f"#/$defs/a{i + 1}"}] * 3} for i in range(levels)
     }
@@ -33,7 +33,10 @@ def _doubling(levels: int) -> dict[str, Any]:
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("form", ["glm47", "qwen3_coder"])
 def test_a_schema_with_many_paths_is_read_once(form: str) -> None:
-    """Arguments and grammars take time by its size: 3 ** 14 paths would take minutes."""
+    """Reading arguments and building grammars takes time by size:
+
+    3 ** 14 paths would take minutes.
+    """
     schema = _doubling(14)
     write = WRITERS[form]
     made = output(form, write([("f", {"x": 5, "y": 6})]), tools=[tool("f", schema)])
@@ -43,8 +46,8 @@ def test_a_schema_with_many_paths_is_read_once(form: str) -> None:
 
 
 @pytest.mark.timeout(60)
-def test_a_grammar_of_arguments_is_bounded() -> None:
-    """Each argument that refers to definitions has a copy of them."""
+def test_the_size_of_a_grammar_is_bounded() -> None:
+    """Each argument that refers to definitions would contain a copy of them."""
     shared = {"big": {"enum": list(range(20_000))}, "n": {"type": "integer"}}
     listed = {"type": "array", "items": {"$ref": "#/$defs/n"}}
     properties = {f"x{i}": listed for i in range(900)}
@@ -62,7 +65,7 @@ def client(request: pytest.FixtureRequest) -> Iterator[httpx.Client]:
 
 
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "b"}}])
-def test_grammars_write_what_is_read(client: httpx.Client, choice: Any) -> None:
+def test_outputs_of_grammars_can_be_parsed(client: httpx.Client, choice: Any) -> None:
     made = chat(client, tools=[tool("a"), tool("b")], tool_choice=choice, temperature=1, seed=2)
     calls = [call["function"] for call in made["message"]["tool_calls"]]
     assert made["finish_reason"] == "tool_calls" and calls
@@ -86,17 +89,18 @@ NESTED: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_grammars_of_gemma_hold_nested_values(seed: int) -> None:
+def test_grammars_of_gemma_allow_nested_values(seed: int) -> None:
     shown = WRITERS["gemma4"]([("f", {})])
     for client in client_of("auto", f"{TEMPLATE}{{# {shown} #}}"):
         made = chat(client, tools=[tool("f", NESTED)], tool_choice="required", temperature=1,
                     seed=seed, max_tokens=400)  # fmt: skip
-        for call in made["message"].get("tool_calls", ()):  # none where it is cut off
+        # there are none if the output is truncated
+        for call in made["message"].get("tool_calls", ()):
             jsonschema.validate(json.loads(call["function"]["arguments"]), NESTED)
         assert made["finish_reason"] in ("tool_calls", "length")
 
 
-def test_what_a_grammar_of_gemma_leaves_out_is_refused_if_strict() -> None:
+def test_a_strict_schema_rejects_what_gemma_cannot_write() -> None:
     schema = {"type": "object", "properties": {"x": {"type": "string", "pattern": "a+"}}}
     grammar = TOOL_CALL_FORMATS["gemma4"].grammar
     with pytest.raises(RequestError, match="has 'pattern', which this model's call format"):

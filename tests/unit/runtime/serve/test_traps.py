@@ -1,4 +1,4 @@
-"""What breaks clients of servers with OpenAI's API: a test for each of the traps."""
+"""Known incompatibilities of servers with OpenAI's API: a test for each."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def chunks(client: httpx.Client, said: str, **fields: Any) -> list[dict[str, Any
     return events(client, CHAT, messages=[{"role": "user", "content": said}], **fields)
 
 
-def test_reasoning_has_both_names_and_is_taken_by_both(client: httpx.Client) -> None:
+def test_reasoning_has_both_names_in_answers_and_requests(client: httpx.Client) -> None:
     message = ask(client, "think")["choices"][0]["message"]
     assert message["reasoning"] == message["reasoning_content"] == THOUGHT
     deltas = [chunk["choices"][0]["delta"] for chunk in chunks(client, "think")]
@@ -67,7 +67,7 @@ def test_reasoning_has_both_names_and_is_taken_by_both(client: httpx.Client) -> 
     assert hidden == {"role": "assistant", "content": GREETING}
 
 
-def test_usage_comes_without_choices_and_only_if_asked_for(client: httpx.Client) -> None:
+def test_usage_chunk_has_no_choices_and_is_optional(client: httpx.Client) -> None:
     *others, last = chunks(client, "hi", stream_options={"include_usage": True})
     assert last["choices"] == [] and last["usage"]["completion_tokens"] > 0
     for chunk in (*others, *chunks(client, "hi")):
@@ -105,14 +105,14 @@ def test_events_of_responses_are_numbered(client: httpx.Client) -> None:
     assert [event["sequence_number"] for event in told] == list(range(len(told)))
     items = [event for event in told if "output_index" in event]
     assert [item["output_index"] for item in items] == sorted(i["output_index"] for i in items)
-    assert {item["output_index"] for item in items} == {0, 1}  # reasoning, and the call
+    assert {item["output_index"] for item in items} == {0, 1}  # the reasoning, and the call
     texts = [event for event in told if "_text." in event["type"] or "_part." in event["type"]]
     assert texts and all(event["content_index"] == 0 for event in texts)
     ids = {e["output_index"]: e["item"]["id"] for e in items if e["type"].endswith("item.added")}
     assert all(e["item_id"] == ids[e["output_index"]] for e in items if "item_id" in e)
 
 
-def test_forms_that_are_not_offered_are_refused_not_ignored(client: httpx.Client) -> None:
+def test_rejects_unsupported_formats(client: httpx.Client) -> None:
     form = {"type": "structural_tag", "structures": []}
     body = {"model": NAME, "messages": [{"role": "user", "content": "hi"}]}
     refused = client.post(CHAT, json=body | {"response_format": form})
@@ -123,13 +123,13 @@ def test_forms_that_are_not_offered_are_refused_not_ignored(client: httpx.Client
 
 
 def test_a_call_ends_the_turn(client: httpx.Client) -> None:
-    # The script goes on behind <|call|>.
+    # The script continues after <|call|>.
     (call,) = ask(client, "weather", tools=TOOLS)["choices"][0]["message"]["tool_calls"]
     assert (call["function"]["name"], call["function"]["arguments"]) == ("f", ARGUMENTS)
 
 
-def test_reasoning_of_a_turn_with_calls_stays_until_its_answer() -> None:
-    """What is dropped, and when, is the template's to say: it gets all of it."""
+def test_reasoning_of_a_turn_with_calls_is_passed_to_the_template() -> None:
+    """The template decides what to drop and when, so it receives all of it."""
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": ARGUMENTS}}
     turns = [
         {"role": "user", "content": "weather"},
@@ -142,7 +142,7 @@ def test_reasoning_of_a_turn_with_calls_stays_until_its_answer() -> None:
 
 
 @pytest.mark.parametrize("effort", [*EFFORTS, "huge"])
-def test_efforts_are_mapped_to_those_that_harmony_knows(effort: str) -> None:
+def test_efforts_are_mapped_to_those_of_harmony(effort: str) -> None:
     given: dict[str, Any] = {"model": NAME, "messages": [], "reasoning_effort": effort}
     chat = ChatFields.model_validate(given)
     response = ResponseFields.model_validate(
@@ -159,7 +159,7 @@ def test_efforts_are_mapped_to_those_that_harmony_knows(effort: str) -> None:
     assert effort not in ("low", "medium", "high") or response.effort == effort
 
 
-def test_both_names_of_the_most_tokens_count(client: httpx.Client) -> None:
+def test_both_names_of_max_tokens_are_accepted(client: httpx.Client) -> None:
     for fields in (
         {"max_tokens": 7},
         {"max_completion_tokens": 7},
@@ -169,7 +169,7 @@ def test_both_names_of_the_most_tokens_count(client: httpx.Client) -> None:
 
 
 class _Endless:
-    """A generation without a token yet."""
+    """A generation without any token."""
 
     is_cancelled = False
 
@@ -192,8 +192,8 @@ class _Begun(EventSource):
         return []
 
 
-def test_a_client_that_leaves_before_the_first_token_ends_its_request() -> None:
-    """It may leave while the first events are sent, before anything of the engine was awaited."""
+def test_disconnecting_before_the_first_token_aborts_the_request() -> None:
+    """The client may leave while the first events are sent, before the engine is awaited."""
 
     async def leave(*, has_begun: bool) -> bool:
         generation = _Endless()
@@ -210,7 +210,7 @@ def test_a_client_that_leaves_before_the_first_token_ends_its_request() -> None:
     assert asyncio.run(leave(has_begun=False))
 
 
-def test_a_response_with_a_wrong_stop_string_starts_nothing(client: httpx.Client) -> None:
+def test_an_invalid_stop_string_starts_no_response(client: httpx.Client) -> None:
     for more in ({}, {"stream": True}, {"background": True}):
         body = {"model": NAME, "input": "slow", "stop": [""], **more}
         answer = client.post(RESPONSES, json=body)
@@ -220,7 +220,7 @@ def test_a_response_with_a_wrong_stop_string_starts_nothing(client: httpx.Client
 
 
 def test_a_streamed_chat_has_the_ids_of_all_its_tokens(client: httpx.Client) -> None:
-    """Also of those whose text is held back, or is none."""
+    """This includes tokens whose text is held back, or is empty."""
     for fields in ({}, {"stop": "you"}):
         streamed = chunks(client, "think", return_token_ids=True, **fields)
         ids = [i for chunk in streamed for i in chunk["choices"][0].get("token_ids", ())]
@@ -230,7 +230,7 @@ def test_a_streamed_chat_has_the_ids_of_all_its_tokens(client: httpx.Client) -> 
 
 
 def test_numbers_that_json_does_not_have_are_null_in_answers(client: httpx.Client) -> None:
-    """Python's clients can send them in tools, which a response repeats."""
+    """Python's clients can send such numbers in tools, which a response repeats."""
     tools = '[{"type": "function", "name": "f", "parameters": {"x": [NaN, Infinity, 1e400, 1]}}]'
     body = f'{{"model": "{NAME}", "input": "b", "tools": {tools}}}'
     headers = {"Content-Type": "application/json"}

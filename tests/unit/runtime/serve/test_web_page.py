@@ -1,4 +1,4 @@
-"""The page at ``/``, as a reader in Chromium uses it."""
+"""The page at ``/`` in Chromium."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def shown(selector: str) -> str:
 
 @dataclass
 class Served:
-    """A server whose passes take a while, or fail."""
+    """A server whose steps are slowed down, or fail."""
 
     url: str
     app: App
@@ -84,12 +84,12 @@ def page(server: Served, chromium: Browser) -> Iterator[Browser]:
 
 
 def answer_to(prompt: str, count: int = 40) -> str:
-    """The text of a greedy answer; the template ends with the first control token."""
+    """Return the text of a greedy answer; the template ends with the first control token."""
     ids = decode_plainly([*map(LETTERS.index, prompt), len(LETTERS)], count, SamplingParams())
     return "".join(LETTERS[i] for i in ids if i < len(LETTERS))
 
 
-def test_the_page_needs_nothing_from_elsewhere() -> None:
+def test_the_page_loads_no_external_file() -> None:
     for file in PAGE.iterdir():
         addresses = re.findall(r"(?:https?:)?//[\w.]+\.\w+", file.read_text(encoding="utf-8"))
         assert set(addresses) <= {"http://www.w3.org"}, file
@@ -116,7 +116,7 @@ def test_a_server_without_a_page() -> None:
 
 
 @needs_chromium
-def test_an_answer_is_streamed_tinted_and_there_after_a_reload(page: Browser) -> None:
+def test_an_answer_is_streamed_coloured_and_restored_after_a_reload(page: Browser) -> None:
     page.type(PROMPT)
     page.press("Enter")
     page.until(f"{shown('.turn.assistant .note')} && {IDLE}")
@@ -159,7 +159,7 @@ def test_escape_stops_an_answer(page: Browser, server: Served) -> None:
 
 
 @needs_chromium
-def test_an_engine_that_fails_says_so(page: Browser, server: Served) -> None:
+def test_shows_a_failure_of_the_engine(page: Browser, server: Served) -> None:
     server.broken = True
     page.type(PROMPT)
     page.press("Enter")
@@ -172,7 +172,7 @@ def test_an_engine_that_fails_says_so(page: Browser, server: Served) -> None:
 
 
 @needs_chromium
-def test_text_is_never_html_and_a_narrow_window_holds_it(page: Browser) -> None:
+def test_text_is_escaped_and_fits_into_a_narrow_window(page: Browser) -> None:
     page.look(400, 700, dark=True)
     page.type(MARKUP)
     page.press("Enter")
@@ -190,7 +190,7 @@ def test_text_is_never_html_and_a_narrow_window_holds_it(page: Browser) -> None:
 
 
 @needs_chromium
-def test_reasoning_is_folded_and_fences_are_code(page: Browser) -> None:
+def test_reasoning_is_collapsed_and_fences_are_code(page: Browser) -> None:
     fence = "```"
     pieces = [
         ["a\n``", False],
@@ -220,7 +220,7 @@ def test_reasoning_is_folded_and_fences_are_code(page: Browser) -> None:
 
 
 @needs_chromium
-def test_code_is_coloured_across_tokens_of_the_draft(page: Browser) -> None:
+def test_code_is_highlighted_across_draft_tokens(page: Browser) -> None:
     code = "```\ndef f(x):  # one\n    return 'a\\'b' + 0x1F\n```\n"
     pieces = [[letter, i % 3 == 0] for i, letter in enumerate(code)]
     turn = {"reasoning": [], "content": pieces, "role": "assistant"}
@@ -241,7 +241,7 @@ def test_code_is_coloured_across_tokens_of_the_draft(page: Browser) -> None:
 
 
 @needs_chromium
-def test_the_last_answer_is_retried_and_copied(page: Browser) -> None:
+def test_the_last_answer_can_be_retried_and_copied(page: Browser) -> None:
     # A headless browser has no clipboard.
     page.value(
         "Object.defineProperty(navigator, 'clipboard', { configurable: true, value: "
@@ -266,7 +266,7 @@ def test_the_last_answer_is_retried_and_copied(page: Browser) -> None:
 
 
 @needs_chromium
-def test_without_a_draft_nothing_speaks_of_one(chromium: Browser) -> None:
+def test_without_a_draft_the_page_does_not_mention_one(chromium: Browser) -> None:
     with served(worded(TEMPLATE, drafted=False)) as (url, _):
         chromium.open(url)
         chromium.until(READY)
@@ -275,7 +275,7 @@ def test_without_a_draft_nothing_speaks_of_one(chromium: Browser) -> None:
 
 
 @needs_chromium
-def test_a_key_is_asked_for_and_kept_in_the_tab(chromium: Browser) -> None:
+def test_the_page_requests_a_key_and_stores_it_in_the_tab(chromium: Browser) -> None:
     with served(worded(TEMPLATE), keys=("secret",)) as (url, _):
         chromium.open(url)
         chromium.until("!document.getElementById('key-form').hidden")

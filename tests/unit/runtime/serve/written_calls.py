@@ -87,14 +87,14 @@ def old_mistral(calls: Sequence[Call]) -> str:
 
 
 def gemma4(calls: Sequence[Call]) -> str:
-    def value(given: Any) -> str:
-        if isinstance(given, str):
-            return f'<|"|>{given}<|"|>'
-        if isinstance(given, dict):
-            return "{" + ",".join(f"{k}:{value(v)}" for k, v in given.items()) + "}"
-        if isinstance(given, list):
-            return "[" + ",".join(map(value, given)) + "]"
-        return json.dumps(given)
+    def value(value_of_argument: Any) -> str:
+        if isinstance(value_of_argument, str):
+            return f'<|"|>{value_of_argument}<|"|>'
+        if isinstance(value_of_argument, dict):
+            return "{" + ",".join(f"{k}:{value(v)}" for k, v in value_of_argument.items()) + "}"
+        if isinstance(value_of_argument, list):
+            return "[" + ",".join(map(value, value_of_argument)) + "]"
+        return json.dumps(value_of_argument)
 
     return "".join(f"<|tool_call>call:{name}{value(asked)}<tool_call|>" for name, asked in calls)
 
