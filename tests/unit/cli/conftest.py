@@ -1,4 +1,4 @@
-"""A manifest without an engine behind it."""
+"""Manifests without engines."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def cache_group(name: str, layers: tuple[int, ...], pages: int, window: int) -> 
 
 @pytest.fixture(scope="session")
 def make_manifest() -> Callable[..., Manifest]:
-    """Makes manifests that differ in what the command line looks at."""
+    """Return a function that makes manifests with the fields that the command line reads."""
 
     def make(
         *,
@@ -90,7 +90,7 @@ def make_manifest() -> Callable[..., Manifest]:
         draft_default: DraftShape | None = CHAIN,
         draft: bool = True,
     ) -> Manifest:
-        # 85 slots of 4, and a window of 8 with 32 rows
+        # 85 slots in pages of 4, and a window of 8 with 32 rows
         groups = [cache_group("full", (1,), 1 + 2 * 22, 0)]
         groups.append(cache_group("sliding", (0,), 1 + 2 * 11, 8))
         token_ids = Port("token_ids", "int32", ("T",))

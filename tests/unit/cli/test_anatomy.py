@@ -1,4 +1,4 @@
-"""Launches folded by alike layers, as a table of 80 columns, a picture and JSON."""
+"""Launches grouped by equal layers, as a table of 80 columns, a chart and JSON."""
 
 from __future__ import annotations
 
@@ -33,15 +33,17 @@ READ = 4e12
 
 def launch_of(op: str, bytes_read: float, **changes: object) -> LaunchAnatomy:
     name = op.lower()
-    made = LaunchAnatomy(
+    launch = LaunchAnatomy(
         "target", None, op, f"{name}/kernel.cu:{name}_rows", (8, 2, 1), 128, 0, bytes_read,
         starts_early=True, needs=(),
     )  # fmt: skip
-    return replace(made, **changes)
+    return replace(launch, **changes)
 
 
 def small_step(*, measured: bool = True) -> StepAnatomy:
-    """A level of a draft, then layers that alternate: even ones read half as much; a head."""
+    """Return a draft level, then alternating layers, of which even ones read half as much,
+    and a head.
+    """
     launches = [launch_of("Draft", 3e6, section="level 1")]
     for layer in range(LAYERS):
         reads = 4e6 if layer % 2 else 2e6
@@ -66,7 +68,7 @@ def small_step(*, measured: bool = True) -> StepAnatomy:
     )  # fmt: skip
 
 
-def test_alike_layers_fold_into_one_group() -> None:
+def test_equal_layers_form_one_group() -> None:
     step = small_step()
     groups = folded(step)
     assert [(group.title, group.copies) for group in groups] == [
@@ -130,7 +132,7 @@ def test_without_times_the_table_has_floors(
     assert "as its graph" not in "\n".join(lines)
 
 
-def test_the_picture_has_every_launch(tmp_path: Path) -> None:
+def test_the_chart_has_every_launch(tmp_path: Path) -> None:
     steps = [small_step(), replace(small_step(), draft="no draft")]
     plot_anatomies(steps, tmp_path / "steps.svg", engine="toy on Fake")
     ids = {element.get("id") for element in ElementTree.parse(tmp_path / "steps.svg").iter()}
@@ -144,7 +146,7 @@ def test_the_picture_has_every_launch(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("measured", [True, False])
-def test_json_reads_back(measured: bool) -> None:
+def test_json_can_be_read(measured: bool) -> None:
     step = small_step(measured=measured)
     line = json.loads(json_line(step))
     assert from_json(StepAnatomy, line, "it") == step
@@ -160,8 +162,8 @@ def toy_engine(tmp_path: Path) -> Path:
 
 
 def test_inspect_reads_the_plan(toy_engine: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    asked = ["inspect", str(toy_engine), "--anatomy", "--batch", "2", "--context", "20"]
-    assert main([*asked, "--json", "--read-speed", "2"]) == 0
+    arguments = ["inspect", str(toy_engine), "--anatomy", "--batch", "2", "--context", "20"]
+    assert main([*arguments, "--json", "--read-speed", "2"]) == 0
     read = json.loads(capsys.readouterr().out)["anatomies"]
     steps = [from_json(StepAnatomy, step, "it") for step in read]
     assert [(step.draft, step.batch, step.context) for step in steps] == [
@@ -170,7 +172,7 @@ def test_inspect_reads_the_plan(toy_engine: Path, capsys: pytest.CaptureFixture[
     for step in steps:
         assert (step.bytes_per_s, step.step_s, len(step.launches)) == (2e12, None, 1)
         assert step.launches[0].kernel.startswith(f"toy/kernel.cu:{step.program}")
-    assert main(asked) == 0
+    assert main(arguments) == 0
     assert "chain of 1), batch 2, context 20" in capsys.readouterr().out
 
 
@@ -182,7 +184,7 @@ def test_inspect_reads_the_plan(toy_engine: Path, capsys: pytest.CaptureFixture[
         (("--context", "9"), "--batch, --context and --read-speed are for --anatomy: add it"),
     ],
 )
-def test_inspect_refuses_what_there_is_no_step_for(
+def test_inspect_rejects_steps_that_the_engine_does_not_have(
     toy_engine: Path, capsys: pytest.CaptureFixture[str], options: Sequence[str], sentence: str
 ) -> None:
     assert main(["inspect", str(toy_engine), *options]) == 2

@@ -1,4 +1,4 @@
-"""``specbuild bench server``: what it reports is what the server did."""
+"""``specbuild bench server`` reports what the server did."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ def prompts(folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("how", [("--clients", "3"), ("--rate", "200")])
-def test_a_load_is_reported(
+def test_reports_a_load(
     url: str, how: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     plot = tmp_path / "load.svg"
-    given = ["--requests", "7", "--max-new-tokens", "9", "--prompts", str(prompts(tmp_path))]
-    code = main(["bench", "server", url, *given, *how, "--json", "--plot", str(plot)])
+    arguments = ["--requests", "7", "--max-new-tokens", "9", "--prompts", str(prompts(tmp_path))]
+    code = main(["bench", "server", url, *arguments, *how, "--json", "--plot", str(plot)])
     assert code == 0
     report = json.loads(capsys.readouterr().out)
     assert report["model"] == NAME and report["errors"] == 0
@@ -50,7 +50,7 @@ def test_a_load_is_reported(
     assert plot.read_text().startswith("<?xml")
 
 
-def test_requests_that_fail_are_counted(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_counts_failed_requests(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "server", url, "--requests", "2", "--model", "nobody"]) == 2
     assert "does not exist" in capsys.readouterr().err
     assert main(["bench", "server", "http://127.0.0.1:9", "--requests", "2"]) == 2
@@ -62,12 +62,12 @@ def test_the_old_spelling_runs_the_command(
 ) -> None:
     words = ["--server", url, "--requests", "1", "--prompts", str(prompts(tmp_path)), "--json"]
     assert main(["bench", *words, "--max-new-tokens", "4"]) == 0
-    said = capsys.readouterr()
-    assert said.err == "specbuild: warning: bench --server is deprecated; use bench server\n"
-    assert json.loads(said.out)["requests"] == 1
+    output = capsys.readouterr()
+    assert output.err == "specbuild: warning: bench --server is deprecated; use bench server\n"
+    assert json.loads(output.out)["requests"] == 1
 
 
-def test_percentiles_are_of_the_requests_that_were_served() -> None:
+def test_percentiles_are_computed_over_served_requests() -> None:
     good = [
         Sample(started_s=float(i), ended_s=i + 2.0, ttft_s=0.1 * i, gaps_s=(0.2, 0.3 * i),
                prompt_tokens=5, output_tokens=11)

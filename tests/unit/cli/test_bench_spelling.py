@@ -1,4 +1,4 @@
-"""The spelling of ``bench`` in 0.1, which is translated to its commands until 0.3."""
+"""The syntax of ``bench`` in 0.1, which is translated to its commands until 0.3."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from specbuild.cli.main import _current_names
         ("engine --sweep", "sweep engine"),
     ],
 )
-def test_the_old_spelling_is_translated(
+def test_the_old_syntax_is_translated(
     old: str, new: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert _current_names(["bench", *old.split()]) == ["bench", *new.split()]
@@ -31,7 +31,7 @@ def test_the_old_spelling_is_translated(
 
 
 @pytest.mark.parametrize("words", ["", "--help", "pairs engine", "sweep engine decode"])
-def test_present_commands_are_not_translated(
+def test_current_commands_are_not_translated(
     words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert _current_names(["bench", *words.split()]) == ["bench", *words.split()]

@@ -1,4 +1,4 @@
-"""The collector rests while a process starts, however the start ends."""
+"""Garbage collection is paused while a process starts, and resumed however the start ends."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ import pytest
 from specbuild.cli.terminal.collector import starting
 
 
-def test_what_a_start_makes_is_looked_through_no_more() -> None:
-    kept = gc.get_freeze_count()
+def test_objects_created_at_start_are_frozen() -> None:
+    frozen_before = gc.get_freeze_count()
     try:
         with starting() as started:
             assert not gc.isenabled()
             started()
-            assert gc.isenabled() and gc.get_freeze_count() > kept
+            assert gc.isenabled() and gc.get_freeze_count() > frozen_before
             frozen = gc.get_freeze_count()
         assert gc.get_freeze_count() <= frozen
     finally:
         gc.unfreeze()
 
 
-def test_a_start_that_fails_leaves_the_collector_on() -> None:
+def test_a_failed_start_enables_the_collector() -> None:
     try:
         with pytest.raises(KeyError), starting():
             raise KeyError
@@ -31,7 +31,7 @@ def test_a_start_that_fails_leaves_the_collector_on() -> None:
         gc.unfreeze()
 
 
-def test_who_has_switched_it_off_keeps_it_off() -> None:
+def test_a_disabled_collector_stays_disabled() -> None:
     gc.disable()
     try:
         with starting() as started:

@@ -1,4 +1,4 @@
-"""Digests of checkpoints: of contents, remembered while a file stays as it is."""
+"""Digests of the contents of checkpoints, cached while a file is unchanged."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def model(tmp_path: Path) -> Path:
 
 
 class Recorded:
-    """Progress that remembers what it was told."""
+    """Progress that records its calls."""
 
     def __init__(self) -> None:
         self.stages: list[tuple[str, int, str]] = []
@@ -42,16 +42,16 @@ class Recorded:
         raise AssertionError(message)
 
 
-def test_only_what_a_build_reads_counts(model: Path, tmp_path: Path) -> None:
+def test_the_digest_covers_the_files_that_a_build_reads(model: Path, tmp_path: Path) -> None:
     index = tmp_path / "digests.json"
     before = FileDigests(index).of_checkpoint(model)
     (model / "README.md").write_text("other")
     assert FileDigests(index).of_checkpoint(model) == before
     for name in ("config.json", "model.safetensors", "chat_template.jinja"):
-        kept = (model / name).read_bytes()
+        contents = (model / name).read_bytes()
         (model / name).write_text("other")
         assert FileDigests(index).of_checkpoint(model) != before, name
-        (model / name).write_bytes(kept)
+        (model / name).write_bytes(contents)
     assert FileDigests(index).of_checkpoint(model) == before, "the same contents again"
     (model / "model.safetensors").rename(model / "model-1.safetensors")
     assert FileDigests(index).of_checkpoint(model) != before, "another name"
@@ -66,7 +66,7 @@ def test_a_file_is_read_once(model: Path, tmp_path: Path, monkeypatch: pytest.Mo
     assert first.done == size
     assert FileDigests(index, second).of_checkpoint(model) == digest
     assert (second.stages, second.done) == ([], 0)
-    # A file of the same size and time is taken for the same: as make does.
+    # A file of the same size and time is considered unchanged, as in make.
     stat = (model / "config.json").stat()
     (model / "config.json").write_text("x" * stat.st_size)
     os.utime(model / "config.json", ns=(stat.st_atime_ns, stat.st_mtime_ns))
@@ -75,7 +75,7 @@ def test_a_file_is_read_once(model: Path, tmp_path: Path, monkeypatch: pytest.Mo
     assert FileDigests(index).of_checkpoint(model) != digest
 
 
-def test_a_file_that_was_just_written_is_not_remembered(model: Path, tmp_path: Path) -> None:
+def test_the_digest_of_a_new_file_is_not_cached(model: Path, tmp_path: Path) -> None:
     index = tmp_path / "digests.json"
     (model / "config.json").write_text("new")
     FileDigests(index).of_checkpoint(model)
@@ -84,7 +84,7 @@ def test_a_file_that_was_just_written_is_not_remembered(model: Path, tmp_path: P
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"a": 1}', "\x00"])
-def test_a_damaged_index_is_made_again(model: Path, tmp_path: Path, text: str) -> None:
+def test_a_damaged_index_is_recreated(model: Path, tmp_path: Path, text: str) -> None:
     index = tmp_path / "digests.json"
     digest = FileDigests(index).of_checkpoint(model)
     index.write_text(text)
@@ -92,7 +92,7 @@ def test_a_damaged_index_is_made_again(model: Path, tmp_path: Path, text: str) -
     assert len(json.loads(index.read_text())) == 3
 
 
-def test_all_files_of_a_split_gguf_model_count(tmp_path: Path) -> None:
+def test_the_digest_covers_all_files_of_a_split_gguf_model(tmp_path: Path) -> None:
     for name in ("m-00001-of-00002.gguf", "m-00002-of-00002.gguf", "other-00001-of-00002.gguf"):
         (tmp_path / name).write_text(name)
     first = tmp_path / "m-00001-of-00002.gguf"

@@ -1,4 +1,4 @@
-"""The draft options against an engine's limits and default."""
+"""Draft options against the limits and the default of an engine."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Choose = Callable[..., object]
 
 @pytest.fixture
 def chosen(make_manifest: Callable[..., Manifest]) -> Choose:
-    """What ``draft_setting_of`` gives against an engine with these limits."""
+    """Return a function: the result of ``draft_setting_of`` for an engine with these limits."""
 
     def choose(
         options: TreeOptions,
@@ -39,14 +39,14 @@ def chosen(make_manifest: Callable[..., Manifest]) -> Choose:
     return choose
 
 
-def test_without_options_the_engine_chooses(chosen: Choose) -> None:
+def test_without_options_the_engine_selects_the_draft(chosen: Choose) -> None:
     assert chosen(TreeOptions()) == "default"
     assert chosen(TreeOptions(), no_spec=True) is None
     assert chosen(TreeOptions(), draft=False) is None
     assert chosen(TreeOptions(), draft=False, drafter="auto") is None
 
 
-def test_a_drafter_is_named(chosen: Choose) -> None:
+def test_selects_a_drafter_by_name(chosen: Choose) -> None:
     assert chosen(TreeOptions(), drafter="eagle3") == "default"
     assert chosen(TreeOptions(), drafter="none") is None
     assert chosen(TreeOptions(depth=2), drafter="eagle3") == DraftShape(1, 2, 2)
@@ -67,7 +67,7 @@ def test_a_drafter_is_named(chosen: Choose) -> None:
         (TreeOptions(top_k=1, depth=1, tokens=1), DraftShape(1, 1, 1)),
     ],
 )
-def test_missing_options_come_from_the_default(
+def test_missing_options_have_the_values_of_the_default(
     chosen: Choose, options: TreeOptions, shape: DraftShape
 ) -> None:
     assert chosen(options) == shape
@@ -83,7 +83,7 @@ def test_missing_options_come_from_the_default(
         (TreeOptions(top_k=2, depth=2, tokens=7), ("--draft-tokens 7", "6 nodes")),
     ],
 )
-def test_too_much_is_refused_with_numbers(
+def test_rejects_values_above_the_limits(
     chosen: Choose, options: TreeOptions, numbers: tuple[str, ...]
 ) -> None:
     with pytest.raises(SpecbuildError) as caught:

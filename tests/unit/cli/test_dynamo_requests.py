@@ -13,12 +13,12 @@ from specbuild.runtime.request import FinishEvent, TokenEvent
 
 
 def request(**groups: Any) -> dict[str, Any]:
-    """As the front end sends it: groups that say nothing are null."""
+    """Return a request of the front end, in which groups without values are null."""
     absent = dict.fromkeys(("sampling_options", "stop_conditions", "output_options"))
     return {"token_ids": [1, 2], "model": "m", **absent, **groups}
 
 
-def test_what_is_asked_is_what_is_sampled() -> None:
+def test_fields_are_converted_to_parameters() -> None:
     sampling = {
         "temperature": 0.5, "top_p": 0.9, "top_k": -1, "min_p": 0.1, "seed": 2**31 + 7,
         "presence_penalty": 0.5, "frequency_penalty": None, "repetition_penalty": 1.25, "n": 1,
@@ -43,11 +43,11 @@ def test_what_is_asked_is_what_is_sampled() -> None:
     assert chosen.frequency_penalty == 0
     assert (params.max_new_tokens, params.min_tokens, params.ignore_eos) == (9, 2, True)
     assert (params.stop_token_ids, params.top_logprobs) == ((6, 5), 3)
-    # The front end makes the text, and looks for stop strings in it.
+    # The front end generates the text and applies stop strings.
     assert params.raw and not params.detokenize and params.stop == ()
 
 
-def test_what_is_left_out_is_as_openai_has_it() -> None:
+def test_omitted_fields_have_the_defaults_of_openai() -> None:
     params = params_of(request(), longest=77)
     assert (params.max_new_tokens, params.sampling.temperature) == (77, 1.0)
     seeds = {params_of(request(), longest=1).sampling.seed for _ in range(8)}
@@ -57,7 +57,7 @@ def test_what_is_left_out_is_as_openai_has_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("sampling", "said"),
+    ("sampling", "message"),
     [
         ({"n": 2}, "n must be 1"),
         ({"guided_decoding": {"json": {}}}, "structured output is not supported"),
@@ -65,12 +65,12 @@ def test_what_is_left_out_is_as_openai_has_it() -> None:
         ([1], "must be an object"),
     ],
 )
-def test_what_is_not_offered_is_refused(sampling: Any, said: str) -> None:
-    with pytest.raises(RequestError, match=said):
+def test_rejects_unsupported_fields(sampling: Any, message: str) -> None:
+    with pytest.raises(RequestError, match=message):
         params_of(request(sampling_options=sampling), longest=10)
 
 
-def test_a_turn_is_a_chunk_and_the_last_says_why() -> None:
+def test_each_step_is_a_chunk_and_the_last_has_the_finish_reason() -> None:
     token = TokenEvent(0, 8, "", from_draft=False, logprob=-0.5, top_logprobs=((8, -0.5), (9, -2)))
     chunk = chunk_of([token, token], prompt_tokens=3, logprobs=False)
     assert chunk == {"token_ids": [8, 8], "index": 0}
@@ -81,11 +81,11 @@ def test_a_turn_is_a_chunk_and_the_last_says_why() -> None:
         (1, 8, -0.5),
         (2, 9, -2),
     ]
-    for reason, said in (("eos", "stop"), ("length", "length"), ("abort", "cancelled")):
+    for reason, finish_reason in (("eos", "stop"), ("length", "length"), ("abort", "cancelled")):
         stats = RunStats(3, 5, 4, 1.0, (4,), (), 0.1, 0.1, 9.0)
         record = RunRecord("r", (1, 2, 3), (8,) * 5, None, reason, stats)  # type: ignore[arg-type]
         chunk = chunk_of([token, FinishEvent(0, record)], prompt_tokens=3, logprobs=False)
-        assert (chunk["finish_reason"], chunk["token_ids"]) == (said, [8])
+        assert (chunk["finish_reason"], chunk["token_ids"]) == (finish_reason, [8])
         assert chunk["completion_usage"] == {
             "prompt_tokens": 3, "completion_tokens": 5, "total_tokens": 8,
         }  # fmt: skip

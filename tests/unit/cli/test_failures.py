@@ -1,4 +1,4 @@
-"""Every failure becomes one sentence and the right exit code; no traceback without --debug."""
+"""Every failure is reported in one line with the right exit code; a traceback needs --debug."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def os_error(number: int, path: str | None = None) -> OSError:
 
 
 @pytest.mark.parametrize(
-    ("error", "code", "said"),
+    ("error", "code", "message"),
     [
         (SpecbuildError("no such thing: do that"), 2, "no such thing: do that"),
         (EngineFileError("two\nlines"), 2, "two lines"),
@@ -41,16 +41,16 @@ def os_error(number: int, path: str | None = None) -> OSError:
         (os_error(errno.EINVAL), 70, "internal error"),
     ],
 )
-def test_errors_become_sentences(error: BaseException, code: int, said: str) -> None:
+def test_messages_and_exit_codes_of_errors(error: BaseException, code: int, message: str) -> None:
     failure = failure_of(error)
     assert failure.exit_code == code
-    assert said in failure.sentence
+    assert message in failure.sentence
     assert "\n" not in failure.sentence
 
 
 @pytest.mark.parametrize("error", [SpecbuildError("wrong"), ValueError("bug"), os_error(errno.EIO)])
 @pytest.mark.parametrize("debug", [False, True])
-def test_traceback_only_with_debug(
+def test_a_traceback_is_printed_with_debug_only(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     tmp_path: Path,
@@ -88,7 +88,7 @@ def test_traceback_only_with_debug(
         ["train", "nonsense"],
     ],
 )
-def test_usage_errors_are_one_sentence(
+def test_usage_errors_are_reported_in_one_line(
     capsys: pytest.CaptureFixture[str], arguments: list[str]
 ) -> None:
     assert command_line.main(arguments) == 2
@@ -98,7 +98,7 @@ def test_usage_errors_are_one_sentence(
     assert captured.err.count("\n") == 1
 
 
-def test_interruption_leaves_130(
+def test_an_interrupt_exits_with_130(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def interrupt(*_asked: object) -> None:
@@ -122,7 +122,7 @@ def run_line(line: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 @pytest.mark.parametrize("command", ["doctor", "--help", "--version"])
-def test_a_full_output_is_a_sentence(command: str) -> None:
+def test_a_full_output_is_reported_in_one_line(command: str) -> None:
     done = run_line(f"{command} > /dev/full")
     assert done.returncode == 2
     assert "No space left" in done.stderr
@@ -130,14 +130,14 @@ def test_a_full_output_is_a_sentence(command: str) -> None:
 
 
 @pytest.mark.parametrize("where", ["2>&-", "2>/dev/full"])
-def test_without_standard_error_the_exit_code_is_left(where: str) -> None:
+def test_the_exit_code_does_not_need_standard_error(where: str) -> None:
     if "full" in where and not Path("/dev/full").exists():
         pytest.skip("needs /dev/full")
     refused = run_line(f"nonsense --debug {where}")
     assert (refused.returncode, refused.stdout, refused.stderr) == (2, "", "")
 
 
-def test_a_sentence_obeys_no_control_character(
+def test_messages_escape_control_characters(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def fail(*_asked: object) -> None:
@@ -148,7 +148,7 @@ def test_a_sentence_obeys_no_control_character(
     assert not set("\x1b\x07\x9b") & set(capsys.readouterr().err)
 
 
-def test_a_reader_that_leaves_is_no_error() -> None:
+def test_a_closed_pipe_is_not_an_error() -> None:
     done = subprocess.run(
         f"{sys.executable} -m specbuild.cli.main doctor | true; exit ${{PIPESTATUS[0]}}",
         shell=True,
@@ -168,7 +168,9 @@ def test_help_needs_no_engine(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize("words", [[], ["train"], ["retrofit"]])
-def test_a_group_alone_shows_its_help(capsys: pytest.CaptureFixture[str], words: list[str]) -> None:
+def test_a_command_group_without_a_command_shows_its_help(
+    capsys: pytest.CaptureFixture[str], words: list[str]
+) -> None:
     assert command_line.main(words) == 0
     captured = capsys.readouterr()
     assert "Usage: specbuild" in captured.out and "Commands" in captured.out
@@ -196,7 +198,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.strip()[0].isdigit()
 
 
-def test_a_picture_without_matplotlib_is_refused_by_its_package(
+def test_a_chart_without_matplotlib_names_the_package(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(plot_file, "find_spec", lambda _name: None)
@@ -208,7 +210,7 @@ def test_a_picture_without_matplotlib_is_refused_by_its_package(
     plot_file.require_plot_place(None)
 
 
-def test_a_file_does_not_take_the_place_of_a_closed_stream(tmp_path: Path) -> None:
+def test_a_file_does_not_reuse_the_descriptor_of_a_closed_stream(tmp_path: Path) -> None:
     code = (
         "import os, sys; from specbuild.cli.main import main; main(['check', 'nowhere'])\n"
         "print('lost', file=sys.stderr, flush=True)\n"
@@ -225,6 +227,6 @@ def test_a_file_does_not_take_the_place_of_a_closed_stream(tmp_path: Path) -> No
     assert (tmp_path / "kept").read_bytes() == b""
 
 
-def test_a_name_of_any_length_leaves_a_sentence() -> None:
+def test_messages_with_long_names_are_one_line() -> None:
     sentence = failure_of(SpecbuildError(f"{'x' * 100_000} is no tensor")).sentence
     assert len(sentence) < 5000 and sentence.endswith("is no tensor")

@@ -1,4 +1,4 @@
-"""Suites and reports with the keys of version 0.1 are read in version 0.2."""
+"""Version 0.2 reads suites and reports with the keys of version 0.1."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_a_stored_report(tmp_path: Path) -> None:
         read_report(tmp_path / "r.json")
 
 
-def test_a_plan_keeps_the_keys_of_its_format() -> None:
+def test_a_plan_has_the_keys_of_its_format() -> None:
     entry = ProgramEntry(
         "step@1", "f", "step", 1, 1, 0, 0, 0, False, 1, changes_logits=True, host_proposal=True
     )

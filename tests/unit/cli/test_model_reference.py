@@ -1,4 +1,6 @@
-"""What MODEL names on a command line, and which files of a hub repository are downloaded."""
+"""The values of MODEL on a command line, and the files that are downloaded from a hub
+repository.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +67,7 @@ def test_hub_ids() -> None:
         (f"{'o' * 50}/{'n' * 50}", "does not exist"),
     ],
 )
-def test_what_is_refused(text: str, sentence: str) -> None:
+def test_rejects_invalid_references(text: str, sentence: str) -> None:
     with pytest.raises(SpecbuildError) as caught:
         model_reference(text)
     assert sentence in str(caught.value)

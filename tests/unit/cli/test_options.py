@@ -1,4 +1,4 @@
-"""What ``--help`` shows at 80 columns, and that options are read into the groups they belong to."""
+"""``--help`` at 80 columns, and the conversion of options into their groups."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ def test_every_option_is_readable_at_80_columns(
     assert "…" not in result.output
     lines = result.output.splitlines()
     assert max(map(len, lines)) <= 80
-    shown = {word for line in lines for word in line.split() if line.startswith("│")}
+    visible_words = {word for line in lines for word in line.split() if line.startswith("│")}
     options = {flag for entry in command.params for flag in (*entry.opts, *entry.secondary_opts)}
-    assert {flag for flag in options if flag.startswith("--")} <= shown
+    assert {flag for flag in options if flag.startswith("--")} <= visible_words
     assert sum(line.strip().startswith(f"specbuild {name} ") for line in lines) <= 3
     assert [line for line in lines if line.startswith("│")][-1].split()[1] == "--help"
 
@@ -55,7 +55,7 @@ def test_every_option_is_readable_at_80_columns(
 def test_paragraphs_of_help_fill_their_lines(
     name: str, command: typer.core.TyperCommand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A line ends where the first word of the next one would not fit into 80 columns."""
+    """A line ends where the first word of the next one would exceed 80 columns."""
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("TERM", "dumb")
     monkeypatch.setenv("NO_COLOR", "1")
@@ -89,34 +89,34 @@ def test_build_help_has_three_examples_and_its_groups(monkeypatch: pytest.Monkey
 
 
 def read_line(kind: type[Group], line: str) -> Group:
-    """What a command that takes this group is called with."""
-    seen: list[Group] = []
+    """Return the argument of a command with this group of options."""
+    received: list[Group] = []
 
-    def command(asked: Group) -> None:
-        seen.append(asked)
+    def command(group: Group) -> None:
+        received.append(group)
 
-    command.__annotations__["asked"] = kind
+    command.__annotations__["group"] = kind
     app = typer.Typer()
     app.command()(takes_options(command))
     typer.main.get_command(app)(shlex.split(line), standalone_mode=False)
-    return seen[0]
+    return received[0]
 
 
-def test_options_are_read_into_their_groups() -> None:
-    asked = read_line(
+def test_options_are_converted_into_their_groups() -> None:
+    group = read_line(
         BuildOptions,
         "--model m --output o --draft d --max-seq-len 64 --draft-top-k 2 --tuned-only "
         "--timing-cache c --specpv --specpv-n-sink-blocks 3 --no-dsa --dsa-min-agreement 0.5 "
         "--force",
     )
-    assert (asked.model, asked.output, asked.draft) == (Path("m"), Path("o"), (Path("d"),))
-    assert (asked.limits.max_seq_len, asked.limits.page_size) == (64, None)
-    assert (asked.drafting.top_k, asked.drafting.depth) == (2, None)
-    assert asked.kernels.tuned_only and str(asked.tensorrt.timing_cache) == "c"
-    assert (asked.specpv.enabled, asked.specpv.n_sink_blocks) == (True, 3)
-    assert (asked.dsa.enabled, asked.dsa.min_agreement) == (False, 0.5)
-    assert asked.force and not asked.strict
-    recorded = asked.recorded()
+    assert (group.model, group.output, group.draft) == (Path("m"), Path("o"), (Path("d"),))
+    assert (group.limits.max_seq_len, group.limits.page_size) == (64, None)
+    assert (group.drafting.top_k, group.drafting.depth) == (2, None)
+    assert group.kernels.tuned_only and str(group.tensorrt.timing_cache) == "c"
+    assert (group.specpv.enabled, group.specpv.n_sink_blocks) == (True, 3)
+    assert (group.dsa.enabled, group.dsa.min_agreement) == (False, 0.5)
+    assert group.force and not group.strict
+    recorded = group.recorded()
     assert recorded["specpv_n_sink_blocks"] == 3 and recorded["draft_top_k"] == 2
     assert not recorded.keys() & {"model", "output", "draft", "force", "tuned_only", "backend"}
 
@@ -136,33 +136,33 @@ def test_a_deprecated_name_sets_the_current_option(
     assert "--prefilter-head needs --backend cuda" in written
 
 
-def test_an_unknown_flat_name_is_refused() -> None:
+def test_rejects_an_unknown_flat_name() -> None:
     with pytest.raises(TypeError, match="BuildOptions has no option block_size"):
         BuildOptions.from_flat(model="m", output="o", block_size=3)
 
 
-def test_bounds_name_the_option() -> None:
-    asked = BuildOptions.from_flat(model="m", output="o", draft_depth=0)
+def test_the_error_names_the_option_out_of_bounds() -> None:
+    group = BuildOptions.from_flat(model="m", output="o", draft_depth=0)
     with pytest.raises(SpecbuildError, match=r"--draft-depth is 0; it must be at least 1"):
-        asked.drafting.check_bounds(asked.drafting.given())
+        group.drafting.check_bounds(group.drafting.given())
 
 
 REQUIRED = "--model m --output o --text a --text b"
 
 
-def test_lists_numbers_and_losses_are_read() -> None:
+def test_converts_lists_numbers_and_losses() -> None:
     losses = "--loss logits-kl --loss hidden-mse=0.5 --hidden-layers 1,11"
-    asked = read_line(IndexerTraining, f"{REQUIRED} {losses} --top-k 8,16 --no-mla --micro-batch 2")
-    assert asked.texts == (Path("a"), Path("b"))
-    assert asked.losses == (("logits-kl", 1.0), ("hidden-mse", 0.5))
-    assert (asked.hidden_layers, asked.top_k) == ((1, 11), (8, 16))
-    assert (asked.mla, asked.micro_batch_size) == (False, 2)
+    group = read_line(IndexerTraining, f"{REQUIRED} {losses} --top-k 8,16 --no-mla --micro-batch 2")
+    assert group.texts == (Path("a"), Path("b"))
+    assert group.losses == (("logits-kl", 1.0), ("hidden-mse", 0.5))
+    assert (group.hidden_layers, group.top_k) == ((1, 11), (8, 16))
+    assert (group.mla, group.micro_batch_size) == (False, 2)
 
 
-def test_what_is_not_given_keeps_the_fields_default() -> None:
-    asked = read_line(IndexerTraining, REQUIRED)
-    assert asked == IndexerTraining(model=Path("m"), output=Path("o"), texts=asked.texts)
-    assert (asked.learning_rate, asked.losses, asked.mla) == (1e-3, (("attention-kl", 1.0),), True)
+def test_omitted_options_have_the_default_of_the_field() -> None:
+    group = read_line(IndexerTraining, REQUIRED)
+    assert group == IndexerTraining(model=Path("m"), output=Path("o"), texts=group.texts)
+    assert (group.learning_rate, group.losses, group.mla) == (1e-3, (("attention-kl", 1.0),), True)
     draft = read_line(TrainOptions, f"{REQUIRED} --self-text 5 --self-text-temperature 0.5")
     assert (draft.self_text.count, draft.self_text.temperature) == (5, 0.5)
     assert (draft.steps, draft.save_every, draft.aux_layers) == (2000, 500, None)
@@ -176,13 +176,13 @@ def test_what_is_not_given_keeps_the_fields_default() -> None:
         ("--joint-loss logits-kl=x", "^--joint-loss logits-kl=x: 'x' is not a number"),
     ],
 )
-def test_what_cannot_be_read_is_refused_by_its_option(line: str, message: str) -> None:
+def test_the_error_names_the_option_of_an_invalid_value(line: str, message: str) -> None:
     with pytest.raises(SpecbuildError, match=message):
         read_line(IndexerTraining, f"{REQUIRED} '{line.replace(' ', chr(39) + ' ' + chr(39))}'")
 
 
 @pytest.mark.parametrize(("text", "blocks"), [("auto", "auto"), ("12", 12)])
 def test_blocks_are_a_number_or_auto(text: str, blocks: object) -> None:
-    asked = read_line(SpecPvRequest, f"--specpv-retrieval-blocks {text}")
-    assert asked.retrieval_blocks == blocks
+    group = read_line(SpecPvRequest, f"--specpv-retrieval-blocks {text}")
+    assert group.retrieval_blocks == blocks
     assert read_line(SpecPvRequest, "").retrieval_blocks is None

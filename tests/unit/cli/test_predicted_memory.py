@@ -1,4 +1,4 @@
-"""Predicted memory against arithmetic by hand."""
+"""Predicted memory against explicit arithmetic."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ MakeManifest = Callable[..., Manifest]
 PAGE_BYTES = 2 * (8 + 8) * 4 * 4
 
 
-def test_at_the_engines_own_limits(make_manifest: MakeManifest) -> None:
+def test_memory_at_the_limits_of_the_engine(make_manifest: MakeManifest) -> None:
     memory = predict_memory(make_manifest())
     assert memory.weights_bytes == 5000
     assert memory.kv_bytes == {"full": 45 * PAGE_BYTES, "sliding": 23 * PAGE_BYTES}
-    # logits of 2 × 21 rows, aux hidden states of 32 rows, 3 aux layers
+    # logits of 2 × 21 rows, auxiliary hidden states of 32 rows and 3 layers
     assert memory.outputs_bytes == 4 * (42 * 100 + 32 * 3 * 16)
     parts = memory.weights_bytes + sum(memory.kv_bytes.values()) + memory.outputs_bytes
     assert memory.total_bytes == parts
 
 
-def test_engines_of_tensorrt_rtx_have_two_places_for_a_pool(make_manifest: MakeManifest) -> None:
+def test_tensorrt_rtx_engines_store_each_pool_twice(make_manifest: MakeManifest) -> None:
     manifest = make_manifest()
     one, two = (
         predict_memory(replace(manifest, backend=backend)).kv_bytes
@@ -51,10 +51,10 @@ def test_engines_of_tensorrt_rtx_have_two_places_for_a_pool(make_manifest: MakeM
     assert two == {name: 2 * held for name, held in one.items()}
 
 
-def test_recurrent_states_of_cuda_engines_have_the_factors_of_a_step(
+def test_recurrent_states_of_cuda_engines_include_the_factors_of_a_step(
     make_manifest: MakeManifest,
 ) -> None:
-    """The sizes of Qwen3.5-27B: 16 sequences with chains of 4."""
+    """Use the sizes of Qwen3.5-27B: 16 sequences with chains of 4."""
     states = StateGroup(
         "recurrent", layers=tuple(range(48)), slots=18, heads=48, key_width=128, value_width=128,
         channels=10240, tail=3, row_width=10336, dtype="bfloat16",
@@ -63,7 +63,7 @@ def test_recurrent_states_of_cuda_engines_have_the_factors_of_a_step(
     limits = replace(manifest.limits, max_batch_size=16, draft_tokens=4)
     manifest = replace(manifest, limits=limits, state_groups=(states,))
     state, inputs = 48 * 128 * 128 * 4, 10240 * 2
-    # δ of 48 values' heads, k of 16 keys' heads, and e^g of each of the former.
+    # δ for 48 value heads, k for 16 key heads, and e^g for each value head
     factors = (48 * 128 + 16 * 128 + 48) * 4
     lazy = 48 * (state + (3 + 5) * inputs + 5 * factors)
     memory = predict_memory(replace(manifest, backend="cuda"))
@@ -75,14 +75,14 @@ def test_recurrent_states_of_cuda_engines_have_the_factors_of_a_step(
     assert memory.state_bytes == {"recurrent": 18 * 48 * (state + 3 * inputs)}
 
 
-def test_a_larger_batch_takes_more_pages(make_manifest: MakeManifest) -> None:
+def test_a_larger_batch_needs_more_pages(make_manifest: MakeManifest) -> None:
     memory = predict_memory(as_built_for(make_manifest(), max_batch_size=6))
     # ceil(85 / 4) pages a sequence, and page 0
     assert memory.kv_bytes["full"] == (1 + 6 * 22) * PAGE_BYTES
     assert memory.max_batch_size == 6
 
 
-def test_a_window_does_not_grow_with_the_sequence(make_manifest: MakeManifest) -> None:
+def test_a_window_does_not_depend_on_the_sequence_length(make_manifest: MakeManifest) -> None:
     manifest = make_manifest()
     long, longer = (
         predict_memory(as_built_for(manifest, max_seq_len=n)).kv_bytes for n in (640, 6400)
@@ -100,14 +100,14 @@ def test_a_window_does_not_grow_with_the_sequence(make_manifest: MakeManifest) -
         ({"max_seq_len": 1}, "--max-seq-len 1 has no capacity"),
     ],
 )
-def test_limits_that_no_build_has(
+def test_rejects_limits_that_no_build_supports(
     make_manifest: MakeManifest, limits: dict[str, int], message: str
 ) -> None:
     with pytest.raises(SpecbuildError, match=message):
         as_built_for(make_manifest(), **limits)
 
 
-def test_a_cuda_engine_has_no_larger_batch_than_a_launch(make_manifest: MakeManifest) -> None:
+def test_the_batch_of_a_cuda_engine_fits_into_a_launch(make_manifest: MakeManifest) -> None:
     manifest = make_manifest()
     with pytest.raises(SpecbuildError, match=r"--max-batch-size 257: .* at most 256 rows"):
         as_built_for(replace(manifest, backend="cuda"), max_batch_size=257)
@@ -117,7 +117,7 @@ def test_without_a_draft_there_are_no_aux_hidden_states(make_manifest: MakeManif
     assert predict_memory(make_manifest(draft=False)).outputs_bytes == 4 * 42 * 100
 
 
-def test_on_a_gpu_every_tensor_has_memory_of_its_own(make_manifest: MakeManifest) -> None:
+def test_every_tensor_has_separate_memory_on_a_gpu(make_manifest: MakeManifest) -> None:
     manifest = make_manifest()
     stored = StoredTensor("BF16", (10, 50), ("a",))
     tensors = {"a": stored, "b": replace(stored, same_as="a"), "c": StoredTensor("U8", (7,), ())}
@@ -131,7 +131,7 @@ def test_on_a_gpu_every_tensor_has_memory_of_its_own(make_manifest: MakeManifest
     assert predict_memory(manifest).weights_bytes == 5000
 
 
-def test_what_specpv_feeds_again_has_logits_too(make_manifest) -> None:
+def test_rows_that_specpv_reruns_have_logits(make_manifest) -> None:
     specpv = SpecPv(4, 1, 2, 1, 24, 16, 8)
     manifest = replace(make_manifest(draft=False), specpv=specpv)
     assert predict_memory(manifest).outputs_bytes == 4 * 2 * (21 + 24) * 100
@@ -156,10 +156,12 @@ BUDGETS = st.one_of(
     specpv=st.sampled_from([None, SpecPv(4, 1, 2, 1, 24, 16, 8)]),
     options=BUDGETS,
 )
-def test_pages_and_their_bytes_make_the_totals(
+def test_totals_equal_pages_times_their_bytes(
     make_manifest, batch, length, heads, width, page_size, backend, specpv, options
 ) -> None:
-    """In what is predicted, in what ``inspect`` and ``serve`` print, in what ``serve`` checks."""
+    """Compare the prediction, the output of ``inspect`` and ``serve``, and the check of
+    ``serve``.
+    """
     manifest = make_manifest()
     groups = tuple(
         replace(group, kv_heads=heads, k_width=width, v_width=width, page_size=page_size)
@@ -177,7 +179,7 @@ def test_pages_and_their_bytes_make_the_totals(
     try:
         sized = as_built_for(manifest, max_batch_size=batch, max_seq_len=length)
     except SpecbuildError as error:
-        # The budget has no place for one such sequence, or the sizes are beyond 32 bits or a step.
+        # The budget holds no such sequence, or the sizes exceed 32 bits or a step.
         refusals = [f"--{name.replace('_', '-')}" for name in options] + ["--max-batch-size"]
         assert str(error).startswith(tuple(refusals))
         return
@@ -187,7 +189,7 @@ def test_pages_and_their_bytes_make_the_totals(
     for group in sized.cache_groups:
         page = memory.page_bytes[group.name]
         assert page * (capacity.groups[group.name].pages + 1) == memory.kv_bytes[group.name]
-    # A page has one size, however many there are.
+    # The size of a page does not depend on their number.
     assert memory.page_bytes == predict_memory(manifest).page_bytes
     parts = memory.weights_bytes + sum(memory.kv_bytes.values()) + memory.outputs_bytes
     assert memory.total_bytes == parts

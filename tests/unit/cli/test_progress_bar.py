@@ -1,4 +1,4 @@
-"""Progress in a log: a line for each stage, and lines with the time while one goes on."""
+"""Progress in a log: a line for each stage, and lines with the elapsed time during a stage."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def wait_for(console: io.StringIO, pattern: str) -> None:
         time.sleep(0.01)
 
 
-def test_a_log_has_a_line_every_few_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_log_has_a_line_at_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(heartbeat, "_SOON_S", 0.05)
     written = io.StringIO()
     with ProgressBar(Console(file=written, width=200)) as progress:
@@ -37,7 +37,7 @@ def test_a_log_has_a_line_every_few_seconds(monkeypatch: pytest.MonkeyPatch) -> 
         progress.start("compiling kernels", 40, "source")
         wait_for(written, r"compiling kernels: 40 sources\ncompiling kernels: 0 sources of 40 so")
         progress.advance(4)
-        # With a tenth done, nine times the time so far are left.
+        # A tenth is done, so the remaining time is nine times the elapsed time.
         wait_for(written, r"4 sources of 40 sources, [2-9] s, about [12]\d s left")
         progress.advance(36)
     assert "40 sources of 40 sources, 0 s, about" not in written.getvalue()
@@ -46,15 +46,15 @@ def test_a_log_has_a_line_every_few_seconds(monkeypatch: pytest.MonkeyPatch) -> 
     assert written.getvalue() == lines, "nothing is written after the end"
 
 
-def test_the_count_starts_again_with_a_stage(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_count_restarts_with_each_stage(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(heartbeat, "_SOON_S", 0.05)
     passed: list[float] = []
     with Heartbeat(lambda passed_s: passed.append(passed_s) or "line", lambda _: None) as beat:
         while len(passed) < 3:
             time.sleep(0.01)
         beat.restart()
-        seen = len(passed)
-        while len(passed) < seen + 2:
+        before = len(passed)
+        while len(passed) < before + 2:
             time.sleep(0.01)
-    assert passed[-1] < passed[seen - 1] + 1
-    assert min(passed[seen:]) < passed[seen - 1]
+    assert passed[-1] < passed[before - 1] + 1
+    assert min(passed[before:]) < passed[before - 1]

@@ -1,4 +1,4 @@
-"""The prompts file is read whole and checked before anything runs."""
+"""The prompts file is read and checked completely before anything runs."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ def test_reads_ids_and_text(tmp_path: Path) -> None:
     assert second.place.endswith("prompts.jsonl line 2")
 
 
-def test_a_line_without_an_id_has_its_number(tmp_path: Path) -> None:
+def test_the_default_id_is_the_line_number(tmp_path: Path) -> None:
     lines = b'{"prompt": "x"}\n{"id": "b", "prompt": "y"}\n{"prompt": "z", "id": null}\n'
     prompts = read_prompt_file(write(tmp_path, lines))
     assert [item.prompt.id for item in prompts] == ["1", "b", "3"]
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "message"),
     [
         (b"{", "is not JSON"),
         (b"", "is not JSON"),
@@ -73,16 +73,16 @@ def test_a_line_without_an_id_has_its_number(tmp_path: Path) -> None:
         (b"[" * 100_000, "line 3"),
     ],
 )
-def test_a_bad_line_is_named(tmp_path: Path, line: bytes, said: str) -> None:
+def test_the_error_names_an_invalid_line(tmp_path: Path, line: bytes, message: str) -> None:
     file = write(tmp_path, GOOD + GOOD + line + b"\n" + GOOD)
     with pytest.raises(SpecbuildError) as caught:
         read_prompt_file(file)
     assert f"{file} line 3" in str(caught.value)
-    assert said in str(caught.value)
+    assert message in str(caught.value)
 
 
-def test_a_line_has_parameters_of_its_own(tmp_path: Path) -> None:
-    """As GenerateParams and SamplingParams name them; others are the command line's."""
+def test_a_line_overrides_parameters(tmp_path: Path) -> None:
+    """Keys are those of GenerateParams and SamplingParams; others come from the command line."""
     own = {"temperature": 0.5, "top_p": 0.9, "top_k": 4, "seed": 7, "max_new_tokens": 3}
     own |= {"stop": ["end"], "stop_token_ids": [5], "ignore_eos": True, "raw": True}
     own |= {"specpv_retrieval_blocks": "auto", "dsa_top_k": 8, "exact": None}
@@ -108,37 +108,39 @@ def test_a_line_has_parameters_of_its_own(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "said"), [("{", "--guide is not JSON"), ("[]", "--guide must be an object")]
+    ("guide", "message"), [("{", "--guide is not JSON"), ("[]", "--guide must be an object")]
 )
-def test_a_guide_of_the_command_line_is_named(given: str, said: str) -> None:
-    with pytest.raises(SpecbuildError, match=said):
-        guide_of(given)
+def test_the_error_names_the_option_of_an_invalid_guide(guide: str, message: str) -> None:
+    with pytest.raises(SpecbuildError, match=message):
+        guide_of(guide)
 
 
-def test_where_all_prompts_are_decoded_alike_none_has_parameters(tmp_path: Path) -> None:
+def test_prompts_without_overrides_have_no_parameters(tmp_path: Path) -> None:
     line = b'{"id": "a", "prompt_ids": [1], "seed": 3}'
     with pytest.raises(SpecbuildError, match="line 1: seed cannot be of one prompt alone"):
         tokenised(None, read_prompt_file(write(tmp_path, line)), GenerateParams())
 
 
-def test_an_empty_file_is_refused(tmp_path: Path) -> None:
+def test_rejects_an_empty_file(tmp_path: Path) -> None:
     with pytest.raises(SpecbuildError, match="holds no prompts"):
         read_prompt_file(write(tmp_path, b""))
 
 
-def test_the_last_line_may_lack_its_end(tmp_path: Path) -> None:
+def test_the_last_line_may_lack_a_newline(tmp_path: Path) -> None:
     assert len(read_prompt_file(write(tmp_path, GOOD + GOOD.rstrip()))) == 2
 
 
 @given(st.lists(st.lists(st.integers(0, 2**31 - 1), min_size=1), min_size=1, max_size=5))
-def test_ids_survive(tmp_path_factory: pytest.TempPathFactory, prompts: list[list[int]]) -> None:
+def test_written_prompts_are_read_back(
+    tmp_path_factory: pytest.TempPathFactory, prompts: list[list[int]]
+) -> None:
     lines = [json.dumps({"id": str(i), "prompt_ids": ids}) for i, ids in enumerate(prompts)]
     file = write(tmp_path_factory.mktemp("prompts"), "\n".join(lines).encode())
     assert [list(p.prompt.prompt_ids or ()) for p in read_prompt_file(file)] == prompts
 
 
 @given(st.binary(max_size=60))
-def test_any_bytes_give_prompts_or_a_sentence(
+def test_any_bytes_give_prompts_or_an_error(
     tmp_path_factory: pytest.TempPathFactory, data: bytes
 ) -> None:
     file = write(tmp_path_factory.mktemp("prompts"), data)
@@ -153,21 +155,21 @@ def test_prompt_and_prompts_exclude_each_other(tmp_path: Path) -> None:
         read_prompts("x", write(tmp_path, GOOD))
 
 
-def test_standard_input_is_one_text(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_standard_input_is_one_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
     given_text = io.TextIOWrapper(io.BytesIO('{"id": "ä"}\nzwei\n'.encode()))
     monkeypatch.setattr(sys, "stdin", given_text)
     (prompt,) = read_prompts(None, None)
     assert prompt.prompt.prompt == '{"id": "ä"}\nzwei'
 
 
-def test_empty_standard_input_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rejects_empty_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"\n")))
     with pytest.raises(SpecbuildError, match="standard input: the prompt is empty"):
         read_prompts(None, None)
 
 
 @pytest.mark.skipif(not Path("/dev/zero").exists(), reason="needs /dev/zero")
-def test_what_has_no_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rejects_an_endless_file(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prompt_file, "MAX_PROMPT_BYTES", 1 << 16)
     with Path("/dev/zero").open() as endless:
         monkeypatch.setattr(sys, "stdin", endless)

@@ -1,4 +1,4 @@
-"""A suite on the toy device engine: which programs it ran, and its share of the byte floor."""
+"""A suite on the toy device engine: the programs that ran, and the ratio to the byte floor."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from specbuild.runtime.measure.byte_floor import EngineTraffic, PassTraffic
 BYTES, SPEED = 3e6, 1e9
 
 
-def test_programs_are_counted_and_steps_stand_beside_their_bytes() -> None:
+def test_counts_programs_and_lists_step_times_with_their_bytes() -> None:
     toy = toy_cuda(shapes=(DraftShape(1, 2, 2),))
     executor = toy.engine.executor
     assert isinstance(executor, CudaExecutor)
@@ -57,14 +57,14 @@ def test_programs_are_counted_and_steps_stand_beside_their_bytes() -> None:
 
 
 @pytest.mark.parametrize(("on_device", "prompt_tokens"), [(True, None), (False, 5)])
-def test_lossy_engines_read_text_as_their_backend_can(
+def test_lossy_engines_process_text_as_their_backend_supports(
     on_device: bool, prompt_tokens: int | None
 ) -> None:
-    """Steps of a device score nothing: there a text is a prompt."""
-    asked: list[int | None] = []
+    """Steps of a device return no scores, so a text is processed as a prompt."""
+    requested: list[int | None] = []
 
     def score(ids: tuple[int, ...], *, prompt_tokens: int | None) -> list[Any]:
-        asked.append(prompt_tokens)
+        requested.append(prompt_tokens)
         return [SimpleNamespace(first=0, logits=np.zeros((len(ids), 3)))]
 
     engine: Any = SimpleNamespace(
@@ -73,4 +73,4 @@ def test_lossy_engines_read_text_as_their_backend_can(
         decoder=SimpleNamespace(score=score),
     )
     ((first, logits),) = logits_behind(engine, (1, 2, 3, 4, 5, 6, 7), 5)
-    assert (first, len(logits), asked) == (0, 7, [prompt_tokens])
+    assert (first, len(logits), requested) == (0, 7, [prompt_tokens])

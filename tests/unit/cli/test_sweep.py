@@ -1,4 +1,4 @@
-"""``bench sweep`` on a toy engine whose clock counts operations, and what it refuses."""
+"""``bench sweep`` on a toy engine whose clock counts operations, and rejected options."""
 
 from __future__ import annotations
 
@@ -54,7 +54,9 @@ CEILING = 1000.0
 
 
 def described(runner: ProgramRunner, entry: ProgramEntry) -> Program:
-    """The toy's one launch as the ops of a real step, each of which reads the same weight."""
+    """Describe the toy's only launch as the ops of a real step, each of which reads the
+    same weight.
+    """
     plan = runner._plan
     launches = read_launches(runner._read_file(entry.file), plan, entry)
 
@@ -74,7 +76,7 @@ def described(runner: ProgramRunner, entry: ProgramEntry) -> Program:
         ops.append(reading(level_section(1)))
     ops += [*(reading(TARGET) for _ in range(2)), reading(TARGET, "head")]
     ops.append(OpCall("op", {}, {}, {}, ACCEPT))
-    # The launch is the target's: it comes with the first of its two layers.
+    # The launch belongs to the target, in the first of its two layers.
     return Program(tuple(ops), tuple(replace(launch, op=len(ops) - 4) for launch in launches), ())
 
 
@@ -109,16 +111,16 @@ def measured(toy: ToyCuda) -> Progress:
     return progress
 
 
-def test_steps_stand_beside_their_floors(toy: ToyCuda, measured: Progress) -> None:
+def test_steps_are_listed_with_their_floors(toy: ToyCuda, measured: Progress) -> None:
     rows = {(p.sweep, p.name): p for p in measured.phases}
     row = rows["decode", "no draft"]
-    # One kernel and the mark behind it, for two sequences.
+    # One kernel, and the event after it, for two sequences.
     assert (row.time_s, row.tokens_per_s) == (2, 1)
     assert (row.bytes_total, row.bytes.head) == (3 * WEIGHT, WEIGHT)
     assert row.share_of_ceiling == pytest.approx(3 * WEIGHT / 2 / CEILING)
     assert row.operations == 2 * 3 * 2 * 32 * 32
     assert row.context == pytest.approx(5, abs=4)
-    # The fake's graphs follow each other without a gap, but for the marks.
+    # The fake's graphs follow each other without gaps except the events.
     assert row.idle_s == 0
     chain = rows["verify", "chain of 2"]
     assert (chain.rows, chain.time_s, chain.bytes_total) == (6, 1, 3 * WEIGHT)
@@ -127,13 +129,13 @@ def test_steps_stand_beside_their_floors(toy: ToyCuda, measured: Progress) -> No
     assert ("verify", "tree of 3 (2 wide, 2 deep)") in rows
     levels = [rows["draft", f"chain of 2, level {n}"] for n in (1, 2)]
     assert [level.bytes.draft for level in levels] == [WEIGHT] * 2
-    # The toy's one kernel belongs to the target: there is no time to divide by.
+    # The toy's only kernel belongs to the target, so there is no time to divide by.
     assert levels[1].time_s == 0 and levels[1].bytes_per_s is None
     assert not toy.ledger.held
 
 
 def test_trees_are_verified_at_every_context(toy: ToyCuda) -> None:
-    """As far as there is time; a profile is of the first context alone."""
+    """Contexts are measured while time is left; the profile covers the first context only."""
     settings = replace(settings_of("verify", "profile"), contexts=(5, 16, 400))
     progress = new_progress()
     measure(toy.engine, settings, None, PROMPTS, progress)
@@ -150,7 +152,7 @@ def test_trees_are_verified_at_every_context(toy: ToyCuda) -> None:
     assert not alone.phases and len(alone.kernels) == 2
 
 
-def test_a_profile_is_by_kernel(measured: Progress) -> None:
+def test_a_profile_has_a_row_for_each_kernel(measured: Progress) -> None:
     plain, drafted = measured.kernels
     assert (plain.step, drafted.step) == ("no draft", "chain of 2")
     for row in measured.kernels:
@@ -173,11 +175,11 @@ def test_an_anatomy_times_every_launch_of_the_first_batch_and_context(
     assert (plain.draft, drafted.draft) == ("no draft", "chain of 2")
     for step in progress.anatomies:
         assert step.batch == 2 and step.context == pytest.approx(5, abs=4)
-        # One kernel and the mark behind it.
+        # One kernel and the event after it.
         assert step.step_s == step.serial_s == 2
         [launch] = step.launches
         assert (launch.section, launch.op, launch.added_s, launch.serial_s) == (TARGET, "op", 2, 2)
-        # The toy's one launch stands for the first op of the target alone.
+        # The toy's only launch is the first op of the target.
         assert launch.bytes_read == WEIGHT
     assert not progress.phases and not toy.ledger.held
     report = SweepReport("Fake", "toy", CEILING, (), (), (), None, (), anatomies=(plain, drafted))
@@ -188,7 +190,7 @@ def test_an_anatomy_times_every_launch_of_the_first_batch_and_context(
 
 
 def test_an_anatomy_of_one_sequence_has_its_prompt_too(toy: ToyCuda) -> None:
-    """The last launch that read it, of the rows that this one had."""
+    """Its rows are those of the last launch that read the prompt."""
     progress = new_progress()
     settings = replace(settings_of("anatomy"), batches=(1,), contexts=(5,))
     measure(toy.engine, settings, CEILING, PROMPTS, progress)
@@ -202,7 +204,7 @@ def test_an_anatomy_of_one_sequence_has_its_prompt_too(toy: ToyCuda) -> None:
     assert all(launch.added_s == 2 and launch.serial_s is None for launch in prompt.launches)
 
 
-def test_what_an_engine_does_not_take_is_left_out(measured: Progress) -> None:
+def test_omits_sizes_that_the_engine_does_not_support(measured: Progress) -> None:
     assert not [p for p in measured.phases if p.sweep == "prefill"]
     assert sum("prefill" in reason for reason in measured.left_out) == 3
     assert any("context 400" in reason for reason in measured.left_out)
@@ -217,22 +219,20 @@ def test_decoding_has_a_row_for_every_draft(measured: Progress) -> None:
     assert measured.decoding[0].ratio == 1
 
 
-def test_prompts_are_timed_to_their_first_token(
-    toy: ToyCuda, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_measures_the_time_to_first_token(toy: ToyCuda, monkeypatch: pytest.MonkeyPatch) -> None:
     progress = new_progress()
     monkeypatch.setattr(bench_sweep, "PROMPT_TOKENS", (5, 20))
     measure(toy.engine, settings_of("prefill"), None, PROMPTS, progress)
     short, long = progress.phases
     assert (short.rows, long.rows) == (5, 20)
     assert short.share_of_ceiling is None and short.time_s > 0
-    # Chunks of 8 rows, each reading the target's three weights and the draft's one.
+    # Chunks of 8 rows; each reads the target's three weights and the draft's one.
     assert short.bytes_total == 4 * WEIGHT
     assert long.bytes_total == 3 * 4 * WEIGHT
     assert long.operations > 3.9 * short.operations
 
 
-def test_a_budget_leaves_out_what_has_no_time() -> None:
+def test_a_time_budget_omits_phases() -> None:
     left_out: list[str] = []
     budget = Budget.of(60, left_out)
     assert budget.allows("short")
@@ -242,7 +242,7 @@ def test_a_budget_leaves_out_what_has_no_time() -> None:
     assert left_out == ["long: the time limit"]
 
 
-def test_the_report_is_shown_and_drawn(measured: Progress, tmp_path: Path) -> None:
+def test_the_report_is_printed_and_drawn(measured: Progress, tmp_path: Path) -> None:
     load = Load(1.5, (2.25, 2.0), 1 << 30, 1 << 20, 3 << 20, 400 << 20)
     prompt = replace(measured.phases[0], sweep="prefill", name="512 tokens")
     report = SweepReport(
@@ -263,8 +263,8 @@ def test_the_report_is_shown_and_drawn(measured: Progress, tmp_path: Path) -> No
         console.width = 200
         console.print(sweep_tables(report))
     text = (tmp_path / "table.txt").read_text()
-    for shown in ("decode: no draft", "chain of 2", "2.25 s, 2.00 s", "skipped: something"):
-        assert shown in text
+    for part in ("decode: no draft", "chain of 2", "2.25 s, 2.00 s", "skipped: something"):
+        assert part in text
     for name in ("one.svg", "two.svg"):
         plot_sweep(report, tmp_path / name)
     drawn = (tmp_path / "one.svg").read_bytes()
@@ -272,12 +272,14 @@ def test_the_report_is_shown_and_drawn(measured: Progress, tmp_path: Path) -> No
     assert b"<svg" in drawn
 
 
-def test_sweeps_are_named(make_manifest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rejects_unknown_sweeps(
+    make_manifest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert sweeps_of("spec, decode") == ("decode", "spec")
     assert sweeps_of(",".join(SWEEPS)) == SWEEPS
-    for text, got in (("decode,fast", "fast"), (",", "nothing")):
+    for text, value in (("decode,fast", "fast"), (",", "nothing")):
         with pytest.raises(
-            SpecbuildError, match=f"got {got}, expected some of decode,verify,draft,profile"
+            SpecbuildError, match=f"got {value}, expected some of decode,verify,draft,profile"
         ):
             sweeps_of(text)
     monkeypatch.setattr(bench_sweep, "read_manifest", lambda _: make_manifest())
@@ -285,28 +287,28 @@ def test_sweeps_are_named(make_manifest, tmp_path: Path, monkeypatch: pytest.Mon
         run_sweep(tmp_path, settings_of("decode"))
 
 
-def test_a_fresh_process_that_fails_says_why(tmp_path: Path) -> None:
+def test_reports_the_failure_of_a_subprocess(tmp_path: Path) -> None:
     from specbuild.cli.bench.runs import time_fresh_process
 
     with pytest.raises(SpecbuildError, match=r"gave no token within 300 s: .*does not exist"):
         time_fresh_process(tmp_path / "none", 100)
 
 
-def test_a_streaming_read_is_timed() -> None:
-    seen = []
-    kernel = FakeKernel(lambda *values: seen.append(values), "ppi")
+def test_measures_the_speed_of_a_streaming_read() -> None:
+    calls = []
+    kernel = FakeKernel(lambda *values: calls.append(values), "ppi")
     gpu = FakeGpu({"stream_read": kernel})
     read = ReadKernel(b"cubin of stream_read", "stream_read")
-    found = streaming_read(gpu, read, nbytes=128 << 20)
-    # Four kernels and the mark behind them.
-    assert found == 4 * (128 << 20) / 5
-    assert {values[2] for values in seen} == {(128 << 20) // 16}
-    assert seen[0][1] == seen[0][0] + (128 << 20)
+    speed = streaming_read(gpu, read, nbytes=128 << 20)
+    # Four kernels and the event after them.
+    assert speed == 4 * (128 << 20) / 5
+    assert {values[2] for values in calls} == {(128 << 20) // 16}
+    assert calls[0][1] == calls[0][0] + (128 << 20)
     assert gpu.allocations == 0
 
 
 def test_experts_are_read_back_layer_by_layer() -> None:
-    """Two routers that leave their logits in the same scratch, one after the other."""
+    """Two routers write their logits to the same scratch buffer, one after the other."""
     executor = toy_cuda().engine.executor
     gpu, plan = executor.runner.gpu, executor.plan
     arena = next(i for i, b in enumerate(plan.buffers) if b.space == "arena")
@@ -337,7 +339,7 @@ class FakeLaunches:
     launches = (None, None)
 
 
-def test_tokens_count_from_the_last_first_token(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_rate_counts_tokens_after_every_first_token(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter(range(100))
     monkeypatch.setattr(sweep_runs, "perf_counter", lambda: float(next(clock)))
     tokens = [TokenEvent(request, 1, "", False, 0.0) for request in (0, 0, 0, 1, 0, 1)]
@@ -348,21 +350,21 @@ def test_tokens_count_from_the_last_first_token(monkeypatch: pytest.MonkeyPatch)
     assert (run.whole_s, run.decode_s, run.decode_tokens) == (3.0, 1.0, 2)
 
 
-def test_a_long_prompt_is_expected_to_take_as_long_as_the_slowest() -> None:
+def test_the_estimated_time_of_a_long_prompt_is_that_of_the_slowest() -> None:
     budget = Budget.of(60, [])
     budget.took_up(100, 10.0)
     budget.took_up(100, 1.0)
     assert not budget.allows("long", prompt_tokens=700)
 
 
-def test_a_timeline_is_the_layer_in_the_middle() -> None:
+def test_a_timeline_shows_the_middle_layer() -> None:
     def named(*names: str, section: str = TARGET) -> list[OpCall]:
         return [OpCall(name, {}, {}, {}, section) for name in names]
 
     layer = ("norm", "attend", "add", "experts", "add")
     step = [*named("norm", section=level_section(1)), *named("embed", *layer * 4, "norm")]
     assert middle_layer(step, 4) == (1, range(8, 13))
-    # What each layer has once marks where it begins: "norm" is called five times.
+    # An op that each layer has once marks its beginning; "norm" is called five times.
     assert step[8].op == "attend"
     assert middle_layer(step, 3) == (1, range(0))
     assert middle_layer(named(*layer), 1) == (0, range(0))

@@ -1,4 +1,4 @@
-"""``bench sweep`` of specpv: which state each timed step starts from, and what a mix is made of."""
+"""``bench sweep`` of specpv: the initial state of each timed step, and the composition of a mix."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return engine_of(lowered_engine(path / "t", path / "d", **options))[0]
 
 
-def test_rows_start_from_the_states_they_name(
+def test_rows_start_from_their_stated_states(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     states: list[dict[str, np.ndarray]] = []
@@ -111,19 +111,19 @@ def test_rows_start_from_the_states_they_name(
     assert partial["view_blocks"].tolist() == blocks and (partial["budget"] == 1).all()
     assert refresh["full_step"].tolist() == [1, 0]
     assert (refresh["length"] - refresh["verified_len"]).tolist() == [12, 0]
-    # Partial steps read views of as many blocks as they say.
+    # Partial steps read views with the stated number of blocks.
     assert astray == [0] * (len(rows) // 4)
-    # What is re-verified is what stands there: the prompts' ends, and what was emitted.
+    # Re-verified tokens are the ends of the prompts and the emitted tokens.
     prompts = np.random.default_rng(0).integers(0, engine.manifest.target.vocab, (2, 200))
     fed = np.arange(int(refresh["verified_len"][0]), 200)
     assert len(fed) > 6
     np.testing.assert_array_equal(refresh["buffered_tokens"][0, fed % 16], prompts[0, fed])
     mix = rows[4]
-    # 12 tokens at 1 + 0.7 + 0.49 a step, two sequences: one step in 2.74 is a refresh.
+    # With 1 + 0.7 + 0.49 tokens a step, 12 tokens and two sequences, one step in 2.74 is a refresh.
     assert mix.time_s == pytest.approx((1.7397 * 1e-3 + 3e-3) / 2.7397, rel=1e-3)
     assert mix.tokens_per_s == pytest.approx(2 * 2.19 / mix.time_s)
     assert rows[0].context > 199
-    # Two sequences with three rows each choose 2 of 4 experts at random, where none are read back.
+    # Two sequences of three rows each select 2 of 4 experts at random if none are read back.
     assert rows[2].experts == pytest.approx(4 * (1 - 0.5**6)) and not rows[2].experts_measured
     assert rows[3].experts == 3.99 and rows[3].experts_measured
     assert rows[2].experts < mix.experts < rows[3].experts
@@ -138,19 +138,23 @@ def test_rows_start_from_the_states_they_name(
         assert trees[4].tokens_per_s == pytest.approx(2 * 2.19 / trees[4].time_s)
 
 
-def test_a_plan_says_which_views_are_timed(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    found: list[Sequence[int]] = []
-    monkeypatch.setattr(sweep_views.ViewSweep, "run", lambda self, *_: found.append(self.retrieved))
+def test_the_plan_determines_the_measured_views(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    retrieved_of_runs: list[Sequence[int]] = []
+    monkeypatch.setattr(
+        sweep_views.ViewSweep, "run", lambda self, *_: retrieved_of_runs.append(self.retrieved)
+    )
     monkeypatch.setattr(bench_sweep, "engine_traffic", lambda *_: EngineTraffic(PassTraffic()))
     monkeypatch.setattr(bench_sweep, "cuda_executor", lambda e: e.executor)
     monkeypatch.setattr(type(engine.executor.runner), "described", None, raising=False)
     for settings in (SweepSettings(("specpv",), retrieved=(16, 48)), SweepSettings(("specpv",))):
         measure(engine, settings, None, [], Progress([].append))
-    assert found == [(16, 48), sweep_views.RETRIEVED_TOKENS]
+    assert retrieved_of_runs == [(16, 48), sweep_views.RETRIEVED_TOKENS]
 
 
 def _astray(executor: Any, blocks: np.ndarray, budget: np.ndarray) -> int:
-    """Tables of views in which the page of the sequence's next token stands elsewhere."""
+    """Return view tables in which the page of the sequence's next token is elsewhere."""
     lengths, whole = (executor.read(name, rows=2) for name in ("length", "page_table.full"))
     hidden = (blocks - np.minimum(budget, blocks)) * 16
     names = [p.name for p in executor.plan.ports if p.name.startswith("partial_table.")]
@@ -162,7 +166,7 @@ def _astray(executor: Any, blocks: np.ndarray, budget: np.ndarray) -> int:
     )
 
 
-def test_an_engine_without_views_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_omits_an_engine_without_views(monkeypatch: pytest.MonkeyPatch) -> None:
     from toy_device import toy_cuda
 
     monkeypatch.setattr(bench_sweep, "engine_traffic", lambda *_: EngineTraffic(PassTraffic()))

@@ -1,4 +1,4 @@
-"""Tables and the progress bar say what the records say."""
+"""Tables and the progress bar show the values of records."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def drawn(renderable: object) -> str:
     return file.getvalue()
 
 
-def test_a_file_is_wide_enough_for_tables(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_output_to_a_file_is_wide_enough_for_tables(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("COLUMNS", raising=False)
     assert plain_console(io.StringIO()).width == 200
     monkeypatch.setenv("COLUMNS", "")
@@ -60,7 +60,7 @@ def test_a_file_is_wide_enough_for_tables(monkeypatch: pytest.MonkeyPatch) -> No
     assert plain_console(io.StringIO()).width == 90
 
 
-def test_a_terminal_has_its_own_width(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_output_to_a_terminal_has_its_width(monkeypatch: pytest.MonkeyPatch) -> None:
     class Terminal(io.StringIO):
         def isatty(self) -> bool:
             return True
@@ -77,7 +77,7 @@ def test_run_table_holds_every_statistic() -> None:
 
 
 @pytest.mark.parametrize("passed", [True, False])
-def test_verify_says_what_failed(passed: bool) -> None:
+def test_verify_shows_the_failed_checks(passed: bool) -> None:
     rows = (
         VerifyRow("layer.0", 8, 0.9999999, 1e-6, None, None, "cosine ≥ 0.9", True),
         VerifyRow("logits", 8, 0.5, 2e-1, 0.25, 0.5, "argmax equal", passed),
@@ -89,7 +89,7 @@ def test_verify_says_what_failed(passed: bool) -> None:
     assert ("failed" in text) != passed
 
 
-def test_bench_table_has_a_column_a_prompt_set() -> None:
+def test_bench_table_has_a_column_for_each_prompt_set() -> None:
     plain, drafted = Speed(100.0, 0.01, 0.01), Speed(150.0, 0.02, 0.007)
     fast = Pair("a", 4, 8, plain, drafted, 1.5, 2.5, (1, 2), True)
     slow = Pair("b", 4, 8, plain, Speed(50.0, 0.02, 0.02), 0.5, 1.0, (3,), False)
@@ -118,7 +118,7 @@ def test_statistics_without_draft_tokens_do_not_mention_drafts() -> None:
     assert "draft" not in text and "tokens/step" not in text and "241.7" in text
 
 
-def test_bench_shows_the_acceptance_that_a_stored_type_costs(tmp_path: Path) -> None:
+def test_bench_shows_the_acceptance_for_each_stored_type(tmp_path: Path) -> None:
     plain, drafted = Speed(100.0, 0.01, 0.01), Speed(150.0, 0.02, 0.007)
     pairs = [Pair("a", 4, 8, plain, drafted, 1.5, length, (1, 2), True) for length in (2.5, 2.0)]
     whole, coded = (
@@ -157,7 +157,7 @@ def test_bench_without_a_draft() -> None:
     assert "–" in drawn(bench_table(BenchReport(8, 1, "none", None, (report,))))
 
 
-def test_the_same_report_draws_the_same_picture(tmp_path: Path) -> None:
+def test_equal_reports_give_equal_charts(tmp_path: Path) -> None:
     pair = Pair("a", 4, 8, Speed(9.0, 1, 1), Speed(12.0, 1, 1), 1.3, 2.5, (1, 2), True)
     report = BenchReport(8, 1, "chain", 1.3, (summarise("code", [pair]),))
     for name in ("a.svg", "b.svg"):
@@ -191,7 +191,7 @@ def test_inspect_shows_geometry_limits_sizes_ops_and_memory(
         assert part in text
 
 
-def test_the_footprint_counts_pages_bytes_and_the_whole(
+def test_the_footprint_lists_pages_bytes_and_totals(
     make_manifest: Callable[..., Manifest],
 ) -> None:
     manifest = make_manifest()
@@ -210,7 +210,7 @@ def test_the_footprint_counts_pages_bytes_and_the_whole(
     assert size_text(whole) in text.splitlines()[-1]
 
 
-def test_pages_of_other_bytes_than_expected_are_named(
+def test_the_error_names_pages_of_unexpected_size(
     make_manifest: Callable[..., Manifest],
 ) -> None:
     manifest = make_manifest()
@@ -220,13 +220,15 @@ def test_pages_of_other_bytes_than_expected_are_named(
     element = {"float32": 4, "float16": 2, "bfloat16": 2}[group.dtype]
     right = len(group.layers) * 2 * (24 + 16) * group.page_size * element
 
-    def check(*asked: str) -> None:
-        PageOptions(page_bytes=asked).check(groups, memory)
+    def check(*page_sizes: str) -> None:
+        PageOptions(page_bytes=page_sizes).check(groups, memory)
 
     check()
     check(f"{group.name}={right}")
-    said = rf"a page of {group.name} takes {right} bytes \({group.page_size} tokens, .* 2 KV heads"
-    with pytest.raises(SpecbuildError, match=said):
+    message = (
+        rf"a page of {group.name} takes {right} bytes \({group.page_size} tokens, .* 2 KV heads"
+    )
+    with pytest.raises(SpecbuildError, match=message):
         check(f"{group.name}={right}", f"{group.name}={right // 2}")
     with pytest.raises(SpecbuildError, match="the engine's cache groups are "):
         check(f"other={right}")
@@ -235,7 +237,7 @@ def test_pages_of_other_bytes_than_expected_are_named(
             check(text)
 
 
-def test_frequent_ops_come_first_and_the_rest_is_counted() -> None:
+def test_lists_frequent_ops_and_counts_the_others() -> None:
     ops = {f"Op{count}": count for count in range(1, 12)}
     text = ops_text(ops)
     assert text.startswith("Op11 11, Op10 10, ")
@@ -249,7 +251,7 @@ def test_inspect_without_a_draft(make_manifest: Callable[..., Manifest]) -> None
     assert "Eagle3" in drawn(engine_tables(make_manifest(), predict_memory(manifest)))
 
 
-def test_build_summary_names_the_place(make_manifest: Callable[..., Manifest]) -> None:
+def test_build_summary_has_the_output_path(make_manifest: Callable[..., Manifest]) -> None:
     text = drawn(build_summary(Path("out") / "[engine]", make_manifest()))
     assert str(Path("out") / "[engine]") in text
 
@@ -258,12 +260,12 @@ def test_build_summary_names_the_place(make_manifest: Callable[..., Manifest]) -
     ("size_bytes", "text"),
     [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (3 << 30, "3.0 GiB"), (2 << 40, "2.0 TiB")],
 )
-def test_sizes_read_well(size_bytes: int, text: str) -> None:
+def test_units_of_sizes(size_bytes: int, text: str) -> None:
     assert size_text(size_bytes) == text
 
 
 @pytest.mark.parametrize("terminal", [False, True])
-def test_progress_names_stages_and_notes(terminal: bool) -> None:
+def test_progress_shows_stages_and_notes(terminal: bool) -> None:
     file = io.StringIO()
     console = Console(file=file, force_terminal=terminal, width=120, markup=False, highlight=False)
     with ProgressBar(console) as progress:
@@ -284,7 +286,7 @@ def test_cache_directory_comes_from_the_environment() -> None:
     assert cache_directory({}) == Path.home() / ".cache" / "specbuild"
 
 
-def test_a_user_without_a_home_keeps_no_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_user_without_a_home_directory_has_no_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     def no_home() -> Path:
         raise RuntimeError("Could not determine home directory.")
 

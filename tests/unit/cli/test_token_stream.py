@@ -1,4 +1,4 @@
-"""Text of several requests comes out one after the other, draft tokens coloured on a terminal."""
+"""The texts of several requests are printed in order, with draft tokens coloured on a terminal."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from specbuild.cli.terminal.console import fact_table, plain_console, say
 from specbuild.cli.terminal.token_stream import TokenStream
 from specbuild.cli.terminal.visible_text import visible
 
-# A title, cleared lines, an 8-bit CSI, right-to-left, a bell.
-OBEYED = "\x1b]0;title\x07\x1b[2J\x9b2J\u202e\x7f\r"
+# A title, clearing lines, an 8-bit CSI, right-to-left text, a bell.
+CONTROLS = "\x1b]0;title\x07\x1b[2J\x9b2J\u202e\x7f\r"
 ESCAPED = "\\x1b]0;title\\x07\\x1b[2J\\x9b2J\\u202e\\x7f\\r"
 CYAN = "\x1b[36m"
 
 
 class Terminal(io.StringIO):
-    """A text buffer that says it is a terminal."""
+    """A text buffer that claims to be a terminal."""
 
     def isatty(self) -> bool:
         return True
@@ -46,7 +46,7 @@ def test_terminal_colours_draft_tokens(monkeypatch) -> None:
     assert file.getvalue() == f"own{CYAN}drafted\x1b[0m"
 
 
-def test_no_color_is_obeyed(monkeypatch) -> None:
+def test_no_color_disables_colours(monkeypatch) -> None:
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.setenv("NO_COLOR", "1")
     file = Terminal()
@@ -54,26 +54,26 @@ def test_no_color_is_obeyed(monkeypatch) -> None:
     assert file.getvalue() == "drafted"
 
 
-def test_terminal_shows_control_characters_instead_of_obeying(monkeypatch) -> None:
+def test_control_characters_are_escaped_on_a_terminal(monkeypatch) -> None:
     monkeypatch.setenv("TERM", "xterm-256color")
     file = Terminal()
-    TokenStream(["a"], file).write(0, f"{OBEYED}x\n\té", from_draft=False)
+    TokenStream(["a"], file).write(0, f"{CONTROLS}x\n\té", from_draft=False)
     assert file.getvalue() == f"{ESCAPED}x\n\té"
     raw = Terminal()
-    TokenStream(["a"], raw, raw_terminal=True).write(0, OBEYED, from_draft=False)
-    assert raw.getvalue() == OBEYED
+    TokenStream(["a"], raw, raw_terminal=True).write(0, CONTROLS, from_draft=False)
+    assert raw.getvalue() == CONTROLS
     plain = io.StringIO()
-    TokenStream(["a"], plain).write(0, OBEYED, from_draft=False)
-    assert plain.getvalue() == OBEYED
+    TokenStream(["a"], plain).write(0, CONTROLS, from_draft=False)
+    assert plain.getvalue() == CONTROLS
 
 
-def test_titles_obey_nothing_either() -> None:
+def test_control_characters_are_escaped_in_titles() -> None:
     file = io.StringIO()
-    TokenStream([f"a{OBEYED}\n", "b"], file, raw_terminal=True)
+    TokenStream([f"a{CONTROLS}\n", "b"], file, raw_terminal=True)
     assert file.getvalue() == f"── a{ESCAPED}\\n ──\n"
 
 
-def test_what_was_held_back_comes_at_the_end() -> None:
+def test_buffered_text_is_printed_at_the_end() -> None:
     file = io.StringIO()
     stream = TokenStream(["a"], file)
     stream.write(0, "so", from_draft=False)
@@ -82,7 +82,7 @@ def test_what_was_held_back_comes_at_the_end() -> None:
 
 
 @given(st.data())
-def test_any_interleaving_reads_as_the_sequential_one(data: st.DataObject) -> None:
+def test_any_interleaving_prints_the_sequential_text(data: st.DataObject) -> None:
     texts = data.draw(
         st.lists(st.lists(st.sampled_from("xyz"), max_size=4), min_size=1, max_size=4)
     )
@@ -102,7 +102,7 @@ def test_any_interleaving_reads_as_the_sequential_one(data: st.DataObject) -> No
     assert file.getvalue() == "".join(expected)
 
 
-def test_consoles_escape_what_engines_and_checkpoints_say() -> None:
+def test_consoles_escape_text_of_engines_and_checkpoints() -> None:
     file = io.StringIO()
     console = plain_console(file)
     table = fact_table("a\x1b[2J")
@@ -119,11 +119,11 @@ def test_consoles_escape_what_engines_and_checkpoints_say() -> None:
 
 
 @given(st.text())
-def test_what_a_terminal_may_have_is_left(text: str) -> None:
-    shown = visible(text)
-    assert not {c for c in shown if unicodedata.category(c) in ("Cc", "Cf")} - set(
+def test_printable_characters_are_unchanged(text: str) -> None:
+    escaped = visible(text)
+    assert not {c for c in escaped if unicodedata.category(c) in ("Cc", "Cf")} - set(
         "\n\t\u200c\u200d"
     )
-    assert visible(shown) == shown
+    assert visible(escaped) == escaped
     if all(c.isprintable() or c in "\n\t" for c in text):
-        assert shown == text
+        assert escaped == text

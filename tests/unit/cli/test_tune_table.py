@@ -1,4 +1,4 @@
-"""What ``tune`` tells, and what it refuses before anything is measured."""
+"""The output of ``tune``, and options that it rejects before anything is measured."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from specbuild.cli.main import main
 from specbuild.cli.terminal.console import plain_console
 
 
-def test_the_table_says_what_was_gained_and_what_was_not_reached(
+def test_the_table_shows_gains_and_unmeasured_ops(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     import sys
@@ -55,7 +55,7 @@ def test_the_table_says_what_was_gained_and_what_was_not_reached(
         ),
     ],
 )
-def test_wrong_options_are_refused_in_one_sentence(
+def test_reports_invalid_tune_options_in_one_line(
     capsys: pytest.CaptureFixture[str],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -64,5 +64,5 @@ def test_wrong_options_are_refused_in_one_sentence(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(arguments) == 2
-    said = capsys.readouterr().err
-    assert message in said and said.count("\n") == 1
+    errors = capsys.readouterr().err
+    assert message in errors and errors.count("\n") == 1

@@ -1,4 +1,4 @@
-"""Command lines of vllm serve, as its documentation and recipes have them."""
+"""Command lines of vllm serve from its documentation and recipes."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from specbuild.runtime.errors import SpecbuildError
          "m --max-queue 7 --enable-force-include-usage"),
     ],
 )  # fmt: skip
-def test_a_command_line_starts(line: str, expected: str) -> None:
+def test_command_lines_are_translated(line: str, expected: str) -> None:
     assert serve_words(line.split())[0] == expected.split()
 
 
@@ -56,12 +56,12 @@ def test_a_command_line_starts(line: str, expected: str) -> None:
         ('{"method":"suffix"}', "--drafter suffix"),
     ],
 )
-def test_speculation_is_that_of_the_build(config: str, expected: str) -> None:
+def test_speculation_is_determined_by_the_build(config: str, expected: str) -> None:
     words, _ = serve_words(["m", "--speculative-config", config])
     assert words == ["m", *expected.split()]
 
 
-def test_a_line_is_said_about_each_flag_without_effect() -> None:
+def test_prints_a_line_for_each_flag_without_effect() -> None:
     for flag in ALWAYS_ON:
         words, (note,) = serve_words(["m", flag, "--port", "1"])
         assert words == ["m", "--port", "1"]
@@ -86,6 +86,6 @@ def test_a_line_is_said_about_each_flag_without_effect() -> None:
         ["m", "--max-model-len"],
     ],
 )
-def test_what_would_change_the_service_is_refused(words: list[str]) -> None:
+def test_rejects_flags_that_would_change_the_service(words: list[str]) -> None:
     with pytest.raises(SpecbuildError, match=words[1]):
         serve_words(words)

@@ -113,7 +113,7 @@ def test_v2_routes_by_a_softmax_over_all(tmp_path: Path) -> None:
         ("kimi_k2", {"topk_method": "greedy"}, "topk_method 'greedy' is not implemented"),
     ],
 )
-def test_what_is_refused(kind: str, changes: dict, message: str, tmp_path: Path) -> None:
+def test_rejects_invalid_references(kind: str, changes: dict, message: str, tmp_path: Path) -> None:
     write_deepseek(tmp_path, kind=kind)
     edit_config(tmp_path, **changes)
     assert message in refusal(tmp_path)
