@@ -208,7 +208,9 @@ def test_window_layers_do_not_reserve_the_context(geometries: Geometries) -> Non
         ({"draft_tokens": 60, "max_seq_len": 32}, "does not fit a sequence of 32"),
     ],
 )
-def test_refusals(geometries: Geometries, changes: dict[str, int], message: str) -> None:
+def test_rejects_invalid_values(
+    geometries: Geometries, changes: dict[str, int], message: str
+) -> None:
     with pytest.raises(SpecbuildError, match=message):
         compute_engine_sizes(asked_for(**changes), *geometries)
 

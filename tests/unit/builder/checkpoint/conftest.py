@@ -1,4 +1,4 @@
-"""A target's geometry, and a draft that fits it and may be edited."""
+"""The geometry of a target, and a matching draft that tests may edit."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ YARN = {
 
 @pytest.fixture(scope="session")
 def like_target() -> dict[str, object]:
-    """Arguments of ``write_draft`` that give the draft the target's RoPE, so that nothing warns."""
+    """Arguments of ``write_draft`` that give the draft the target's RoPE, to avoid warnings."""
     return {"rope_theta": 150000.0, "rope_scaling": YARN}
 
 
@@ -34,7 +34,7 @@ def geometry(target_path: Path) -> TargetGeometry:
 
 @pytest.fixture
 def draft(tmp_path: Path, like_target: dict[str, object]) -> Path:
-    """A draft of one file that fits the shared target."""
+    """A draft in one file that matches the shared target."""
     path = tmp_path / "draft"
     write_draft(path, **like_target)
     return path

@@ -1,4 +1,6 @@
-"""Whatever a ``config.json`` holds, the answer is a checkpoint or a sentence, no traceback."""
+"""Any contents of ``config.json`` give a checkpoint or an error in one line, without a
+traceback.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,7 @@ def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.mark.parametrize("kind", ["hf", "openai", "draft", "speculators"])
 @examples(150)
 @given(change=st.tuples(CHANGES, st.booleans(), st.booleans()))
-def test_no_traceback(
+def test_any_config_gives_a_checkpoint_or_an_error(
     paths: dict[str, Path],
     geometry: TargetGeometry,
     kind: str,

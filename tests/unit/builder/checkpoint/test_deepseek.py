@@ -1,4 +1,4 @@
-"""DeepSeek-V3 checkpoints: geometry, the engine's forms of their tensors, and what is refused."""
+"""DeepSeek-V3 checkpoints: geometry, converted tensors, and rejected configurations."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def model(written: Path, tmp_path: Path) -> Path:
-    """A copy that may be edited."""
+    """A copy that the test may edit."""
     return Path(shutil.copytree(written, tmp_path / "model"))
 
 
@@ -58,7 +58,7 @@ def test_geometry(written: Path) -> None:
     assert (g.moe.storage, g.moe.activation) == ("bf16", Swiglu())
     assert (g.rope.interleaved, g.norm.rounding) == (True, "before_weight")
     assert g.mla is not None and g.mla.q_lora_rank == 24
-    # YaRN: cos and sin by the ratio of both factors, scores by the square of one of them.
+    # YaRN: the ratio of both factors scales cos and sin, and the square of one scales the scores.
     both, alone = 0.1 * math.log(4) + 1, 0.1 * 0.8 * math.log(4) + 1
     assert g.rope.attention_factor == pytest.approx(both / alone)
     assert g.mla.scale == pytest.approx((NOPE + ROPE) ** -0.5 * alone**2)
@@ -79,7 +79,7 @@ def stored(path: Path, checkpoint: TargetCheckpoint, name: str) -> tuple[torch.T
     return loaded, *(load_file(path / "model.safetensors")[name] for name in source.sources)
 
 
-def test_up_projections_stand_apart(written: Path) -> None:
+def test_up_projections_are_split(written: Path) -> None:
     checkpoint = read_target(written, strict=True)
     prefix = "model.layers.1.self_attn.kv_b_proj."
     key, whole = stored(written, checkpoint, f"{prefix}key")
@@ -90,23 +90,27 @@ def test_up_projections_stand_apart(written: Path) -> None:
 
 
 @pytest.mark.parametrize(("name", "heads"), [("q_b_proj", HEADS), ("kv_a_proj_with_mqa", 1)])
-def test_rotated_rows_are_put_half_a_head_apart(written: Path, name: str, heads: int) -> None:
+def test_interleaved_rotated_rows_are_split_into_halves(
+    written: Path, name: str, heads: int
+) -> None:
     checkpoint = read_target(written, strict=True)
-    made, disk = stored(written, checkpoint, f"model.layers.0.self_attn.{name}.weight")
+    loaded, disk = stored(written, checkpoint, f"model.layers.0.self_attn.{name}.weight")
     width = len(disk) // heads
     for head in range(heads):
-        kept = head * width + width - ROPE
-        assert torch.equal(made[head * width : kept], disk[head * width : kept])
+        first_rotated = head * width + width - ROPE
+        assert torch.equal(loaded[head * width : first_rotated], disk[head * width : first_rotated])
         for pair in range(ROPE // 2):
-            assert torch.equal(made[kept + pair], disk[kept + 2 * pair])
-            assert torch.equal(made[kept + ROPE // 2 + pair], disk[kept + 2 * pair + 1])
+            assert torch.equal(loaded[first_rotated + pair], disk[first_rotated + 2 * pair])
+            assert torch.equal(
+                loaded[first_rotated + ROPE // 2 + pair], disk[first_rotated + 2 * pair + 1]
+            )
 
 
-def test_rows_that_are_half_a_head_apart_stay(model: Path) -> None:
+def test_rotated_rows_in_halves_are_unchanged(model: Path) -> None:
     edit_config(model, rope_interleave=False)
     checkpoint = read_target(model, strict=True)
-    made, disk = stored(model, checkpoint, "model.layers.0.self_attn.q_b_proj.weight")
-    assert torch.equal(made, disk)
+    loaded, disk = stored(model, checkpoint, "model.layers.0.self_attn.q_b_proj.weight")
+    assert torch.equal(loaded, disk)
 
 
 def test_experts_are_stacked(written: Path) -> None:
@@ -122,7 +126,7 @@ def test_experts_are_stacked(written: Path) -> None:
         assert torch.equal(down[expert], outer[expert].T)
 
 
-def test_a_dense_config_over_experts(model: Path) -> None:
+def test_rejects_a_dense_config_with_expert_tensors(model: Path) -> None:
     edit_config(model, first_k_dense_replace=LAYERS)
     message = refusal(model)
     assert "missing: model.layers.1.mlp.down_proj.weight" in message
@@ -133,7 +137,7 @@ def test_a_dense_config_over_experts(model: Path) -> None:
     assert "layers 1 have a dense MLP" in refusal(model)
 
 
-def test_a_config_of_experts_over_a_dense_mlp(model: Path) -> None:
+def test_rejects_a_config_of_experts_with_dense_tensors(model: Path) -> None:
     edit_config(model, first_k_dense_replace=0)
     message = refusal(model)
     assert "hint: config.json says that layers 0 have experts" in message
@@ -165,12 +169,12 @@ def test_a_config_of_experts_over_a_dense_mlp(model: Path) -> None:
         ({"architectures": ["Other"]}, "architectures ['Other'] is not supported"),
     ],
 )
-def test_configs_that_do_not_fit(model: Path, changes: dict, message: str) -> None:
+def test_rejects_unsupported_configs(model: Path, changes: dict, message: str) -> None:
     edit_config(model, **changes)
     assert message in refusal(model)
 
 
-def test_layers_that_predict_further_tokens_are_named(model: Path) -> None:
+def test_mtp_layers_are_reported(model: Path) -> None:
     edit_tensors(
         model, lambda t: t.update({f"model.layers.{LAYERS}.eh_proj.weight": torch.randn(4, 8)})
     )
@@ -186,7 +190,7 @@ def test_layers_that_predict_further_tokens_are_named(model: Path) -> None:
     assert f"left over: model.layers.{LAYERS}.eh_proj.weight" in refusal(model)
 
 
-def test_a_llama_config_over_these_shards(model: Path) -> None:
+def test_rejects_a_llama_config_with_these_tensors(model: Path) -> None:
     edit_config(model, model_type="llama", architectures=["LlamaForCausalLM"])
     message = refusal(model)
     assert "missing: model.layers.{0-1}.self_attn.k_proj.weight" in message
@@ -194,7 +198,7 @@ def test_a_llama_config_over_these_shards(model: Path) -> None:
     assert "MLA attention, which needs a config.json of model_type" in message
 
 
-def test_what_belongs_to_gpt_oss(model: Path, tmp_path: Path) -> None:
+def test_rejects_options_of_gpt_oss(model: Path, tmp_path: Path) -> None:
     assert "--dsa: indexers" in refusal(model, dsa=True)
     options = BuildOptions(model=model, output=tmp_path / "e", specpv=SpecPvOptions(enabled=True))
     geometry = read_target(model, strict=True).geometry
@@ -215,20 +219,20 @@ def test_what_belongs_to_gpt_oss(model: Path, tmp_path: Path) -> None:
     assert read_target(model, strict=True, mla=False).geometry == geometry
 
 
-def test_the_written_config_is_the_one_that_was_asked_for(written: Path) -> None:
-    """Guards the fixture: transformers renames and moves fields between versions."""
+def test_the_written_config_has_the_requested_values(written: Path) -> None:
+    """Check the fixture itself: transformers renames and moves fields between versions."""
     config = json.loads((written / "config.json").read_text())
     assert {name: config[name] for name in SIZES} == SIZES
 
 
-def test_rows_stand_side_by_side_where_the_config_does_not_say(tmp_path: Path) -> None:
-    """As in DeepSeek-V3's own config.json, which has no rope_interleave."""
+def test_rotated_rows_are_interleaved_by_default(tmp_path: Path) -> None:
+    """DeepSeek-V3's own config.json has no rope_interleave."""
     write_deepseek(tmp_path)
     name = "model.layers.0.self_attn.q_b_proj.weight"
     edit_config(tmp_path, rope_interleave=True)
-    said = read_target(tmp_path, strict=True).tensors[name].load()
+    message = read_target(tmp_path, strict=True).tensors[name].load()
     remove_fields(tmp_path, "rope_interleave")
     unsaid = read_target(tmp_path, strict=True).tensors[name].load()
-    assert torch.equal(unsaid, said)
+    assert torch.equal(unsaid, message)
     edit_config(tmp_path, rope_interleave=False)
-    assert not torch.equal(read_target(tmp_path, strict=True).tensors[name].load(), said)
+    assert not torch.equal(read_target(tmp_path, strict=True).tensors[name].load(), message)

@@ -1,4 +1,4 @@
-"""What the model types with DeepSeek's attention have of their own: routing, and dense layers."""
+"""Properties of single model types with DeepSeek's attention: routing, and dense layers."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ def routed_layers(g: TargetGeometry) -> list[bool]:
 
 
 def moe(path: Path) -> MoeFeedForward:
-    found = geometry(path).moe
-    assert found is not None
-    return found
+    result = geometry(path).moe
+    assert result is not None
+    return result
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_each_keeps_its_type_and_says_who_refuses_it(kind: str, tmp_path: Path) -> None:
-    """Kernels take other widths than these small ones."""
+def test_each_model_type_is_named_in_errors(kind: str, tmp_path: Path) -> None:
+    """These small widths are not supported by the kernels."""
     write_deepseek(tmp_path, kind=kind)
     checkpoint = read_target(tmp_path, strict=True)
     assert checkpoint.warnings == ()
@@ -53,7 +53,7 @@ def test_each_keeps_its_type_and_says_who_refuses_it(kind: str, tmp_path: Path) 
         require_standard_support(g, None, BuildOptions(model=tmp_path, output=tmp_path / "engine"))
 
 
-def test_glm_says_by_a_number_or_by_a_list_which_layers_are_dense(tmp_path: Path) -> None:
+def test_dense_layers_of_glm_by_a_number_or_a_list(tmp_path: Path) -> None:
     write_deepseek(tmp_path, kind="glm4_moe_lite", num_hidden_layers=3)
     by_list = geometry(tmp_path)
     assert routed_layers(by_list) == [False, True, True]
@@ -61,7 +61,7 @@ def test_glm_says_by_a_number_or_by_a_list_which_layers_are_dense(tmp_path: Path
         tmp_path, first_k_dense_replace=1, partial_rotary_factor=1, rope_parameters=None,
         rope_scaling=None, rope_theta=10000.0, num_nextn_predict_layers=1, topk_method="noaux_tc",
     )  # fmt: skip
-    assert geometry(tmp_path) == by_list  # as saved and as released, side by side
+    assert geometry(tmp_path) == by_list  # as saved and as released
     remove_fields(tmp_path, "mlp_layer_types")
     assert geometry(tmp_path) == by_list
     remove_fields(tmp_path, "first_k_dense_replace")
@@ -74,27 +74,28 @@ def test_glm_says_by_a_number_or_by_a_list_which_layers_are_dense(tmp_path: Path
     assert "partial_rotary_factor 0.5 is not implemented" in refusal(tmp_path)
 
 
-def test_dense_layers_where_no_field_says_how_many(tmp_path: Path) -> None:
-    """As in transformers: DeepSeek-V3 has three of them."""
+def test_the_default_number_of_dense_layers(tmp_path: Path) -> None:
+    """As in transformers: the default of DeepSeek-V3 is three."""
     write_deepseek(tmp_path, num_hidden_layers=4, first_k_dense_replace=3)
     remove_fields(tmp_path, "first_k_dense_replace")
     assert routed_layers(geometry(tmp_path)) == [False, False, False, True]
 
 
-def test_v2_routes_by_a_softmax_over_all(tmp_path: Path) -> None:
+def test_v2_routes_by_a_softmax_over_all_experts(tmp_path: Path) -> None:
     write_deepseek(tmp_path, kind="deepseek_v2")
     edit_config(tmp_path, n_group=1, topk_group=1, scoring_func="softmax")
-    found = moe(tmp_path)
-    assert (found.gating, found.choice_bias, found.scaling) == ("softmax_topk", False, 1.0)
-    assert (found.groups, found.groups_chosen) == (1, 1)
+    result = moe(tmp_path)
+    assert (result.gating, result.choice_bias, result.scaling) == ("softmax_topk", False, 1.0)
+    assert (result.groups, result.groups_chosen) == (1, 1)
     mla = geometry(tmp_path).mla
     assert mla is not None and mla.q_lora_rank is None
     assert mla.scale == pytest.approx(40**-0.5 * (0.1 * 0.707 * math.log(4) + 1) ** 2)
     edit_config(tmp_path, **GROUPS_BY_BEST | {"q_lora_rank": None})
-    found = moe(tmp_path)
-    assert (found.groups, found.groups_chosen, found.group_score) == (4, 2, "max")
-    assert found.scaling == 4.0
-    edit_config(tmp_path, n_group=8, topk_group=3)  # one expert a group has a best one
+    result = moe(tmp_path)
+    assert (result.groups, result.groups_chosen, result.group_score) == (4, 2, "max")
+    assert result.scaling == 4.0
+    # with one expert a group, the group's best expert exists
+    edit_config(tmp_path, n_group=8, topk_group=3)
     assert moe(tmp_path).groups == 8
     edit_config(tmp_path, topk_method="greedy")
     assert moe(tmp_path).groups == 1
@@ -119,7 +120,7 @@ def test_rejects_invalid_references(kind: str, changes: dict, message: str, tmp_
     assert message in refusal(tmp_path)
 
 
-def test_youtus_rope_of_factor_one_is_plain(tmp_path: Path) -> None:
+def test_rope_of_youtu_with_factor_1_is_unscaled(tmp_path: Path) -> None:
     write_deepseek(tmp_path, kind="youtu")
     g = geometry(tmp_path)
     assert g.tied_head and g.moe is None

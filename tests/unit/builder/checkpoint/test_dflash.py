@@ -1,4 +1,4 @@
-"""DFlash drafts in their spellings, and every way in which they are refused."""
+"""DFlash drafts in every config format, and rejected drafts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ from specbuild.runtime.errors import SpecbuildError
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("normed", [False, True])
-def test_what_is_read(tmp_path: Path, geometry: TargetGeometry, causal: bool, normed: bool) -> None:
+def test_fields_of_a_config(
+    tmp_path: Path, geometry: TargetGeometry, causal: bool, normed: bool
+) -> None:
     written = write_dflash(tmp_path, layers=3, causal=causal, normed=normed)
     draft = read_draft(tmp_path, geometry, strict=True)
     g = draft.geometry
@@ -28,7 +30,7 @@ def test_what_is_read(tmp_path: Path, geometry: TargetGeometry, causal: bool, no
     assert set(draft.tensors) == set(written)
     assert all(torch.equal(draft.tensors[n].load(), t) for n, t in written.items())
     (note,) = draft.warnings
-    assert "RoPE is" in note  # the target's is YaRN
+    assert "RoPE is" in note  # YaRN, as in the target
 
 
 def test_speculators_config(tmp_path: Path, geometry: TargetGeometry) -> None:
@@ -70,7 +72,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_refused_configs(tmp_path: Path, geometry: TargetGeometry, case: str) -> None:
+def test_rejects_invalid_configs(tmp_path: Path, geometry: TargetGeometry, case: str) -> None:
     changes, message = REFUSED[case]
     write_dflash(tmp_path)
     edit_config(tmp_path, **changes)
@@ -78,7 +80,7 @@ def test_refused_configs(tmp_path: Path, geometry: TargetGeometry, case: str) ->
         read_draft(tmp_path, geometry, strict=True)
 
 
-def test_refused_tensors_and_options(tmp_path: Path, geometry: TargetGeometry) -> None:
+def test_rejects_invalid_tensors_and_options(tmp_path: Path, geometry: TargetGeometry) -> None:
     write_dflash(tmp_path)
     with pytest.raises(SpecbuildError, match="needs an EAGLE3 draft, but this is a DFlash draft"):
         read_draft(tmp_path, geometry, strict=True, norm_output="head")

@@ -1,4 +1,4 @@
-"""EAGLE3 drafts in their variants, and every way in which they are refused."""
+"""EAGLE3 drafts in their variants, and rejected drafts."""
 
 from __future__ import annotations
 
@@ -93,13 +93,13 @@ def test_variants(
         assert notes == (["draft config.json: norm_output"] if variant.get("norm_output") else [])
 
 
-def test_what_norm_output_means_can_be_said(tmp_path: Path, geometry: TargetGeometry) -> None:
+def test_norm_output_has_two_meanings(tmp_path: Path, geometry: TargetGeometry) -> None:
     write_draft(tmp_path, norm_output=True)
     read = partial(read_draft, tmp_path, replace(geometry, rope=Rope(10000.0)), strict=True)
     assert "build with --draft-norm-output head" in read().warnings[0]
     for meaning, normed in (("state", True), ("head", False)):
-        said = read(norm_output=meaning)
-        assert (said.geometry.norm_output, said.warnings) == (normed, ())
+        message = read(norm_output=meaning)
+        assert (message.geometry.norm_output, message.warnings) == (normed, ())
 
 
 def test_layers_are_counted_by_their_tensors(tmp_path: Path, geometry: TargetGeometry) -> None:
@@ -119,7 +119,9 @@ def test_full_vocabulary_without_a_map(tmp_path: Path, geometry: TargetGeometry)
     assert (g.d2t_form, g.own_head, g.vocab) == ("identity", True, 256)
 
 
-def test_draft_vocabulary_by_the_head_alone(draft: Path, geometry: TargetGeometry) -> None:
+def test_the_size_of_the_draft_vocabulary_comes_from_the_head(
+    draft: Path, geometry: TargetGeometry
+) -> None:
     remove_fields(draft, "draft_vocab_size")
     assert read_draft(draft, geometry, strict=True).geometry.vocab == 128
 
@@ -139,7 +141,9 @@ def test_default_aux_layers(layers: int, aux_layers: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize("place", ["top", "eagle_config"])
-def test_flags_in_either_place(tmp_path: Path, geometry: TargetGeometry, place: str) -> None:
+def test_flags_may_be_in_either_section(
+    tmp_path: Path, geometry: TargetGeometry, place: str
+) -> None:
     write_draft(tmp_path, norm_before_fc=True)
     remove_fields(tmp_path, "norm_before_fc")
     flags = {"norm_before_fc": True, "norm_before_residual": True, "norm_output": True}
@@ -154,7 +158,7 @@ def test_flags_in_either_place(tmp_path: Path, geometry: TargetGeometry, place: 
     assert "norm_output: got True, expected the value outside" in refusal(tmp_path, geometry)
 
 
-def test_norm_per_state_under_the_other_flag(tmp_path: Path, geometry: TargetGeometry) -> None:
+def test_norm_per_state_by_its_other_flag(tmp_path: Path, geometry: TargetGeometry) -> None:
     write_draft(tmp_path, fc_norm=True)
     remove_fields(tmp_path, "fc_norm")
     message = refusal(tmp_path, geometry)
@@ -165,7 +169,7 @@ def test_norm_per_state_under_the_other_flag(tmp_path: Path, geometry: TargetGeo
     assert (g.norm_before_fc, g.fc_norm) == (False, True)
 
 
-def test_speculators_must_say_where_the_norm_stands(
+def test_speculators_must_state_the_position_of_the_norm(
     tmp_path: Path, geometry: TargetGeometry
 ) -> None:
     write_draft(tmp_path, architecture="Eagle3Speculator")
@@ -173,7 +177,7 @@ def test_speculators_must_say_where_the_norm_stands(
     assert "norm_before_residual is missing, and implementations" in refusal(tmp_path, geometry)
 
 
-def test_boundaries_outside_of_eagle_config(draft: Path, geometry: TargetGeometry) -> None:
+def test_aux_layers_outside_of_eagle_config(draft: Path, geometry: TargetGeometry) -> None:
     remove_fields(draft, "eagle_config")
     edit_config(draft, eagle_aux_hidden_state_layer_ids=[2, 3, 4])
     checkpoint = read_draft(draft, geometry, strict=True)
@@ -189,7 +193,7 @@ def test_boundaries_outside_of_eagle_config(draft: Path, geometry: TargetGeometr
     assert "the layers of the list outside" in refusal(draft, geometry)
 
 
-def test_aux_layers_that_do_not_fit(draft: Path, geometry: TargetGeometry) -> None:
+def test_rejects_invalid_aux_layers(draft: Path, geometry: TargetGeometry) -> None:
     for ids, message in (
         ([0, 1, 4], "it reads layers [4], but the target has layers 0 to 3"),
         ([-1, 1, 2], "it reads layers [-1]"),
@@ -200,18 +204,18 @@ def test_aux_layers_that_do_not_fit(draft: Path, geometry: TargetGeometry) -> No
         assert message in refusal(draft, geometry)
 
 
-def test_aux_layers_that_nobody_names(tmp_path: Path, geometry: TargetGeometry) -> None:
+def test_rejects_a_missing_list_of_aux_layers(tmp_path: Path, geometry: TargetGeometry) -> None:
     write_draft(tmp_path, aux_layers=(0, 1, 2, 3), name_aux_layers=False)
     message = refusal(tmp_path, geometry)
     assert "fc.weight reads 4 hidden states, but eagle_config.eagle_aux_hidden" in message
 
 
-def test_an_empty_list_names_no_aux_layers(draft: Path, geometry: TargetGeometry) -> None:
+def test_rejects_an_empty_list_of_aux_layers(draft: Path, geometry: TargetGeometry) -> None:
     edit_config(draft, eagle_config={"eagle_aux_hidden_state_layer_ids": []})
     assert read_draft(draft, geometry, strict=True).geometry.aux_layers == (0, 2, 3)
 
 
-def test_rope_of_its_own(tmp_path: Path, geometry: TargetGeometry) -> None:
+def test_a_draft_may_have_another_rope(tmp_path: Path, geometry: TargetGeometry) -> None:
     write_draft(tmp_path, rope_theta=None)
     checkpoint = read_draft(tmp_path, geometry, strict=True)
     assert checkpoint.geometry.rope == Rope(theta=10000.0)
@@ -232,7 +236,7 @@ def test_map_instead_of_offsets(draft: Path, geometry: TargetGeometry) -> None:
     )
 
 
-def test_d2t_that_is_neither(draft: Path, geometry: TargetGeometry) -> None:
+def test_rejects_an_invalid_d2t(draft: Path, geometry: TargetGeometry) -> None:
     edit_tensors(draft, lambda t: t.update(d2t=t["d2t"] + 200))
     assert "d2t maps draft token" in refusal(draft, geometry)
     edit_tensors(draft, lambda t: t.update(d2t=torch.zeros(128, dtype=torch.int64)))
@@ -251,20 +255,20 @@ def test_windows(draft: Path, geometry: TargetGeometry) -> None:
         assert read_draft(draft, geometry, strict=True).geometry.sliding_window == window
 
 
-def test_a_vocabulary_larger_than_the_targets(tmp_path: Path, geometry) -> None:
+def test_rejects_a_vocabulary_larger_than_that_of_the_target(tmp_path: Path, geometry) -> None:
     write_draft(tmp_path, draft_vocab=257, target_vocab=257, config_changes={"vocab_size": 256})
     with pytest.raises(SpecbuildError, match="draft vocabulary is 257, but the target's is 256"):
         read_draft(tmp_path, geometry, strict=False)
 
 
-def test_a_map_beside_the_targets_own_head_is_left_over(tmp_path: Path, geometry) -> None:
+def test_a_map_without_a_draft_head_is_unexpected(tmp_path: Path, geometry) -> None:
     write_draft(tmp_path, draft_vocab=None)
     edit_tensors(tmp_path, lambda t: t.update(d2t=torch.zeros(256, dtype=torch.int64)))
     with pytest.raises(SpecbuildError, match="left over: d2t"):
         read_draft(tmp_path, geometry, strict=False)
 
 
-def test_both_places_may_hold_the_same_layers(draft: Path, geometry) -> None:
+def test_both_sections_may_list_the_same_layers(draft: Path, geometry) -> None:
     edit_config(draft, eagle_aux_hidden_state_layer_ids=[0, 2, 3])
     checkpoint = read_draft(draft, geometry, strict=True)
     assert checkpoint.geometry.aux_layers == (0, 2, 3) and not checkpoint.warnings

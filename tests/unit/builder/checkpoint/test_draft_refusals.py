@@ -1,4 +1,4 @@
-"""Every way in which an EAGLE3 draft is refused."""
+"""Rejected EAGLE3 drafts."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ LATENT = {
 }  # fmt: skip
 
 
-def refusal(path: Path, geometry: TargetGeometry, *, strict: bool = False, **said: Any) -> str:
+def refusal(path: Path, geometry: TargetGeometry, *, strict: bool = False, **message: Any) -> str:
     with pytest.raises(SpecbuildError) as caught:
-        read_draft(path, geometry, strict=strict, **said)
+        read_draft(path, geometry, strict=strict, **message)
     return str(caught.value)
 
 
@@ -44,7 +44,7 @@ def refusal(path: Path, geometry: TargetGeometry, *, strict: bool = False, **sai
         ({"kv_lora_rank": 41}, "kv_a_layernorm.weight: got [40], expected [41]"),
     ],
 )
-def test_drafts_with_latents_that_do_not_fit(
+def test_rejects_drafts_with_unsupported_latents(
     tmp_path: Path, geometry: TargetGeometry, changes: dict, message: str
 ) -> None:
     write_draft(tmp_path, latent=LATENT)
@@ -52,7 +52,7 @@ def test_drafts_with_latents_that_do_not_fit(
     assert message in refusal(tmp_path, geometry)
 
 
-def test_a_layer_that_is_not_whole(tmp_path: Path, geometry: TargetGeometry) -> None:
+def test_rejects_an_incomplete_layer(tmp_path: Path, geometry: TargetGeometry) -> None:
     write_draft(tmp_path, layers=3)
     edit_tensors(tmp_path, lambda t: t.pop("layers.1.mlp.up_proj.weight"))
     assert "missing: layers.1.mlp.up_proj.weight, shape [96, 64]" in refusal(tmp_path, geometry)
@@ -60,7 +60,7 @@ def test_a_layer_that_is_not_whole(tmp_path: Path, geometry: TargetGeometry) -> 
     assert "left over: layers.2.mlp.up_proj.weight" in refusal(tmp_path, geometry)
 
 
-def test_a_meaning_of_a_flag_that_is_not_set(draft: Path, geometry: TargetGeometry) -> None:
+def test_rejects_the_meaning_of_an_unset_flag(draft: Path, geometry: TargetGeometry) -> None:
     message = refusal(draft, geometry, norm_output="head")
     assert "--draft-norm-output head: norm_output is not true in" in message
 
@@ -80,7 +80,7 @@ def test_a_meaning_of_a_flag_that_is_not_set(draft: Path, geometry: TargetGeomet
         ),
     ],
 )
-def test_what_no_kernel_computes(
+def test_rejects_variants_without_kernels(
     tmp_path: Path, geometry: TargetGeometry, variant: dict, message: str, standard: str
 ) -> None:
     write_draft(tmp_path, **variant)
@@ -103,7 +103,7 @@ def test_what_no_kernel_computes(
         ({"draft_vocab_size": 300}, "its draft vocabulary is 300, but the target's is 256"),
     ],
 )
-def test_drafts_that_do_not_fit(
+def test_rejects_drafts_that_do_not_match_the_target(
     draft: Path, geometry: TargetGeometry, changes: dict, message: str
 ) -> None:
     edit_config(draft, **changes)
@@ -112,7 +112,7 @@ def test_drafts_that_do_not_fit(
     assert message in text
 
 
-def test_every_misfit_is_listed(tmp_path: Path, geometry: TargetGeometry) -> None:
+def test_lists_every_mismatch(tmp_path: Path, geometry: TargetGeometry) -> None:
     write_draft(tmp_path, hidden=32, draft_vocab=None, aux_layers=(7, 8, 9))
     edit_config(tmp_path, vocab_size=99)
     message = refusal(tmp_path, geometry)
@@ -124,7 +124,7 @@ def test_every_misfit_is_listed(tmp_path: Path, geometry: TargetGeometry) -> Non
         assert part in message
 
 
-def test_draft_of_a_wider_target(tmp_path: Path, geometry: TargetGeometry) -> None:
+def test_rejects_the_draft_of_a_wider_target(tmp_path: Path, geometry: TargetGeometry) -> None:
     write_draft(tmp_path, target_hidden=80)
     assert "fc.weight is 240 wide, expected a multiple of the target's hidden size 64" in refusal(
         tmp_path, geometry
@@ -164,7 +164,7 @@ def test_draft_of_a_wider_target(tmp_path: Path, geometry: TargetGeometry) -> No
         ),
     ],
 )
-def test_refused_configurations(
+def test_rejects_invalid_configurations(
     draft: Path, geometry: TargetGeometry, changes: dict, message: str
 ) -> None:
     edit_config(draft, **changes)
@@ -192,7 +192,7 @@ EXTRAS = {
 
 
 @pytest.mark.parametrize("name", EXTRAS)
-def test_tensors_that_nobody_consumes(draft: Path, geometry: TargetGeometry, name: str) -> None:
+def test_rejects_unexpected_tensors(draft: Path, geometry: TargetGeometry, name: str) -> None:
     edit_tensors(draft, lambda t: t.update({name: torch.rand(4)}))
     message = refusal(draft, geometry)
     assert f"left over: {name}, shape [4] F32" in message
@@ -206,7 +206,7 @@ def test_any_tensor_that_is_missing_or_misshapen_is_named(
 ) -> None:
     path = tmp_path_factory.mktemp("draft")
     written = write_draft(path, own_embedding=True, fc_norm=True)
-    # Without fc, or with another width of it, there is no draft to hold the rest against.
+    # Without fc, or with another width of fc, the other tensors have no expected shapes.
     names = sorted(set(written) - {"fc.weight"})
     name = data.draw(st.sampled_from(names))
     gone = data.draw(st.booleans())
@@ -238,7 +238,7 @@ def test_missing_tensors_are_listed_together(draft: Path, geometry: TargetGeomet
         assert line in message
 
 
-def test_without_fc(draft: Path, geometry: TargetGeometry) -> None:
+def test_rejects_a_draft_without_fc(draft: Path, geometry: TargetGeometry) -> None:
     edit_tensors(draft, lambda t: t.pop("fc.weight"))
     assert "drafts that read only the target's final state are not" in refusal(draft, geometry)
     edit_tensors(draft, lambda t: [t.pop(n) for n in list(t) if n.startswith("midlayer")])
@@ -247,24 +247,24 @@ def test_without_fc(draft: Path, geometry: TargetGeometry) -> None:
     )
 
 
-def test_both_spellings_of_a_layer(draft: Path, geometry: TargetGeometry) -> None:
+def test_rejects_a_layer_under_two_names(draft: Path, geometry: TargetGeometry) -> None:
     name = "self_attn.q_proj.weight"
     edit_tensors(draft, lambda t: t.update({f"layers.0.{name}": torch.rand(2, 2)}))
     assert f"layers.0.{name} and midlayer.{name} are the same tensor" in refusal(draft, geometry)
 
 
-def test_own_embedding_of_a_draft_without_embedding_half(
+def test_rejects_an_embedding_that_the_draft_does_not_read(
     tmp_path: Path, geometry: TargetGeometry
 ) -> None:
     write_draft(tmp_path, input_width="hidden", own_embedding=True)
     assert "left over: embed_tokens.weight" in refusal(tmp_path, geometry)
 
 
-def test_target_given_as_draft(tmp_path: Path, geometry: TargetGeometry) -> None:
+def test_rejects_a_target_as_the_draft(tmp_path: Path, geometry: TargetGeometry) -> None:
     write_target(tmp_path)
     assert "is a GPT-OSS target, not a draft" in refusal(tmp_path, geometry)
 
 
-def test_paths(tmp_path: Path, geometry: TargetGeometry) -> None:
+def test_rejects_invalid_paths(tmp_path: Path, geometry: TargetGeometry) -> None:
     assert "no such directory" in refusal(tmp_path / "absent", geometry)
     assert "it has no config.json" in refusal(tmp_path, geometry)

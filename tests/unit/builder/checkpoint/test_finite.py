@@ -1,4 +1,4 @@
-"""Weights that are not finite are refused by name, whatever their type."""
+"""Weights that are not finite are rejected with their name, for every type."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CODES = {
 
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("value", ["nan", "inf", "-inf"])
-def test_floats(dtype: torch.dtype, value: str) -> None:
+def test_rejects_floats_that_are_not_finite(dtype: torch.dtype, value: str) -> None:
     for count in (1, 7, 5000):
         tensor = torch.linspace(-3, min(torch.finfo(dtype).max, 1e38), count).to(dtype)
         assert loaded(tensor) is tensor
@@ -41,8 +41,8 @@ def test_floats(dtype: torch.dtype, value: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", list(CODES))
-def test_floats_of_a_byte(dtype: torch.dtype) -> None:
-    """Every code but those that the format calls NaN or infinity."""
+def test_rejects_fp8_values_that_are_not_finite(dtype: torch.dtype) -> None:
+    """Check every value except those that the format defines as NaN or infinity."""
     codes = torch.arange(256, dtype=torch.int32).to(torch.uint8)
     finite = codes[[code not in CODES[dtype] for code in range(256)]]
     assert finite.view(dtype).float().isfinite().all()
@@ -53,7 +53,7 @@ def test_floats_of_a_byte(dtype: torch.dtype) -> None:
             loaded(broken)
 
 
-def test_scales_of_mxfp4() -> None:
+def test_rejects_mxfp4_scales_of_nan() -> None:
     scales = torch.arange(255, dtype=torch.uint8)
     loaded(scales, "experts.down_proj_scales")
     broken = torch.cat([scales, torch.tensor([255], dtype=torch.uint8)])
@@ -62,7 +62,7 @@ def test_scales_of_mxfp4() -> None:
         loaded(broken, "experts.down_proj_scales")
 
 
-def test_what_is_no_float_or_empty_passes() -> None:
+def test_accepts_integers_and_empty_tensors() -> None:
     for tensor in (torch.tensor([-1, 2**31 - 1]), torch.tensor([True]), torch.empty(0)):
         assert loaded(tensor) is tensor
     assert loaded(torch.empty(0, dtype=torch.uint8), "a_scales").numel() == 0

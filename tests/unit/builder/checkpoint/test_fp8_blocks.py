@@ -1,4 +1,4 @@
-"""FP8 weights with a scale a block: what they become, and what is refused."""
+"""FP8 weights with a scale for each block: their values, and rejected checkpoints."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ def by_element(codes: torch.Tensor, scale: torch.Tensor, block: tuple[int, int])
     block=st.tuples(st.integers(1, 5), st.integers(1, 5)), seed=st.integers(0, 99),
 )  # fmt: skip
 @settings(max_examples=25, deadline=None)
-def test_a_value_is_its_code_times_its_blocks_scale(
+def test_a_value_is_multiplied_by_the_scale_of_its_block(
     tmp_path_factory: pytest.TempPathFactory,
     rows: int,
     columns: int,
     block: tuple[int, int],
     seed: int,
 ) -> None:
-    """Bit for bit torch's own fp8 conversion, for every code and at ragged edges."""
+    """Compare bit for bit with torch's fp8 conversion, for every value and partial blocks."""
     generator = torch.Generator().manual_seed(seed)
     codes = torch.randint(0, 256, (rows, columns), generator=generator).to(torch.uint8)
     codes[codes % 128 == 127] = 0  # NaN
@@ -55,9 +55,9 @@ def test_a_value_is_its_code_times_its_blocks_scale(
     scale = torch.randn(-(-rows // block[0]), -(-columns // block[1]), generator=generator)
     file = tmp_path_factory.mktemp("fp8") / "model.safetensors"
     save_file({"a.weight": weight, "a.weight_scale_inv": scale}, file)
-    made = float_tensors(read_header(file), section(block), strict=True).tensors
-    assert set(made) == {"a.weight"}
-    tensor = made["a.weight"]
+    loaded = float_tensors(read_header(file), section(block), strict=True).tensors
+    assert set(loaded) == {"a.weight"}
+    tensor = loaded["a.weight"]
     assert (tensor.dtype, tensor.shape, tensor.file) == ("F32", (rows, columns), None)
     assert tensor.sources == ("a.weight_scale_inv", "a.weight")
     assert torch.equal(tensor.load(), by_element(weight, scale, block))
@@ -72,7 +72,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("spelling", [DEEPSEEK, TRANSFORMERS])
-def test_both_spellings_of_the_section(written: Path, spelling: dict[str, Any]) -> None:
+def test_both_formats_of_the_config_section(written: Path, spelling: dict[str, Any]) -> None:
     fields = {"quant_method": "fp8", "weight_block_size": [16, 16]}
     edit_config(written, quantization_config=fields | spelling)
     checkpoint = read_target(written, strict=True)
@@ -81,8 +81,8 @@ def test_both_spellings_of_the_section(written: Path, spelling: dict[str, Any]) 
     assert checkpoint.quantization is not None
     assert checkpoint.source_types["model.layers.N.self_attn.o_proj.weight"] == {"fp8 16x16": 2}
     stored = load_file(written / "model.safetensors")
-    made = checkpoint.tensors[NAME].load()
-    assert torch.equal(made, by_element(stored[NAME], stored[SCALE], (16, 16)))
+    loaded = checkpoint.tensors[NAME].load()
+    assert torch.equal(loaded, by_element(stored[NAME], stored[SCALE], (16, 16)))
     assert checkpoint.tensors["lm_head.weight"].dtype == "BF16"
     assert checkpoint.tensors["model.layers.1.mlp.experts.down_proj"].dtype == "F32"
 
@@ -97,7 +97,7 @@ def test_both_spellings_of_the_section(written: Path, spelling: dict[str, Any]) 
         ({"bits": 4}, "unknown fields bits"),
     ],
 )
-def test_other_quantisations(written: Path, changes: dict[str, Any], message: str) -> None:
+def test_rejects_other_quantizations(written: Path, changes: dict[str, Any], message: str) -> None:
     fields = {"quant_method": "fp8", "weight_block_size": [16, 16]}
     edit_config(written, quantization_config=fields | changes)
     with pytest.raises(SpecbuildError) as error:
@@ -121,7 +121,7 @@ def test_other_quantisations(written: Path, changes: dict[str, Any], message: st
         ),
     ],
 )
-def test_weights_and_scales_that_do_not_go_together(
+def test_rejects_weights_and_scales_that_do_not_match(
     written: Path, tmp_path: Path, edit: Any, message: str
 ) -> None:
     for file in written.iterdir():

@@ -28,7 +28,7 @@ def test_the_first_generation_config_is_read(tmp_path: Path) -> None:
     assert directory_defaults((tmp_path,)) == (GenerationDefaults(), ())
 
 
-def test_what_states_no_sampling_gives_no_defaults(tmp_path: Path) -> None:
+def test_files_without_sampling_give_no_defaults(tmp_path: Path) -> None:
     folder = written(tmp_path, {"do_sample": False, "temperature": None, "num_beams": 4})
     assert directory_defaults((folder,)) == (GenerationDefaults(), ())
 
@@ -46,16 +46,14 @@ def test_what_states_no_sampling_gives_no_defaults(tmp_path: Path) -> None:
         ("max_new_tokens", 0),
     ],
 )
-def test_a_value_that_no_request_could_have_is_left_out(
-    tmp_path: Path, name: str, value: Any
-) -> None:
+def test_invalid_values_are_omitted(tmp_path: Path, name: str, value: Any) -> None:
     defaults, warnings = directory_defaults((written(tmp_path, {name: value}),))
     assert getattr(defaults, name) is None
     (warning,) = warnings
     assert name in warning and "generation_config.json" in warning
 
 
-def test_minus_one_keeps_all_tokens(tmp_path: Path) -> None:
+def test_top_k_minus_one_means_all_tokens(tmp_path: Path) -> None:
     assert directory_defaults((written(tmp_path, {"top_k": -1}),))[0].top_k == 0
 
 

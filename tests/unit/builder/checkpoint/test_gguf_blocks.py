@@ -32,21 +32,21 @@ def written(path: Path, raw: np.ndarray, kind: str) -> GgufTensor:
 
 
 @pytest.mark.parametrize("kind", QUANTISED, ids=IDS)
-def test_random_bytes_are_what_gguf_py_makes_of_them(
+def test_random_blocks_are_dequantized_as_by_gguf_py(
     tmp_path: Path, kind: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Random bytes are blocks too, with scales that are NaN, infinite and subnormal."""
+    """Random bytes are valid blocks, with scales that are NaN, infinite and subnormal."""
     name, nbytes = kind.name, kind.nbytes  # type: ignore[attr-defined]
     raw = np.random.default_rng(1).integers(0, 256, (3, 40, 8 * nbytes), dtype=np.uint8)
     tensor = written(tmp_path / "t.gguf", raw, name)
     with np.errstate(all="ignore"):
         expected = dequantize(raw, gguf.GGMLQuantizationType[name])
-    # Pieces that no row ends with.
+    # The chunk size is not a multiple of a row.
     monkeypatch.setattr("specbuild.builder.checkpoint.gguf.values._PIECE_ELEMENTS", 7 * 256)
-    found = read_values(tensor).numpy()
-    assert found.shape == expected.shape
-    either = np.isnan(found) & np.isnan(expected)
-    assert ((found.view(np.uint32) == expected.view(np.uint32)) | either).all()
+    result = read_values(tensor).numpy()
+    assert result.shape == expected.shape
+    either = np.isnan(result) & np.isnan(expected)
+    assert ((result.view(np.uint32) == expected.view(np.uint32)) | either).all()
     rounded = torch.from_numpy(expected).bfloat16().view(torch.int16)
     there = read_values(tensor, torch.bfloat16).view(torch.int16)
     assert ((rounded == there) | torch.from_numpy(either)).all()
@@ -64,12 +64,12 @@ def test_random_bytes_are_what_gguf_py_makes_of_them(
 
 
 @pytest.mark.parametrize("kind", QUANTISED, ids=IDS)
-def test_codes_fit_the_bits_that_their_form_names(tmp_path: Path, kind: object) -> None:
+def test_quantized_values_fit_the_stated_bits(tmp_path: Path, kind: object) -> None:
     name, nbytes = kind.name, kind.nbytes  # type: ignore[attr-defined]
     raw = np.random.default_rng(2).integers(0, 256, (40, 8 * nbytes), dtype=np.uint8)
     parts = read_quantized(written(tmp_path / "t.gguf", raw, name))
     distinct = parts.codes.unique().numel()
-    # e2m1 has a zero of either sign, which is one code.
+    # e2m1 has zeros of both signs, which count as one value.
     expected = 15 if parts.form.code_type == "e2m1" else 2**parts.form.bits
     assert distinct == expected
     assert parts.form.nbytes == raw.nbytes
@@ -78,23 +78,23 @@ def test_codes_fit_the_bits_that_their_form_names(tmp_path: Path, kind: object) 
 
 
 @pytest.mark.parametrize("kind", ["F32", "F16", "BF16"])
-def test_plain_numbers_stay_what_they_are(tmp_path: Path, kind: str) -> None:
+def test_unquantized_values_are_unchanged(tmp_path: Path, kind: str) -> None:
     values = torch.randn(5, 32, generator=torch.Generator().manual_seed(3))
     (raw, _), expected = stored(values, kind)
-    found = read_values(written(tmp_path / "t.gguf", raw, kind))
-    assert found.dtype == expected.dtype
-    assert torch.equal(found, expected)
+    result = read_values(written(tmp_path / "t.gguf", raw, kind))
+    assert result.dtype == expected.dtype
+    assert torch.equal(result, expected)
 
 
 @pytest.mark.parametrize("kind", ["Q4_K", "Q5_K", "Q6_K"])
-def test_the_tests_own_packers_come_near(kind: str) -> None:
+def test_the_packers_of_these_tests_are_accurate(kind: str) -> None:
     values = torch.randn(64, 256, generator=torch.Generator().manual_seed(4))
     _, back = stored(values, kind)
     error = (back - values).square().mean().sqrt().item()
     assert error < {"Q4_K": 0.09, "Q5_K": 0.045, "Q6_K": 0.025}[kind]
 
 
-def test_a_file_that_shrinks_while_it_is_read_is_named(tmp_path: Path) -> None:
+def test_rejects_a_file_that_shrinks_during_reading(tmp_path: Path) -> None:
     raw = np.zeros((4, 34), np.uint8)
     tensor = written(tmp_path / "t.gguf", raw, "Q8_0")
     data = (tmp_path / "t.gguf").read_bytes()

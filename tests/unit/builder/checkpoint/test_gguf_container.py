@@ -1,4 +1,4 @@
-"""GGUF headers: what is read, and what is refused with one sentence, in no time and no memory."""
+"""GGUF headers: valid ones are read, and others are rejected quickly and with little memory."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ DTYPE = gguf.GGMLQuantizationType
 
 
 def refusal(path: Path, data: bytes) -> str:
-    """What reading it says: one line, soon, without much memory."""
+    """Return the error of reading the data: one line, within limits of time and memory."""
     path.write_bytes(data)
     tracemalloc.start()
     started = time.process_time()
@@ -38,11 +38,11 @@ def refusal(path: Path, data: bytes) -> str:
         tracemalloc.stop()
     assert seconds < 1
     assert memory < 4 * len(data) + (1 << 20)
-    said = str(caught.value)
-    assert str(path) in said
-    assert "\n" not in said
-    assert len(said) < 400
-    return said
+    message = str(caught.value)
+    assert str(path) in message
+    assert "\n" not in message
+    assert len(message) < 400
+    return message
 
 
 @pytest.mark.parametrize("version", [2, 3])
@@ -62,43 +62,43 @@ def test_keys_of_every_type_and_tensors(tmp_path: Path, version: int) -> None:
     )
     path = tmp_path / "model.gguf"
     path.write_bytes(replace(GOOD, keys=keys, version=version).packed())
-    found = read_gguf(path)
-    plain = {name: value for name, value in found.keys.items() if not hasattr(value, "values")}
+    result = read_gguf(path)
+    plain = {name: value for name, value in result.keys.items() if not hasattr(value, "values")}
     assert plain == {
         "u8": 255, "i8": -1, "u16": 65535, "i16": -1, "u32": 2**32 - 1, "i32": -1, "f32": 0.5,
         "bool": True, "u64": 2**64 - 1, "i64": -1, "f64": 0.1, "text": "ä",
     }  # fmt: skip
-    texts, listed, none = (found.keys[name] for name in ("texts", "numbers", "none"))
+    texts, listed, none = (result.keys[name] for name in ("texts", "numbers", "none"))
     assert isinstance(texts, TextArray)
     assert texts.values() == ["a", "", "▁b"]
     assert isinstance(listed, NumberArray)
     assert listed.values().tolist() == [3, 1, 2]
     assert isinstance(none, NumberArray)
     assert none.values().tolist() == []
-    assert [(t.name, t.shape, t.kind.name, t.nbytes) for t in found.tensors.values()] == [
+    assert [(t.name, t.shape, t.kind.name, t.nbytes) for t in result.tensors.values()] == [
         ("a", (4,), "F32", 16),
         ("b", (4,), "F32", 16),
     ]
-    assert found.tensors["b"].offset == path.stat().st_size - 32
+    assert result.tensors["b"].offset == path.stat().st_size - 32
 
 
-def test_what_gguf_py_writes(tmp_path: Path) -> None:
+def test_reads_files_of_gguf_py(tmp_path: Path) -> None:
     arrays = {
         "x": (np.arange(24, dtype=np.float32).reshape(2, 3, 4), DTYPE.F32),
         "y": (np.zeros((2, 2 * 144), np.uint8), DTYPE.Q4_K),
     }
     path = write_gguf(tmp_path / "m.gguf", "llama", {"general.alignment": 64, ".n": 3}, arrays)
-    found = read_gguf(path)
+    result = read_gguf(path)
     reader = gguf.GGUFReader(path)
-    assert found.keys["llama.n"] == 3
+    assert result.keys["llama.n"] == 3
     for tensor in reader.tensors:
-        ours = found.tensors[tensor.name]
-        assert ours.offset == tensor.data_offset
-        assert ours.shape == tuple(int(n) for n in tensor.shape[::-1])
-        assert ours.nbytes == tensor.n_bytes
+        actual = result.tensors[tensor.name]
+        assert actual.offset == tensor.data_offset
+        assert actual.shape == tuple(int(n) for n in tensor.shape[::-1])
+        assert actual.nbytes == tensor.n_bytes
 
 
-def test_which_files_are_taken_for_gguf(tmp_path: Path) -> None:
+def test_which_files_are_recognized_as_gguf(tmp_path: Path) -> None:
     (tmp_path / "blob").write_bytes(GOOD.packed())
     (tmp_path / "other").write_bytes(b"GGU")
     (tmp_path / "folder.gguf").mkdir()
@@ -157,20 +157,22 @@ BAD: dict[str, tuple[RawFile | bytes, str]] = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_damaged_files_are_refused(tmp_path: Path, name: str) -> None:
-    file, said = BAD[name]
+def test_rejects_damaged_files(tmp_path: Path, name: str) -> None:
+    file, message = BAD[name]
     data = file if isinstance(file, bytes) else file.packed()
-    assert re.search(said, refusal(tmp_path / "model.gguf", data))
+    assert re.search(message, refusal(tmp_path / "model.gguf", data))
 
 
-def test_every_cut_of_a_file_is_refused(tmp_path: Path) -> None:
+def test_rejects_a_file_truncated_anywhere(tmp_path: Path) -> None:
     data = GOOD.with_key("t", ARRAY, array(TEXT, [text("one"), text("two")])).packed()
     for length in range(0, len(data) - 20, 5):
         refusal(tmp_path / "model.gguf", data[:length])
 
 
-def test_many_empty_texts_take_little_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file that is nothing but lengths of zero holds a text every eight bytes."""
+def test_many_empty_strings_are_read_quickly(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file that consists of lengths of zero has a string every eight bytes."""
     path = tmp_path / "model.gguf"
     path.write_bytes(GOOD.with_key("t", ARRAY, array(TEXT, [bytes(4 << 20)], 1 << 19)).packed())
     started = time.process_time()
@@ -189,7 +191,7 @@ def split(folder: Path, parts: int = 3) -> Path:
 
 
 def patched(path: Path, key: str, value: int, width: int) -> None:
-    """Changes the number that a key holds."""
+    """Return the data with another number for a key."""
     data = bytearray(path.read_bytes())
     place = data.index(key.encode()) + len(key) + 4
     data[place : place + width] = value.to_bytes(width, "little")
@@ -206,7 +208,7 @@ def test_split_files(tmp_path: Path) -> None:
     assert model.keys["llama.n"] == 1
 
 
-def test_parts_that_do_not_belong_together_are_refused(tmp_path: Path) -> None:
+def test_rejects_parts_of_different_files(tmp_path: Path) -> None:
     def said(path: Path) -> str:
         with pytest.raises(SpecbuildError) as caught:
             open_model(path)
@@ -216,7 +218,7 @@ def test_parts_that_do_not_belong_together_are_refused(tmp_path: Path) -> None:
     first = split(tmp_path)
     second, third = (tmp_path / f"m-0000{n}-of-00003.gguf" for n in (2, 3))
     assert f"not the first of 3 parts; give {first}" in said(second)
-    kept = second.read_bytes()
+    original = second.read_bytes()
     second.unlink()
     assert "m-00002-of-00003.gguf not in" in said(first)
     second.symlink_to(first)  # a cycle
@@ -226,7 +228,7 @@ def test_parts_that_do_not_belong_together_are_refused(tmp_path: Path) -> None:
     assert "part 3 of 3, its name says 2 of 3" in said(first)
     patched(second, "split.no", 1, 2)
     assert "t2 also in m-00002-of-00003.gguf" in said(first)
-    second.write_bytes(kept)
+    second.write_bytes(original)
     patched(first, "split.tensors.count", 7, 4)
     assert "hold 3 tensors, split.tensors.count says 7" in said(first)
     patched(first, "split.count", 60000, 2)

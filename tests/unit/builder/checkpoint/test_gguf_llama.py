@@ -1,4 +1,4 @@
-"""Models with grouped-query attention as GGUF are the same as from safetensors."""
+"""Models with grouped-query attention as GGUF equal those from safetensors."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from specbuild.runtime.errors import SpecbuildError
 
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("kind", LLAMA_KINDS)
-def test_models(tmp_path: Path, kind: str, tied: bool) -> None:
+def test_gguf_models_equal_safetensors(tmp_path: Path, kind: str, tied: bool) -> None:
     model = tmp_path / "model"
     changes = {"rope_parameters": LLAMA3_ROPE} if kind == "llama" else {}
     write_llama(model, kind, tie_word_embeddings=tied, **changes)
@@ -31,18 +31,18 @@ def test_models(tmp_path: Path, kind: str, tied: bool) -> None:
     if kind == "llama":
         tensors["rope_freqs.weight"] = stored(llama3_factors(16), "F32")[0]
     file = write_gguf(tmp_path / "model.gguf", architecture, LLAMA_KEYS | keys, tensors)
-    found, expected = read_target(file, strict=True), read_target(model, strict=True)
-    assert found.geometry.tied_head == tied
-    assert found.geometry == replace(expected.geometry, eos_token_ids=())
-    assert set(found.tensors) == set(expected.tensors)
-    for name, source in found.tensors.items():
+    result, expected = read_target(file, strict=True), read_target(model, strict=True)
+    assert result.geometry.tied_head == tied
+    assert result.geometry == replace(expected.geometry, eos_token_ids=())
+    assert set(result.tensors) == set(expected.tensors)
+    for name, source in result.tensors.items():
         assert source.shape == expected.tensors[name].shape, name
         assert torch.equal(source.load().float(), expected.tensors[name].load().float()), name
-        if source.load_as is not None:  # not where experts were put together
+        if source.load_as is not None:  # except stacked experts
             assert torch.equal(source.load_as(torch.bfloat16), source.load().bfloat16()), name
 
 
-def test_other_factors_are_refused(tmp_path: Path) -> None:
+def test_rejects_other_rope_factors(tmp_path: Path) -> None:
     model = tmp_path / "model"
     write_llama(model)
     tensors = llama_twin(model, json.loads((model / "config.json").read_text()))
@@ -52,7 +52,7 @@ def test_other_factors_are_refused(tmp_path: Path) -> None:
         read_target(file, strict=True)
 
 
-def test_factors_of_longrope_are_tensors_of_the_file(tmp_path: Path) -> None:
+def test_factors_of_longrope_are_read_from_tensors(tmp_path: Path) -> None:
     short, long = [1.0] * 8, [1.0, 1.25, 1.5, 2.0, 3.0, 4.0, 5.0, 6.5]
     model = tmp_path / "model"
     write_llama(model, "phi3", original_max_position_embeddings=64, rope_parameters={
@@ -70,10 +70,10 @@ def test_factors_of_longrope_are_tensors_of_the_file(tmp_path: Path) -> None:
     keys = keys | {".rope.scaling.original_context_length": 64}
     own = {".rope.scaling.attn_factor": scaling.attention_factor}
     file = write_gguf(tmp_path / "model.gguf", architecture, LLAMA_KEYS | keys | own, tensors)
-    found = read_target(file, strict=True).geometry.rope.scaling
-    assert isinstance(found, LongRopeScaling)
-    assert found.attention_factor == pytest.approx(scaling.attention_factor, rel=1e-6)
-    assert replace(found, attention_factor=scaling.attention_factor) == scaling
+    result = read_target(file, strict=True).geometry.rope.scaling
+    assert isinstance(result, LongRopeScaling)
+    assert result.attention_factor == pytest.approx(scaling.attention_factor, rel=1e-6)
+    assert replace(result, attention_factor=scaling.attention_factor) == scaling
     del tensors["rope_factors_short.weight"]
     file = write_gguf(tmp_path / "model.gguf", architecture, LLAMA_KEYS | keys, tensors)
     with pytest.raises(SpecbuildError, match=r"rope_factors_short\.weight and"):
@@ -98,7 +98,7 @@ GEMMA4: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("case", GEMMA4)
-def test_gemma_4(tmp_path: Path, case: str) -> None:
+def test_gguf_files_of_gemma_4(tmp_path: Path, case: str) -> None:
     changes, own = GEMMA4[case]
     model = tmp_path / "model"
     write_llama(model, "gemma4_text", **changes)
@@ -114,8 +114,8 @@ def test_gemma_4(tmp_path: Path, case: str) -> None:
         ".final_logit_softcapping": 3.0,
     }  # fmt: skip
     file = write_gguf(tmp_path / "model.gguf", "gemma4", LLAMA_KEYS | keys | own, tensors)
-    found, expected = read_target(file, strict=True), read_target(model, strict=True)
-    assert found.geometry == replace(expected.geometry, eos_token_ids=())
-    assert set(found.tensors) == set(expected.tensors)
-    for name, source in found.tensors.items():
+    result, expected = read_target(file, strict=True), read_target(model, strict=True)
+    assert result.geometry == replace(expected.geometry, eos_token_ids=())
+    assert set(result.tensors) == set(expected.tensors)
+    for name, source in result.tensors.items():
         assert torch.equal(source.load().float(), expected.tensors[name].load().float()), name

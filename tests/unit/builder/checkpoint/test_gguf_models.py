@@ -1,4 +1,4 @@
-"""A model as GGUF is the same model as from safetensors: geometry, tensors and text."""
+"""A GGUF model equals the same model from safetensors: geometry, tensors and text."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ def assert_same(one: TargetCheckpoint, other: TargetCheckpoint) -> None:
     for name, source in one.tensors.items():
         twin = other.tensors[name]
         assert (source.shape, source.dtype) == (twin.shape, twin.dtype), name
-        found, expected = source.load(), twin.load()
-        assert found.dtype == expected.dtype
-        assert found.shape == source.shape
-        assert torch.equal(found, expected), name
+        result, expected = source.load(), twin.load()
+        assert result.dtype == expected.dtype
+        assert result.shape == source.shape
+        assert torch.equal(result, expected), name
 
 
 @pytest.mark.parametrize("experts", ["mxfp4", "bf16"])
 def test_gpt_oss(tmp_path: Path, experts: str) -> None:
     model, keys, tensors = write_gpt_oss(tmp_path, experts_format=experts)
     file = write_gguf(tmp_path / "model.gguf", "gpt-oss", keys, tensors)
-    found = read_target(file, strict=True)
-    assert_same(found, read_target(model, strict=True))
-    texts = {text.name: text.read_bytes() for text in found.text_files}
+    result = read_target(file, strict=True)
+    assert_same(result, read_target(model, strict=True))
+    texts = {text.name: text.read_bytes() for text in result.text_files}
     assert texts["chat_template.jinja"].decode() == TEMPLATE
     assert json.loads(texts["tokenizer_config.json"])["eos_token"] == "<|return|>"
-    assert all(text.parent == file for text in found.text_files)
-    kinds = {tensor.dtype for tensor in found.tensors.values()}
+    assert all(text.parent == file for text in result.text_files)
+    kinds = {tensor.dtype for tensor in result.tensors.values()}
     assert ("U8" in kinds) == (experts == "mxfp4")
 
 
@@ -57,21 +57,21 @@ def test_deepseek(tmp_path: Path, apart: bool, q_lora_rank: int | None) -> None:
         del keys[".attention.q_lora_rank"]
     tensors = deepseek_twin(model, SIZES, apart=apart)
     file = write_gguf(tmp_path / "model.gguf", "deepseek2", keys, tensors, tensors_a_file=9)
-    found, expected = read_target(file, strict=True), read_target(model, strict=True)
-    assert found.text_files == ()
-    assert found.geometry.eos_token_ids == ()
-    assert found.warnings == (
+    result, expected = read_target(file, strict=True), read_target(model, strict=True)
+    assert result.text_files == ()
+    assert result.geometry.eos_token_ids == ()
+    assert result.warnings == (
         "target: no EOS token is defined; output ends only at its maximum length",
     )
     geometry = replace(expected.geometry, eos_token_ids=())
-    assert_same(found, replace(expected, geometry=geometry))
+    assert_same(result, replace(expected, geometry=geometry))
 
 
 _V3 = {".expert_count": 12, ".expert_used_count": 4, ".expert_shared_count": 1}
 _NO_GROUPS = {".expert_group_count": None, ".expert_group_used_count": None}
 _NO_SCALING = {f".rope.scaling.{name}": None for name in
                ("type", "factor", "original_context_length", "yarn_log_multiplier")}  # fmt: skip
-# By kind: what of the keys differs.
+# For each kind, the keys that differ.
 OTHERS: dict[str, dict[str, Any]] = {
     "deepseek_v2": {
         **_NO_GROUPS, ".attention.q_lora_rank": None, ".expert_weights_norm": None,
@@ -93,8 +93,8 @@ OTHERS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("kind", OTHERS)
-def test_kin_of_deepseek(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
-    if kind == "glm4_moe_lite":  # the release is known by its size
+def test_variants_of_deepseek(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    if kind == "glm4_moe_lite":  # The release is identified by its size.
         monkeypatch.setattr(gguf, "_GLM_LAYERS", (2,))
         monkeypatch.setattr(gguf, "_GLM_VOCAB", 32)
     model = tmp_path / "model"
@@ -106,15 +106,15 @@ def test_kin_of_deepseek(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: 
     if kind == "deepseek_v2":  # an older file
         keys = {name: value for name, value in keys.items() if not name.endswith("_mla")} | TOGETHER
     file = write_gguf(tmp_path / "model.gguf", "deepseek2", keys, tensors)
-    found, expected = read_target(file, strict=True), read_target(model, strict=True)
-    assert found.geometry.model_type == kind
-    assert found.geometry.tied_head == (kind == "youtu")
+    result, expected = read_target(file, strict=True), read_target(model, strict=True)
+    assert result.geometry.model_type == kind
+    assert result.geometry.tied_head == (kind == "youtu")
     geometry = replace(expected.geometry, eos_token_ids=())
-    assert_same(found, replace(expected, geometry=geometry))
+    assert_same(result, replace(expected, geometry=geometry))
 
 
-def test_layers_of_further_tokens_are_left_out(tmp_path: Path) -> None:
-    """A file counts them among its layers."""
+def test_mtp_layers_are_omitted(tmp_path: Path) -> None:
+    """A GGUF file counts MTP layers among its layers."""
     model = tmp_path / "model"
     write_deepseek(model)
     tensors = deepseek_twin(model, SIZES, apart=True)
@@ -123,10 +123,10 @@ def test_layers_of_further_tokens_are_left_out(tmp_path: Path) -> None:
     more["blk.2.nextn.eh_proj.weight"] = tensors["blk.1.attn_q_a.weight"]
     keys = DEEPSEEK_KEYS | APART | {".block_count": 3, ".nextn_predict_layers": 1}
     file = write_gguf(tmp_path / "model.gguf", "deepseek2", keys, tensors | more)
-    found = read_target(file, strict=True)
-    assert found.geometry.layers == 2
-    assert any("layer 2 predicts further tokens" in warning for warning in found.warnings)
-    assert set(found.tensors) == set(read_target(model, strict=True).tensors)
+    result = read_target(file, strict=True)
+    assert result.geometry.layers == 2
+    assert any("layer 2 predicts further tokens" in warning for warning in result.warnings)
+    assert set(result.tensors) == set(read_target(model, strict=True).tensors)
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
@@ -154,22 +154,22 @@ def gpt_oss(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], d
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_a_model_says_of_itself_is_checked(
+def test_metadata_is_validated(
     tmp_path: Path, gpt_oss: tuple[dict[str, Any], dict[str, Stored]], name: str
 ) -> None:
-    changes, said = REFUSED[name]
+    changes, message = REFUSED[name]
     keys = {key: value for key, value in (gpt_oss[0] | changes).items() if value is not None}
     architecture = keys.pop("general.architecture", "gpt-oss")
     file = write_gguf(tmp_path / "model.gguf", architecture, keys, gpt_oss[1])
-    with pytest.raises(SpecbuildError, match=said):
+    with pytest.raises(SpecbuildError, match=message):
         read_target(file, strict=True)
 
 
-def test_unknown_keys_are_warned_of(
+def test_warns_of_unknown_keys(
     tmp_path: Path, gpt_oss: tuple[dict[str, Any], dict[str, Stored]]
 ) -> None:
     keys = gpt_oss[0] | {".logit_scale": 0.5, "general.name": "x", "quantize.n": 3}
-    # One value for every layer is one value.
+    # Equal values of all layers are stored as one value.
     keys[".attention.head_count_kv"] = [2, 2]
     file = write_gguf(tmp_path / "model.gguf", "gpt-oss", keys, gpt_oss[1])
     (warning,) = read_target(file, strict=False).warnings
@@ -177,7 +177,7 @@ def test_unknown_keys_are_warned_of(
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"blk.0.attn_q.weight": None}, r"missing: model.layers.0.self_attn.q_proj.weight"),
         ({"blk.0.strange.weight": "blk.0.attn_q.weight"}, r"left over: blk.0.strange.weight"),
@@ -189,7 +189,7 @@ def test_tensors_are_audited(
     tmp_path: Path,
     gpt_oss: tuple[dict[str, Any], dict[str, Stored]],
     change: dict[str, str | None],
-    said: str,
+    message: str,
 ) -> None:
     tensors = dict(gpt_oss[1])
     for name, source in change.items():
@@ -197,5 +197,5 @@ def test_tensors_are_audited(
         if source is None:
             del tensors[name]
     file = write_gguf(tmp_path / "model.gguf", "gpt-oss", gpt_oss[0], tensors)
-    with pytest.raises(SpecbuildError, match=said):
+    with pytest.raises(SpecbuildError, match=message):
         read_target(file, strict=True)

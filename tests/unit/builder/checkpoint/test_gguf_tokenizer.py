@@ -1,4 +1,4 @@
-"""Tokenizers made of GGUF's keys against transformers' own of the same vocabulary."""
+"""Tokenizers built from GGUF keys against those of transformers with the same vocabulary."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ PIECES = (
 
 @cache
 def strings() -> list[str]:
-    """A thousand texts, most of them of several pieces."""
+    """Return a thousand texts, most of them of several pieces."""
     draw = random.Random(5)
-    found = ["", *PIECES]
-    while len(found) < 1000:
-        found.append("".join(draw.choices(PIECES, k=draw.randint(2, 8))))
-    return found
+    result = ["", *PIECES]
+    while len(result) < 1000:
+        result.append("".join(draw.choices(PIECES, k=draw.randint(2, 8))))
+    return result
 
 
 @cache
 def byte_level(pattern: str) -> Tokenizer:
-    """A small byte-level BPE whose words are cut by this regular expression."""
+    """Return a small byte-level BPE whose words are split by this regular expression."""
     tokenizer = Tokenizer(models.BPE())
     cut = pre_tokenizers.Split(Regex(pattern), behavior="isolated")
     levels = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -71,7 +71,7 @@ def codec_of(files: dict[str, bytes]) -> TextCodec:
 
 
 def assert_equal(codec: TextCodec, expected: Any) -> None:
-    """Ids of all strings, and their text, are those of a tokenizer of transformers."""
+    """Assert that ids and text of all strings equal those of a tokenizer of transformers."""
     for text in strings():
         ids = list(codec.encode(text, raw=True, most_tokens=1 << 20))
         assert ids == expected.encode(text), repr(text)
@@ -83,7 +83,7 @@ def bpe_of(tokenizer: Tokenizer) -> tuple[dict[str, int], list[tuple[str, str]]]
     return model["vocab"], [tuple(merge) for merge in model["merges"]]
 
 
-def test_words_of_qwen2(tmp_path: Path) -> None:
+def test_tokenizer_of_qwen2(tmp_path: Path) -> None:
     tokenizer = byte_level(PRE_TOKENIZERS["qwen2"].cuts[0])
     _, files = written(tmp_path, tokenizer_keys(tokenizer, "qwen2"))
     own = Qwen2Tokenizer(
@@ -93,20 +93,20 @@ def test_words_of_qwen2(tmp_path: Path) -> None:
     assert_equal(codec_of(files), own)
 
 
-def test_words_of_llama3(tmp_path: Path) -> None:
-    """transformers' converter of tiktoken's files has its regular expression by default."""
+def test_tokenizer_of_llama3(tmp_path: Path) -> None:
+    """The default regular expression of transformers' tiktoken converter is that of Llama 3."""
     tokenizer = byte_level(PRE_TOKENIZERS["llama-bpe"].cuts[0])
 
     class Converter(TikTokenConverter):
         def extract_vocab_merges_from_model(self, _: str) -> Any:
             return bpe_of(tokenizer)
 
-    made = Converter(extra_special_tokens=CONTROLS).converted()
-    own = PreTrainedTokenizerFast(tokenizer_object=made, clean_up_tokenization_spaces=False)
+    hf_tokenizer = Converter(extra_special_tokens=CONTROLS).converted()
+    own = PreTrainedTokenizerFast(tokenizer_object=hf_tokenizer, clean_up_tokenization_spaces=False)
     keys = tokenizer_keys(tokenizer, "llama-bpe") | {"tokenizer.ggml.bos_token_id": 0}
     _, files = written(tmp_path, keys | {"tokenizer.ggml.add_bos_token": False})
     assert_equal(codec_of(files), own)
-    # Without a key a text begins with BOS, as these models were trained.
+    # Without a key, a text begins with BOS, as in training of these models.
     codec = codec_of(written(tmp_path, keys)[1])
     assert codec.encode("fox", raw=True, most_tokens=9)[0] == 0
     keys |= {"tokenizer.ggml.eos_token_id": 1, "tokenizer.ggml.add_eos_token": True}
@@ -115,7 +115,7 @@ def test_words_of_llama3(tmp_path: Path) -> None:
 
 
 def sentence_pieces() -> dict[str, Any]:
-    """Keys of a vocabulary in which a merge is worth more the earlier it was made."""
+    """Return the keys of a vocabulary in which earlier merges have higher scores."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
     trainer = trainers.BpeTrainer(vocab_size=600, show_progress=False)
@@ -154,15 +154,15 @@ def test_sentence_pieces(tmp_path: Path, prefixed: bool) -> None:
         "unk_token_id": 0,
         "add_prefix_space": prefixed,
     }
-    made = GGUFLlamaConverter(proto).converted()
-    made.add_special_tokens(["<unk>"])
-    own = PreTrainedTokenizerFast(tokenizer_object=made, clean_up_tokenization_spaces=False)
+    hf_tokenizer = GGUFLlamaConverter(proto).converted()
+    hf_tokenizer.add_special_tokens(["<unk>"])
+    own = PreTrainedTokenizerFast(tokenizer_object=hf_tokenizer, clean_up_tokenization_spaces=False)
     codec = codec_of(files)
     assert list(codec.encode("fox", raw=True, most_tokens=9)) == [1, *own.encode("fox")]
     codec = codec_of(written(tmp_path, keys | {"tokenizer.ggml.add_bos_token": False})[1])
     assert_equal(codec, own)
     if not prefixed:
-        # Gemma 4's lists the merges, and no score counts.
+        # Gemma 4's file lists the merges; scores are not used.
         listed = {"tokenizer.ggml.model": "gemma4", "tokenizer.ggml.merges": proto["merges"]}
         flat = {"tokenizer.ggml.scores": [0.0] * len(vocabulary.tokens)}
         keys = keys | listed | flat | {"tokenizer.ggml.add_bos_token": False}
@@ -183,8 +183,8 @@ WORDS = {
 
 
 @pytest.mark.parametrize("name", PRE_TOKENIZERS)
-def test_words_of_every_kind(tmp_path: Path, name: str) -> None:
-    """What comes out is what went in, and words are cut where their models cut them."""
+def test_every_pre_tokenizer(tmp_path: Path, name: str) -> None:
+    """Decoding returns the text, and words are split as in their models."""
     keys = tokenizer_keys(byte_level(PRE_TOKENIZERS["gpt-4o"].cuts[0]), name)
     _, files = written(tmp_path, keys | {"tokenizer.ggml.add_bos_token": False})
     codec = codec_of(files)
@@ -198,7 +198,7 @@ def test_words_of_every_kind(tmp_path: Path, name: str) -> None:
         assert [text[a:b] for _, (a, b) in cut.pre_tokenize_str(text)] == expected
 
 
-def test_tokens_that_end_an_answer(tmp_path: Path) -> None:
+def test_end_tokens(tmp_path: Path) -> None:
     tokens = ["a", "<|return|>", "<|end|>", "<|call|>", "<|endoftext|>", "<|eot_id|>", "stop"]
     keys = {
         "tokenizer.ggml.model": "gpt2",
@@ -221,7 +221,7 @@ def test_tokens_that_end_an_answer(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("merge", ["ab", "", "a b c", "a "])
-def test_merges_that_are_none(tmp_path: Path, merge: str) -> None:
+def test_rejects_invalid_merges(tmp_path: Path, merge: str) -> None:
     keys = tokenizer_keys(byte_level(PRE_TOKENIZERS["gpt-4o"].cuts[0]), "gpt-4o")
     keys["tokenizer.ggml.merges"] = [*keys["tokenizer.ggml.merges"], merge]
     with pytest.raises(SpecbuildError, match="expected two tokens and a blank between"):

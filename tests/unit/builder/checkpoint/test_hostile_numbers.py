@@ -1,4 +1,4 @@
-"""Any number anywhere in a checkpoint's configuration gives a model or a sentence."""
+"""Any number in a checkpoint's configuration gives a model or an error in one line."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ YARN = {
 }  # fmt: skip
 
 
-# Model types whose fields are read as those of another one.
+# Model types whose fields equal those of another type.
 TWINS = {"kimi_k2", "youtu_llm", "qwen3_vl_text"}
 
 
 @dataclass(frozen=True)
 class Kind:
-    """How a kind of checkpoint is written; ``predicts``: it holds an MTP layer that drafts."""
+    """A kind of checkpoint and how to write it; ``predicts``: it has an MTP layer that drafts."""
 
     write: Callable[[Path], object]
     draft: bool = False
@@ -86,7 +86,7 @@ KINDS: dict[str, Kind] = {
 
 @dataclass(frozen=True)
 class Written:
-    """A checkpoint on disk: the places of its numbers, and of those that it may have, by file."""
+    """A checkpoint on disk: for each file, the paths of its numbers, and of optional ones."""
 
     path: Path
     places: list[tuple[str, Place]]
@@ -96,7 +96,7 @@ class Written:
 def checkpoints(
     tmp_path_factory: pytest.TempPathFactory, geometry: TargetGeometry
 ) -> dict[str, Written]:
-    found = {}
+    by_key = {}
     for number, (name, kind) in enumerate(KINDS.items()):
         path = tmp_path_factory.mktemp(f"checkpoint{number}")
         kind.write(path)
@@ -104,12 +104,12 @@ def checkpoints(
         for file in path.glob("*config.json"):
             if file.name != "tokenizer_config.json":
                 places |= {(file.name, p) for p in numeric_places(json.loads(file.read_text()))}
-        found[name] = Written(path, sorted(places, key=str))
-    return found
+        by_key[name] = Written(path, sorted(places, key=str))
+    return by_key
 
 
 def places_read(kind: Kind, path: Path, target: TargetGeometry) -> set[tuple[str, Place]]:
-    """Every field that the reader asks for, also those that the files do not have, by file."""
+    """Return every field that the reader looks up, for each file, including absent fields."""
     places = set()
     get = Config.get
 
@@ -126,7 +126,7 @@ def places_read(kind: Kind, path: Path, target: TargetGeometry) -> set[tuple[str
 
 
 def require_finite(rope: Rope, width: int) -> None:
-    """What was read can be computed with."""
+    """Assert that the RoPE tables of the read values are finite."""
     for table in rope_tables(rope, width, 4):
         assert table.isfinite().all(), rope
 
@@ -134,7 +134,7 @@ def require_finite(rope: Rope, width: int) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @examples(80)
 @given(data=st.data(), literal=st.sampled_from(HOSTILE), strict=st.booleans())
-def test_hostile_numbers(
+def test_any_number_gives_a_model_or_an_error(
     checkpoints: dict[str, Written],
     geometry: TargetGeometry,
     kind: str,
@@ -155,16 +155,16 @@ def test_hostile_numbers(
 
 
 def read(kind: Kind, path: Path, target: TargetGeometry, *, strict: bool) -> None:
-    """Read the checkpoint, and the draft that it may hold; compute with what was read."""
+    """Read the checkpoint, and its draft if there is one; compute with the read values."""
     if kind.draft:
         draft = read_draft(path, target, strict=strict).geometry
         require_finite(draft.rope, draft.head_dim)
         return
-    found = read_target(path, strict=strict).geometry
-    for rope in (found.rope, found.window_rope or found.rope):
-        require_finite(rope, found.head_dim if found.mla is None else found.mla.rope_dim)
+    result = read_target(path, strict=strict).geometry
+    for rope in (result.rope, result.window_rope or result.rope):
+        require_finite(rope, result.head_dim if result.mla is None else result.mla.rope_dim)
     if kind.predicts:
-        read_own_draft(path, found, strict=strict)
+        read_own_draft(path, result, strict=strict)
 
 
 @pytest.mark.parametrize("literal", ["1e400", "NaN", "-Infinity"])
@@ -176,7 +176,9 @@ def read(kind: Kind, path: Path, target: TargetGeometry, *, strict: bool) -> Non
         (("unknown", "list", 1), "unknown.list[1]"),
     ],
 )
-def test_not_finite_is_named(tmp_path: Path, place: Place, where: str, literal: str) -> None:
+def test_the_error_names_a_number_that_is_not_finite(
+    tmp_path: Path, place: Place, where: str, literal: str
+) -> None:
     file = tmp_path / "config.json"
     file.write_text('{"rope_parameters": {}, "unknown": {"list": [1, 2]}}')
     written(file, place, literal)
@@ -187,15 +189,15 @@ def test_not_finite_is_named(tmp_path: Path, place: Place, where: str, literal: 
     )
 
 
-def test_more_experts_than_any_model(tmp_path: Path) -> None:
-    """Each size alone is allowed, but their product would be millions of expected tensors."""
+def test_rejects_too_many_experts(tmp_path: Path) -> None:
+    """Each size alone is allowed, but their product is millions of expected tensors."""
     write_llama(tmp_path, "qwen3_moe")
     edit_config(tmp_path, num_hidden_layers=4096, num_experts=4096, num_local_experts=4096)
     with pytest.raises(SpecbuildError, match="4096 layers of 4096 experts, expected up to 262144"):
         read_target(tmp_path, strict=False)
 
 
-def test_every_family_is_read() -> None:
+def test_every_family_is_covered() -> None:
     kinds = {model_type for family in TARGETS.values() for model_type in family.model_types}
     assert kinds - set(KINDS) <= TWINS, "write one, or name its twin here"
 
@@ -211,23 +213,23 @@ GGUF_VALUES = (
 def gguf_models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, GgufModel]:
     folder = tmp_path_factory.mktemp("gguf")
     _, keys, tensors = write_gpt_oss(folder / "gpt-oss")
-    made = {"gpt-oss": ("gpt-oss", keys, tensors)}
+    written = {"gpt-oss": ("gpt-oss", keys, tensors)}
     write_deepseek(folder / "deepseek")
     config = json.loads((folder / "deepseek" / "config.json").read_text())
     twin = deepseek_twin(folder / "deepseek", config, apart=True)
-    made["deepseek2"] = ("deepseek2", DEEPSEEK_KEYS | APART, twin)
+    written["deepseek2"] = ("deepseek2", DEEPSEEK_KEYS | APART, twin)
     for kind, (architecture, own) in LLAMA_KINDS.items():
         changes = {"rope_parameters": {"rope_type": "default"}} if kind == "llama" else {}
         write_llama(folder / kind, kind, **changes)
         config = json.loads((folder / kind / "config.json").read_text())
-        made[kind] = (architecture, LLAMA_KEYS | own, llama_twin(folder / kind, config))
-    return made
+        written[kind] = (architecture, LLAMA_KEYS | own, llama_twin(folder / kind, config))
+    return written
 
 
 @pytest.mark.parametrize("kind", ["gpt-oss", "deepseek2", *LLAMA_KINDS])
 @examples(60)
 @given(data=st.data(), value=st.sampled_from(GGUF_VALUES))
-def test_hostile_numbers_of_gguf(
+def test_any_number_in_gguf_gives_a_model_or_an_error(
     gguf_models: dict[str, GgufModel],
     tmp_path_factory: pytest.TempPathFactory,
     kind: str,
@@ -242,8 +244,8 @@ def test_hostile_numbers_of_gguf(
     file = tmp_path_factory.mktemp("hostile") / "model.gguf"
     write_gguf(file, architecture, keys | {name: value}, tensors)
     try:
-        found = read_target(file, strict=False).geometry
-        require_finite(found.rope, found.head_dim if found.mla is None else found.mla.rope_dim)
+        result = read_target(file, strict=False).geometry
+        require_finite(result.rope, result.head_dim if result.mla is None else result.mla.rope_dim)
     except SpecbuildError as error:
         assert str(file) in str(error)
     finally:

@@ -1,4 +1,4 @@
-"""Indexers beside a checkpoint: used where asked for, refused unless they fit."""
+"""Indexers in a checkpoint's folder: used on request, and rejected if they do not match."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def write(path: Path, attention: dict[str, Any] | None = None, **options: Any) -
 
 @pytest.mark.parametrize("options", [{}, {"layout": "original"}])
 @pytest.mark.parametrize("heads", [1, 3])
-def test_are_read_where_asked_for(tmp_path: Path, options: dict[str, Any], heads: int) -> None:
+def test_indexers_are_read_on_request(tmp_path: Path, options: dict[str, Any], heads: int) -> None:
     write(tmp_path, **options)
     tensors = write_indexers(tmp_path, [1, 3], heads=heads, width=12)
     target = read_target(tmp_path, strict=True, dsa=True)
@@ -39,7 +39,7 @@ def test_are_read_where_asked_for(tmp_path: Path, options: dict[str, Any], heads
     assert "--no-dsa leaves it out" in target.warnings[-1] and "2 layers" in target.warnings[-1]
 
 
-def test_are_no_shard_of_a_checkpoint_without_an_index(tmp_path: Path) -> None:
+def test_the_indexer_file_is_not_read_as_a_shard(tmp_path: Path) -> None:
     write(tmp_path)
     (tmp_path / "model.safetensors").rename(tmp_path / "model-00001-of-00001.safetensors")
     write_indexers(tmp_path, [1, 3])
@@ -47,7 +47,7 @@ def test_are_no_shard_of_a_checkpoint_without_an_index(tmp_path: Path) -> None:
     assert read_target(tmp_path, strict=True, dsa=True).geometry.indexer is not None
 
 
-def test_are_lossy_and_so_off_unless_asked_for(tmp_path: Path) -> None:
+def test_indexers_are_disabled_by_default(tmp_path: Path) -> None:
     write(tmp_path)
     plain = read_target(tmp_path, strict=True)
     write_indexers(tmp_path, [1])
@@ -61,7 +61,7 @@ def test_are_lossy_and_so_off_unless_asked_for(tmp_path: Path) -> None:
     assert read_target(tmp_path, strict=True, dsa=False).geometry.indexer is None
 
 
-def test_one_head_may_have_a_weight(tmp_path: Path) -> None:
+def test_a_single_head_may_have_a_weight(tmp_path: Path) -> None:
     write(tmp_path)
     tensors = write_indexers(tmp_path, [1], heads=1)
     save_file({**tensors, W_H: torch.randn(64, 1)}, tmp_path / INDEXER_FILE)
@@ -69,7 +69,7 @@ def test_one_head_may_have_a_weight(tmp_path: Path) -> None:
     assert indexer == IndexerGeometry((1,), 1, 8, weighted=True)
 
 
-def test_a_model_without_them_is_refused(tmp_path: Path) -> None:
+def test_rejects_a_model_without_indexers(tmp_path: Path) -> None:
     write(tmp_path)
     with pytest.raises(SpecbuildError, match=r"--dsa, but .* has no dsa_indexer\.safetensors"):
         read_target(tmp_path, strict=True, dsa=True)
@@ -83,7 +83,7 @@ def test_a_model_without_them_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("absent", ["q", "k", "h"])
-def test_a_layer_needs_all_of_its_tensors(tmp_path: Path, absent: str) -> None:
+def test_rejects_a_layer_with_missing_indexer_tensors(tmp_path: Path, absent: str) -> None:
     write(tmp_path)
     tensors = write_indexers(tmp_path, [1, 3])
     del tensors[f"model.layers.3.self_attn.dsa_W_{absent}"]
@@ -106,7 +106,7 @@ def test_a_layer_needs_all_of_its_tensors(tmp_path: Path, absent: str) -> None:
         ("model.layers.1.self_attn.k_proj.weight", (32, 64), "left over"),
     ],
 )
-def test_tensors_of_another_checkpoint_are_refused(
+def test_rejects_tensors_of_another_checkpoint(
     tmp_path: Path, name: str, shape: tuple[int, ...], message: str
 ) -> None:
     write(tmp_path)
@@ -125,7 +125,7 @@ def test_tensors_of_another_checkpoint_are_refused(
         ({"dsa_topk": 5}, "unknown fields dsa_topk"),
     ],
 )
-def test_a_config_that_does_not_fit_is_refused(
+def test_rejects_a_config_that_does_not_match(
     tmp_path: Path, attention: dict[str, Any], message: str
 ) -> None:
     write(tmp_path, {"enable_dsa_indexer": True, **attention})
@@ -143,13 +143,15 @@ def indexed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def planned(path: Path, **options: Any) -> Dsa | None:
-    asked = BuildOptions.from_flat(model=path, output=path / "e", max_seq_len=256, **options)
+    build_options = BuildOptions.from_flat(
+        model=path, output=path / "e", max_seq_len=256, **options
+    )
     return compute_engine_sizes(
-        asked, read_target(path, strict=True, dsa=asked.dsa.enabled).geometry, None
+        build_options, read_target(path, strict=True, dsa=build_options.dsa.enabled).geometry, None
     ).dsa
 
 
-def test_options_go_before_the_config_and_that_before_defaults(indexed: Path) -> None:
+def test_options_override_the_config_which_overrides_defaults(indexed: Path) -> None:
     assert planned(indexed) == Dsa(30, 50, 4, 64, 0.75, 64)
     chosen = planned(indexed, dsa=True, dsa_top_k=7, dsa_min_agreement=0.5, dsa_check_interval=0)
     assert chosen == Dsa(7, 50, 4, 64, 0.5, 0)
@@ -158,14 +160,16 @@ def test_options_go_before_the_config_and_that_before_defaults(indexed: Path) ->
     for backend, key_dtype, dtype in (
         ("cuda", "fp8", "float8_e4m3fn"), ("cuda", None, "bfloat16"), ("cpu", "fp8", "float32"),
     ):  # fmt: skip
-        asked = BuildOptions(
+        build_options = BuildOptions(
             model=indexed,
             output=indexed / "e",
             limits=LimitOptions(max_seq_len=256),
             backend=backend,
             dsa=DsaOptions(key_dtype=key_dtype),
         )
-        engine_sizes = compute_engine_sizes(asked, read_target(indexed, strict=True).geometry, None)
+        engine_sizes = compute_engine_sizes(
+            build_options, read_target(indexed, strict=True).geometry, None
+        )
         assert engine_sizes.indexer_group is not None and engine_sizes.indexer_group.dtype == dtype
 
 
@@ -181,8 +185,6 @@ def test_options_go_before_the_config_and_that_before_defaults(indexed: Path) ->
         ({"dsa": True, "dsa_threshold": 256}, "--dsa-threshold 256 is never passed"),
     ],
 )
-def test_numbers_that_make_no_sense_are_refused(
-    indexed: Path, options: dict[str, Any], message: str
-) -> None:
+def test_rejects_invalid_numbers(indexed: Path, options: dict[str, Any], message: str) -> None:
     with pytest.raises(SpecbuildError, match=message):
         planned(indexed, **options)

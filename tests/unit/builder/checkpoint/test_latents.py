@@ -1,4 +1,4 @@
-"""Latents beside a checkpoint: found by name, left out on request, refused unless they fit."""
+"""Latents in a checkpoint's folder: found by name, optional, and rejected if they do not match."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def write(path: Path, attention: dict[str, Any] | None = None, **options: Any) -
 
 
 @pytest.mark.parametrize("options", [{}, {"shards": 2}, {"layout": "original"}])
-def test_are_found_beside_the_checkpoint(tmp_path: Path, options: dict[str, Any]) -> None:
+def test_latents_are_found_in_the_folder(tmp_path: Path, options: dict[str, Any]) -> None:
     write(tmp_path, **options)
     tensors = write_latents(tmp_path, {1: 12, 3: 20})
     target = read_target(tmp_path, strict=True)
@@ -40,7 +40,7 @@ def test_are_found_beside_the_checkpoint(tmp_path: Path, options: dict[str, Any]
     assert "mla_kv.safetensors" in target.warnings[-1] and "{1,3}" in target.warnings[-1]
 
 
-def test_are_left_out_on_request_and_by_the_config(tmp_path: Path) -> None:
+def test_latents_can_be_disabled_by_option_and_config(tmp_path: Path) -> None:
     write(tmp_path)
     plain = read_target(tmp_path, strict=True)
     write_latents(tmp_path, {1: 12})
@@ -49,9 +49,9 @@ def test_are_left_out_on_request_and_by_the_config(tmp_path: Path) -> None:
     assert read_target(tmp_path, strict=True).geometry == plain.geometry
 
 
-@pytest.mark.parametrize("wanted", [12, [12], [0, 12, 0, 0]])
-def test_the_config_may_name_their_width(tmp_path: Path, wanted: Any) -> None:
-    write(tmp_path, {"use_mla_kv": True, "mla_latent_dim": wanted})
+@pytest.mark.parametrize("expected", [12, [12], [0, 12, 0, 0]])
+def test_the_config_may_state_their_width(tmp_path: Path, expected: Any) -> None:
+    write(tmp_path, {"use_mla_kv": True, "mla_latent_dim": expected})
     write_latents(tmp_path, {1: 12})
     assert read_target(tmp_path, strict=True).geometry.latent_dims == (0, 12, 0, 0)
 
@@ -66,7 +66,7 @@ def test_the_config_may_name_their_width(tmp_path: Path, wanted: Any) -> None:
         ({"use_mla": True}, "unknown fields use_mla"),
     ],
 )
-def test_a_config_that_does_not_fit_is_refused(
+def test_rejects_a_config_that_does_not_match(
     tmp_path: Path, attention: dict[str, Any], message: str
 ) -> None:
     write(tmp_path, attention)
@@ -75,14 +75,14 @@ def test_a_config_that_does_not_fit_is_refused(
         read_target(tmp_path, strict=True)
 
 
-def test_a_config_that_demands_them_needs_the_file(tmp_path: Path) -> None:
+def test_rejects_a_config_with_latents_without_the_file(tmp_path: Path) -> None:
     write(tmp_path, {"use_mla_kv": True})
     with pytest.raises(SpecbuildError, match=r"has no mla_kv\.safetensors; .* retrofit mla"):
         read_target(tmp_path, strict=True)
     assert read_target(tmp_path, strict=True, mla=False).geometry.latent_dims == ()
 
 
-def test_a_layer_needs_all_three(tmp_path: Path) -> None:
+def test_rejects_a_layer_with_missing_latent_tensors(tmp_path: Path) -> None:
     for absent in ("mla_W_c", "mla_W_k_lat", "mla_W_v_lat"):
         write(tmp_path)
         tensors = write_latents(tmp_path, {1: 12, 2: 8})
@@ -103,7 +103,7 @@ def test_a_layer_needs_all_three(tmp_path: Path) -> None:
         ("model.layers.1.self_attn.k_proj.weight", (32, 64), r"left over"),
     ],
 )
-def test_tensors_of_another_checkpoint_are_refused(
+def test_rejects_tensors_of_another_checkpoint(
     tmp_path: Path, name: str, shape: tuple[int, ...], message: str
 ) -> None:
     write(tmp_path)
@@ -114,7 +114,7 @@ def test_tensors_of_another_checkpoint_are_refused(
         read_target(tmp_path, strict=True)
 
 
-def test_more_than_the_full_rank_is_refused(tmp_path: Path) -> None:
+def test_rejects_more_than_the_full_rank(tmp_path: Path) -> None:
     write(tmp_path)
     write_latents(tmp_path, {0: 64})
     assert read_target(tmp_path, strict=True).geometry.latent_dims == (64, 0, 0, 0)
@@ -126,7 +126,7 @@ def test_more_than_the_full_rank_is_refused(tmp_path: Path) -> None:
         read_target(tmp_path, strict=True)
 
 
-def test_listed_widths_stand_in_the_order_of_layers(tmp_path: Path) -> None:
+def test_widths_are_listed_in_the_order_of_layers(tmp_path: Path) -> None:
     changes = {"attention": {"mla_latent_dim": [0, 12, 0, 8]}}
     write_target(tmp_path, config_changes=changes)
     write_latents(tmp_path, {1: 8, 3: 12})

@@ -1,4 +1,4 @@
-"""The MTP layer of a target's checkpoint as a draft: what is read of it, and what is refused."""
+"""The MTP layer of a target's checkpoint as a draft: the values read, and rejected layers."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def model(written: Path, tmp_path: Path) -> Path:
-    """A copy that may be edited."""
+    """A copy that the test may edit."""
     return Path(shutil.copytree(written, tmp_path / "model"))
 
 
@@ -54,7 +54,7 @@ def refusal(path: Path) -> str:
     return str(error.value)
 
 
-def test_it_is_a_block_of_the_targets_kind(written: Path) -> None:
+def test_the_layer_is_a_block_of_the_kind_of_the_target(written: Path) -> None:
     target, draft = target_of(written), read(written)
     d = draft.geometry
     assert isinstance(d, MtpGeometry) and draft.warnings == ()
@@ -68,21 +68,21 @@ def test_it_is_a_block_of_the_targets_kind(written: Path) -> None:
     assert not any("head.head" in name or "embed" in name for name in draft.tensors)
 
 
-def test_a_target_says_that_it_is_left_out_unless_it_drafts(written: Path) -> None:
+def test_an_unused_mtp_layer_is_reported(written: Path) -> None:
     (warning,) = read_target(written, strict=True).warnings
     assert f"layer {LAYERS} predicts further tokens (MTP) and is left out" in warning
     assert "--draft mtp drafts with it" in warning
     assert read_target(written, strict=True, own_draft=True).warnings == ()
 
 
-def test_its_cache_holds_one_entry_a_token(written: Path, tmp_path: Path) -> None:
+def test_the_cache_of_the_layer_has_one_entry_a_token(written: Path, tmp_path: Path) -> None:
     options = BuildOptions(model=written, output=tmp_path / "engine")
     engine_sizes = compute_engine_sizes(options, target_of(written), read(written).geometry)
     group = engine_sizes.groups[-1]
     assert (group.name, group.kv_heads, group.latent_widths) == ("draft", 1, (48,))
 
 
-def test_copies_that_differ_are_told(model: Path) -> None:
+def test_warns_of_copies_that_differ(model: Path) -> None:
     edit_tensors(model, lambda t: t[f"{FIRST}shared_head.head.weight"].zero_())
     (warning,) = read(model).warnings
     assert "shared_head.head.weight differs from lm_head.weight, which is used" in warning
@@ -90,13 +90,13 @@ def test_copies_that_differ_are_told(model: Path) -> None:
     assert read(model).warnings == ()
 
 
-def test_of_several_layers_the_first_drafts(model: Path) -> None:
+def test_the_first_of_several_layers_drafts(model: Path) -> None:
     edit_config(model, num_nextn_predict_layers=2)
     (warning,) = read(model).warnings
     assert "the first of 2 MTP layers drafts all levels" in warning
 
 
-def test_tensors_that_do_not_fit(model: Path) -> None:
+def test_rejects_tensors_that_do_not_match(model: Path) -> None:
     edit_tensors(model, lambda t: t.pop(f"{FIRST}enorm.weight"))
     assert f"MTP layer {LAYERS}: 1 tensor does not fit the model" in refusal(model)
     assert "missing: enorm.weight" in refusal(model)
@@ -107,26 +107,26 @@ def test_tensors_that_do_not_fit(model: Path) -> None:
     assert f"has an MTP layer, but no tensor starts with {FIRST}" in refusal(model)
 
 
-def test_what_it_has_no_form_for(written: Path, tmp_path: Path) -> None:
+def test_rejects_unsupported_layers(written: Path, tmp_path: Path) -> None:
     draft = read(written).geometry
-    asked = BuildOptions(model=written, output=tmp_path / "engine", drafting=DraftOptions(window=8))
+    build_options = BuildOptions(
+        model=written, output=tmp_path / "engine", drafting=DraftOptions(window=8)
+    )
     with pytest.raises(SpecbuildError, match="--draft-window 8: an MTP layer attends to every"):
-        windowed_draft(draft, asked)
+        windowed_draft(draft, build_options)
     with pytest.raises(SpecbuildError, match="build with --backend cpu"):
         require_cuda_support(target_of(written), draft)
 
 
-def test_a_directory_of_that_name_is_a_draft(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_directory_named_mtp_is_a_draft(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert is_own_draft(Path("mtp")) and not is_own_draft(Path("other"))
     (tmp_path / "mtp").mkdir()
     assert not is_own_draft(Path("mtp"))
 
 
-def test_mimos_layer_is_read_under_deepseeks_names(tmp_path: Path) -> None:
-    """Its projection reads the hidden state first; attention is over keys and values."""
+def test_the_layer_of_mimo_is_read_with_names_of_deepseek(tmp_path: Path) -> None:
+    """Its projection reads the hidden state first, and its attention uses keys and values."""
     stored = write_mimo(tmp_path / "model")
     target, draft = target_of(tmp_path / "model"), read(tmp_path / "model")
     d = draft.geometry
@@ -137,9 +137,9 @@ def test_mimos_layer_is_read_under_deepseeks_names(tmp_path: Path) -> None:
     assert used_features(d) == ("mtp", "mtp_keys_values")
     assert "self_attn.q_proj.bias" in draft.tensors
     projection = draft.tensors["eh_proj.weight"].load()
-    theirs = stored[f"{LAYER}input_proj.weight"]
-    assert torch.equal(projection[:, 64:], theirs[:, :64])
-    assert torch.equal(projection[:, :64], theirs[:, 64:])
+    desired = stored[f"{LAYER}input_proj.weight"]
+    assert torch.equal(projection[:, 64:], desired[:, :64])
+    assert torch.equal(projection[:, :64], desired[:, 64:])
     assert torch.equal(
         draft.tensors["enorm.weight"].load(), stored[f"{LAYER}token_layernorm.weight"]
     )
@@ -150,8 +150,8 @@ def test_mimos_layer_is_read_under_deepseeks_names(tmp_path: Path) -> None:
     assert "layer 0 predicts further tokens (MTP) and is left out" in warning
 
 
-def test_mimos_tensors_that_do_not_fit(tmp_path: Path) -> None:
-    """They are named as they are on disk; of what config.json does not name nothing is taken."""
+def test_rejects_tensors_of_mimo_that_do_not_match(tmp_path: Path) -> None:
+    """Errors have the names on disk; tensors that config.json does not announce are ignored."""
     write_mimo(tmp_path / "model")
     edit_tensors(tmp_path / "model", lambda t: t.pop(f"{LAYER}token_layernorm.weight"))
     assert "MTP layer 0: 1 tensor does not fit" in refusal(tmp_path / "model")

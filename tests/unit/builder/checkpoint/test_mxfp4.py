@@ -26,7 +26,7 @@ def scalar_dequantise(blocks: Tensor, scales: Tensor) -> Tensor:
 
 
 def best_squared_error(values: list[float], scale: int) -> float:
-    """Return the least squared error any codes can reach at `scale`."""
+    """Return the least squared error that any quantized values reach at `scale`."""
     unit = 2.0 ** (scale - 127)
     return sum(min((value - code * unit) ** 2 for code in TABLE) for value in values)
 
@@ -48,7 +48,7 @@ def test_dequantise_agrees_with_transformers() -> None:
 
     expected = reference(blocks, scales, dtype=torch.float32).transpose(
         1, 2
-    )  # theirs is [E, in, out]
+    )  # transformers has [E, in, out]
 
     assert torch.equal(mxfp4.dequantise(blocks, scales), expected)
 
@@ -72,10 +72,10 @@ def test_quantise_reaches_the_least_error_of_the_two_candidate_scales(spread: fl
     rows = zip(
         weight.double().tolist(), decoded.double().tolist(), scales[:, 0].tolist(), strict=True
     )
-    for row, got, scale in rows:
+    for row, result, scale in rows:
         tight = 127 + math.floor(math.log2(max(abs(value) for value in row))) - 2
         least = min(best_squared_error(row, tight), best_squared_error(row, tight + 1))
-        error = sum((a - b) ** 2 for a, b in zip(row, got, strict=True))
+        error = sum((a - b) ** 2 for a, b in zip(row, result, strict=True))
         assert scale in (tight, tight + 1)
         assert error == pytest.approx(least, rel=1e-5)
 
@@ -109,12 +109,12 @@ def test_fake_quantise_is_quantise_then_dequantise() -> None:
 @pytest.mark.parametrize(
     "weight", [torch.zeros(2, 33), torch.full((32,), torch.nan), torch.full((32,), torch.inf)]
 )
-def test_quantise_refuses_what_it_cannot_hold(weight: Tensor) -> None:
+def test_quantise_rejects_unsupported_weights(weight: Tensor) -> None:
     with pytest.raises(ValueError, match="MXFP4 weight: got"):
         mxfp4.quantise(weight)
 
 
-def test_dequantise_refuses_shapes_and_types_that_do_not_fit() -> None:
+def test_dequantise_rejects_shapes_and_types_that_do_not_match() -> None:
     with pytest.raises(ValueError, match="expected \\[2, 3, 16\\]"):
         mxfp4.dequantise(
             torch.zeros(2, 4, 16, dtype=torch.uint8), torch.zeros(2, 3, dtype=torch.uint8)

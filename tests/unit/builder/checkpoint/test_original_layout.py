@@ -1,4 +1,4 @@
-"""OpenAI's "original" layout reads to the same model as the Hugging Face layout."""
+"""OpenAI's "original" layout gives the same model as the Hugging Face layout."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from specbuild.runtime.errors import SpecbuildError
 
 
 @pytest.mark.parametrize("shards", [1, 2])
-def test_both_layouts_read_alike(tmp_path: Path, shards: int) -> None:
+def test_both_layouts_give_the_same_model(tmp_path: Path, shards: int) -> None:
     hf, original = tmp_path / "hf", tmp_path / "openai"
     write_target(hf, seed=5, q_heads=6, kv_heads=3, rope_spelling="rope_scaling")
     write_target(original, seed=5, q_heads=6, kv_heads=3, layout="original", shards=shards)
@@ -42,14 +42,14 @@ def test_parts_of_qkv_are_slices_of_the_file(tmp_path: Path) -> None:
             assert stored.tobytes() == raw
 
 
-def test_release_eos_where_the_folder_stands_alone(tmp_path: Path) -> None:
+def test_the_eos_of_the_release_is_the_default(tmp_path: Path) -> None:
     write_target(tmp_path, layout="original", vocab=201088, hidden=32, layers=1)
     checkpoint = read_target(tmp_path, strict=True)
     assert checkpoint.geometry.eos_token_ids == (200002, 199999, 200012)
     assert "the build uses the release's (200002, 199999, 200012)" in checkpoint.warnings[0]
 
 
-def test_text_and_eos_of_the_folder_above(tmp_path: Path) -> None:
+def test_text_and_eos_come_from_the_parent_folder(tmp_path: Path) -> None:
     write_target(tmp_path, vocab=300, tokenizer=True, chat_template="x", eos=(4, 5))
     write_target(tmp_path / "original", layout="original", vocab=300)
     checkpoint = read_target(tmp_path / "original", strict=True)
@@ -62,7 +62,7 @@ def test_text_and_eos_of_the_folder_above(tmp_path: Path) -> None:
     assert read_target(tmp_path, strict=True).geometry == checkpoint.geometry
 
 
-def test_refusals_name_the_tensors_on_disk(tmp_path: Path) -> None:
+def test_errors_have_the_tensor_names_on_disk(tmp_path: Path) -> None:
     write_target(tmp_path, layout="original")
 
     def breaking(tensors: dict[str, torch.Tensor]) -> None:
@@ -80,7 +80,7 @@ def test_refusals_name_the_tensors_on_disk(tmp_path: Path) -> None:
     assert "wrong shape: block.0.mlp.gate.bias: got [5], expected [4]" in message
 
 
-def test_qkv_of_another_geometry(tmp_path: Path) -> None:
+def test_rejects_qkv_of_another_geometry(tmp_path: Path) -> None:
     write_target(tmp_path, layout="original")
     edit_config(tmp_path, num_key_value_heads=4)
     with pytest.raises(SpecbuildError, match=r"qkv\.bias has shape \[128\], expected 192 rows"):
@@ -104,7 +104,7 @@ def test_no_scaling(tmp_path: Path) -> None:
     assert read_target(tmp_path, strict=True).geometry.eos_token_ids == (9,)
 
 
-def test_text_of_the_folder_itself_goes_before_that_above(tmp_path: Path) -> None:
+def test_text_in_the_folder_overrides_the_parent_folder(tmp_path: Path) -> None:
     write_target(tmp_path, vocab=300, tokenizer=True, eos=(4, 5))
     write_target(tmp_path / "original", layout="original", vocab=300, tokenizer=True)
     write_json(tmp_path / "original" / "generation_config.json", {"eos_token_id": 9})

@@ -1,4 +1,4 @@
-"""P-EAGLE drafts in their spellings, and every way in which they are refused."""
+"""P-EAGLE drafts in every config format, and rejected drafts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from specbuild.runtime.errors import SpecbuildError
 
 @pytest.mark.parametrize("spelling", ["pard_token", "ptd_token_id"])
 @pytest.mark.parametrize("norms", [{}, {"norm_before_fc": True}, {"fc_norm": True}])
-def test_what_is_read(
+def test_fields_of_a_config(
     tmp_path: Path, geometry: TargetGeometry, like_target: dict, spelling: str, norms: dict
 ) -> None:
     written = write_p_eagle(tmp_path, spelling=spelling, layers=4, **like_target, **norms)
@@ -59,8 +59,8 @@ def test_without_a_mask_token_it_is_eagle3(tmp_path: Path, geometry: TargetGeome
     with pytest.raises(SpecbuildError, match=r"left over.*: mask_hidden"):
         read_draft(tmp_path, geometry, strict=True)
     edit_tensors(tmp_path, lambda t: t.pop("mask_hidden"))
-    found = read_draft(tmp_path, geometry, strict=True).geometry
-    assert type(found) is Eagle3Geometry
+    result = read_draft(tmp_path, geometry, strict=True).geometry
+    assert type(result) is Eagle3Geometry
 
 
 REFUSED = {
@@ -72,7 +72,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_refused_configs(tmp_path: Path, geometry: TargetGeometry, case: str) -> None:
+def test_rejects_invalid_configs(tmp_path: Path, geometry: TargetGeometry, case: str) -> None:
     changes, message = REFUSED[case]
     write_p_eagle(tmp_path)
     edit_config(tmp_path, **changes)
@@ -80,7 +80,7 @@ def test_refused_configs(tmp_path: Path, geometry: TargetGeometry, case: str) ->
         read_draft(tmp_path, geometry, strict=True)
 
 
-def test_refused_tensors(tmp_path: Path, geometry: TargetGeometry) -> None:
+def test_rejects_invalid_tensors(tmp_path: Path, geometry: TargetGeometry) -> None:
     write_p_eagle(tmp_path)
     edit_tensors(tmp_path, lambda t: t.update(mask_hidden=t["mask_hidden"][..., :191]))
     with pytest.raises(SpecbuildError, match=r"mask_hidden.*got \[1, 1, 191\]"):

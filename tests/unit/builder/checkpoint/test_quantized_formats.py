@@ -1,4 +1,4 @@
-"""Checkpoints of every quantized format against plain twins, whose numbers libraries computed."""
+"""Checkpoints of every quantized format against unquantized copies of library-computed values."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _DOWN = "model.layers.1.mlp.down_proj.weight"
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_numbers_are_those_of_the_libraries(tmp_path: Path, name: str) -> None:
+def test_values_equal_those_of_the_libraries(tmp_path: Path, name: str) -> None:
     write_llama(tmp_path / "model")
     write_quantized(tmp_path, FORMATS[name])
-    found = read_target(tmp_path / "model", strict=True)
+    result = read_target(tmp_path / "model", strict=True)
     plain = read_target(tmp_path / "plain", strict=True)
-    assert found.tensors.keys() == plain.tensors.keys()
+    assert result.tensors.keys() == plain.tensors.keys()
     for key, twin in plain.tensors.items():
-        tensor = found.tensors[key]
+        tensor = result.tensors[key]
         expected = twin.load()
         assert tensor.shape == twin.shape
         assert torch.equal(tensor.load(), expected), key
@@ -35,27 +35,27 @@ def test_numbers_are_those_of_the_libraries(tmp_path: Path, name: str) -> None:
             assert torch.equal(parts.dequantize(), expected), key
             assert (parts.groups is not None) == parts.form.has_order
             assert (parts.zero_points is not None) == parts.form.has_zero_points
-    quantization = found.quantization
+    quantization = result.quantization
     assert quantization is not None
     assert quantization.scheme.split(" ")[0] in name
-    assert len(found.source_types[_DOWN.replace("1", "N")]) == 1
+    assert len(result.source_types[_DOWN.replace("1", "N")]) == 1
 
 
 @pytest.mark.parametrize("kind", [kind for kind in OF_KIND if kind != "qwen3_vl_text"])
-def test_every_family_reads_them(tmp_path: Path, kind: str) -> None:
-    """Also under other names, in stacks of experts, and where a projection is cut in three."""
+def test_every_family_reads_quantized_formats(tmp_path: Path, kind: str) -> None:
+    """Include other tensor names, stacked experts, and a projection that is split into three."""
     write_llama(tmp_path / "model", kind)
     write_quantized(tmp_path, FORMATS["compressed-tensors fp8 dynamic"])
-    found = read_target(tmp_path / "model", strict=False)
+    result = read_target(tmp_path / "model", strict=False)
     plain = read_target(tmp_path / "plain", strict=False)
-    assert found.geometry == plain.geometry
-    assert found.tensors.keys() == plain.tensors.keys()
+    assert result.geometry == plain.geometry
+    assert result.tensors.keys() == plain.tensors.keys()
     for key, twin in plain.tensors.items():
-        assert torch.equal(found.tensors[key].load(), twin.load()), key
-    assert {"fp8 channel"} <= {name for types in found.source_types.values() for name in types}
+        assert torch.equal(result.tensors[key].load(), twin.load()), key
+    assert {"fp8 channel"} <= {name for types in result.source_types.values() for name in types}
 
 
-def test_rows_of_a_fused_projection_keep_their_codes(tmp_path: Path) -> None:
+def test_rows_of_a_fused_projection_stay_quantized(tmp_path: Path) -> None:
     write_llama(tmp_path / "model", "phi3")
     write_quantized(tmp_path, FORMATS["compressed-tensors w4a16 with zero points"])
     tensors = read_target(tmp_path / "model", strict=True).tensors
@@ -67,6 +67,6 @@ def test_rows_of_a_fused_projection_keep_their_codes(tmp_path: Path) -> None:
         assert parts.form == tensor.quantized.form
         assert torch.equal(parts.dequantize(), tensor.load())
         stored += parts.form.nbytes
-    # Codes of four bits, fp32 scales and zero points of groups of 32, and the shape.
+    # Four-bit values, fp32 scales and zero points for groups of 32, and the shape.
     rows, columns = 64 + 2 * 32, 64
     assert stored == rows * columns // 2 + rows * columns // 32 * 4 + rows * columns // 64 + 16

@@ -1,4 +1,4 @@
-"""Quantized checkpoints that do not fit together, or are of a variant that is not read."""
+"""Rejected quantized checkpoints: inconsistent parts, and unsupported variants."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def section(model: Path) -> dict[str, Any]:
         ("fp8 blocks", {"fmt": "e5m2"}, "fmt 'e5m2' is not implemented"),
     ],
 )
-def test_variants_that_are_not_read_are_named(
+def test_the_error_names_an_unsupported_variant(
     tmp_path: Path, name: str, changes: dict[str, Any], message: str
 ) -> None:
     model = written(tmp_path, name)
@@ -97,7 +97,7 @@ def remove(part: str) -> Callable[[Tensors], None]:
         ("fp8 a tensor", remove("weight_scale"), f"but its scales {MODULE}.weight_scale are not"),
     ],
 )  # fmt: skip
-def test_parts_that_do_not_belong_together_are_named(
+def test_the_error_names_inconsistent_parts(
     tmp_path: Path, name: str, edit: Callable[[Tensors], None], message: str
 ) -> None:
     model = written(tmp_path, name)
@@ -115,7 +115,7 @@ def test_parts_that_do_not_belong_together_are_named(
         (W4, change("weight_shape", lambda t: t.flip(0)), "expected the weight's shape [96, 64]"),
     ],
 )
-def test_what_only_the_tensors_numbers_show(
+def test_rejects_invalid_values_of_tensors(
     tmp_path: Path, name: str, edit: Callable[[Tensors], None], message: str
 ) -> None:
     model = written(tmp_path, name)
@@ -126,7 +126,7 @@ def test_what_only_the_tensors_numbers_show(
     assert message in str(error.value) and MODULE in str(error.value)
 
 
-def test_a_tensor_that_no_part_accounts_for_is_left_over(tmp_path: Path) -> None:
+def test_rejects_a_tensor_without_a_module(tmp_path: Path) -> None:
     model = written(tmp_path, "awq")
     edit_tensors(model, lambda t: t.update({f"{MODULE}.smooth": torch.ones(3)}))
     with pytest.raises(SpecbuildError, match=rf"left over: {MODULE}\.smooth, shape \[3\] F32"):
@@ -134,15 +134,15 @@ def test_a_tensor_that_no_part_accounts_for_is_left_over(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("name", ["awq", W4, "fp8 blocks", "bitsandbytes nf4"])
-def test_a_config_without_the_section_is_named(tmp_path: Path, name: str) -> None:
+def test_rejects_a_config_without_a_quantization_section(tmp_path: Path, name: str) -> None:
     model = written(tmp_path, name)
     edit_config(model, quantization_config=None)
     with pytest.raises(SpecbuildError, match="weights that no quantization_config in config"):
         read_target(model, strict=False)
 
 
-def test_modelopts_blocks_keep_axes_of_one(tmp_path: Path) -> None:
-    """Of FP8_PB_WO: [rows, 1, columns, 1] for blocks of 128."""
+def test_block_scales_of_modelopt_have_axes_of_length_1(tmp_path: Path) -> None:
+    """FP8_PB_WO stores [rows, 1, columns, 1] for blocks of 128."""
     generator = torch.Generator().manual_seed(1)
     codes = torch.randn(256, 384, generator=generator).to(torch.float8_e4m3fn)
     scale = torch.rand(2, 1, 3, 1, generator=generator)
@@ -156,7 +156,7 @@ def test_modelopts_blocks_keep_axes_of_one(tmp_path: Path) -> None:
     assert weight.quantized is not None and weight.quantized.form.block == (128, 128)
 
 
-def test_biases_that_hold_numbers_are_left_over(tmp_path: Path) -> None:
+def test_rejects_biases_that_are_not_zero(tmp_path: Path) -> None:
     model = written(tmp_path, "gptq")
     edit_tensors(model, change("bias", lambda t: t + 1))
     with pytest.raises(SpecbuildError, match=rf"left over: {MODULE}\.bias"):
@@ -174,10 +174,10 @@ def test_biases_that_hold_numbers_are_left_over(tmp_path: Path) -> None:
         ("bitsandbytes nf4", "llm_int8_skip_modules", ["layers.1.mlp.up_proj"]),
     ],
 )
-def test_modules_that_the_lists_leave_out(
+def test_modules_excluded_from_quantization(
     tmp_path: Path, name: str, field: str, patterns: object
 ) -> None:
-    """They may be plain; where they are stored quantized all the same, a warning names them."""
+    """Such modules may be unquantized; if they are quantized, a warning lists them."""
     model = written(tmp_path, name)
     edit_config(model, quantization_config=section(model) | {field: patterns})
     target = read_target(model, strict=False)
@@ -197,8 +197,8 @@ def test_modules_that_the_lists_leave_out(
     assert target.source_types["model.layers.N.mlp.up_proj.weight"]["F32"] == 1
 
 
-def test_modules_with_settings_of_their_own(tmp_path: Path) -> None:
-    """A group of config_groups by expression, and ``dynamic`` of GPTQModel."""
+def test_modules_with_separate_settings(tmp_path: Path) -> None:
+    """A group of config_groups with a regular expression, and ``dynamic`` of GPTQModel."""
     for place, (name, other, field, change_of) in enumerate(
         [
             (W4, "compressed-tensors w8a8", "config_groups", lambda s: s["config_groups"] | {
@@ -220,7 +220,7 @@ def test_modules_with_settings_of_their_own(tmp_path: Path) -> None:
         twin = read_target(source, strict=True).tensors[f"{MODULE}.weight"]
         if name == W4:
             assert torch.equal(weight.load(), twin.load())
-        else:  # version 1 stores zero points less one
+        else:  # Version 1 stores zero points minus one.
             assert weight.load().shape == twin.load().shape
 
 
@@ -230,7 +230,7 @@ def _replace_module(tensors: Tensors, others: Tensors) -> None:
     tensors.update({k: t for k, t in others.items() if k.startswith(f"{MODULE}.")})
 
 
-def test_scales_of_caches_are_left_out_with_a_warning(tmp_path: Path) -> None:
+def test_scales_of_caches_are_ignored_with_a_warning(tmp_path: Path) -> None:
     model = written(tmp_path, "compressed-tensors fp8 dynamic")
     scales = {f"model.layers.1.self_attn.{part}_scale": torch.ones(1) for part in "kv"}
     edit_tensors(model, lambda t: t.update(scales))

@@ -1,4 +1,4 @@
-"""RoPE of configurations, held against what transformers makes of the same fields."""
+"""RoPE fields of configurations, compared with the results of transformers."""
 
 from __future__ import annotations
 
@@ -75,22 +75,22 @@ def test_release_values() -> None:
         {"mscale": 0.7},
     ],
 )
-def test_frequencies_and_factor_are_those_of_transformers(changes: dict[str, Any]) -> None:
+def test_frequencies_and_factor_equal_transformers(changes: dict[str, Any]) -> None:
     from transformers import GptOssConfig
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
     nested = {k: v for k, v in (RELEASE | changes).items() if v is not None}
     config = GptOssConfig(rope_parameters=nested | {"rope_theta": 150000.0})
-    wanted, attention_factor = ROPE_INIT_FUNCTIONS["yarn"](config, "cpu")
+    expected, attention_factor = ROPE_INIT_FUNCTIONS["yarn"](config, "cpu")
     rope = read({"rope_theta": 150000.0, "rope_scaling": nested})
     assert rope.attention_factor == pytest.approx(attention_factor, rel=1e-12)
-    torch.testing.assert_close(frequencies(rope, 64), wanted.double(), rtol=1e-5, atol=0)
+    torch.testing.assert_close(frequencies(rope, 64), expected.double(), rtol=1e-5, atol=0)
 
 
 @pytest.mark.parametrize("longest", [100, 128, 129, 700])
 @pytest.mark.parametrize("nested", [DYNAMIC, LONGROPE, LONGROPE | {"factor": 3.0}])
-def test_scalings_by_length_are_those_of_transformers(nested: dict[str, Any], longest: int) -> None:
-    """At each of these lengths, as transformers computes them for a sequence of it."""
+def test_scalings_by_length_equal_transformers(nested: dict[str, Any], longest: int) -> None:
+    """Check each of these lengths, as transformers computes frequencies for a sequence of it."""
     from transformers import LlamaConfig
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
@@ -104,10 +104,10 @@ def test_scalings_by_length_are_those_of_transformers(nested: dict[str, Any], lo
         head_dim=64, rope_parameters=parameters,
         max_position_embeddings=original,
     )  # fmt: skip
-    wanted, factor = ROPE_INIT_FUNCTIONS[rope.kind](config, "cpu", seq_len=longest)
+    expected, factor = ROPE_INIT_FUNCTIONS[rope.kind](config, "cpu", seq_len=longest)
     assert rope.attention_factor == pytest.approx(factor, rel=1e-6)
-    found = inverse_frequencies(rope, 64)
-    torch.testing.assert_close(found, wanted.double(), rtol=1e-5, atol=0)
+    result = inverse_frequencies(rope, 64)
+    torch.testing.assert_close(result, expected.double(), rtol=1e-5, atol=0)
 
 
 @pytest.mark.parametrize("spelling", ["rope_type", "type", "rope_parameters"])
@@ -122,7 +122,7 @@ def test_scalings_by_length_are_those_of_transformers(nested: dict[str, Any], lo
     ],
     ids=lambda nested: nested["rope_type"],
 )
-def test_every_kind_in_every_spelling(nested: dict[str, Any], spelling: str) -> None:
+def test_every_kind_in_every_config_format(nested: dict[str, Any], spelling: str) -> None:
     from transformers import LlamaConfig
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
     from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
@@ -140,14 +140,14 @@ def test_every_kind_in_every_spelling(nested: dict[str, Any], spelling: str) -> 
     for head_dim in (64, 80, 128):
         config = LlamaConfig(head_dim=head_dim, rope_parameters=parameters)
         if rope.scaling is None:
-            wanted = LlamaRotaryEmbedding(config).inv_freq
+            expected = LlamaRotaryEmbedding(config).inv_freq
         else:
-            wanted, _ = ROPE_INIT_FUNCTIONS[rope.kind](config, "cpu")
-        found = inverse_frequencies(rope, head_dim)
-        torch.testing.assert_close(found, wanted.double(), rtol=1e-5, atol=0)
+            expected, _ = ROPE_INIT_FUNCTIONS[rope.kind](config, "cpu")
+        result = inverse_frequencies(rope, head_dim)
+        torch.testing.assert_close(result, expected.double(), rtol=1e-5, atol=0)
 
 
-def test_the_original_length_may_stand_beside_the_scaling() -> None:
+def test_the_original_length_may_be_outside_of_the_scaling() -> None:
     nested = {k: v for k, v in LLAMA3.items() if k != "original_max_position_embeddings"}
     fields = {"rope_scaling": nested, "max_position_embeddings": 131072}
     assert read(fields | {"original_max_position_embeddings": 8192}) == read(
@@ -158,7 +158,7 @@ def test_the_original_length_may_stand_beside_the_scaling() -> None:
 
 
 def frequencies(rope: Rope, head_dim: int) -> torch.Tensor:
-    """YaRN by the formula of the paper, from the fields that were read."""
+    """Compute YaRN frequencies by the formula of the paper, from the read fields."""
     yarn = rope.scaling
     assert isinstance(yarn, YarnScaling)
     half = head_dim // 2
@@ -219,7 +219,7 @@ def test_defaults() -> None:
         ),
     ],
 )
-def test_refusals(fields: dict[str, Any], message: str) -> None:
+def test_rejects_invalid_values(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(SpecbuildError, match=message):
         read(fields)
 
@@ -253,7 +253,7 @@ POSITIONS: dict[str, tuple[dict[str, Any], int]] = {
 
 
 @pytest.mark.parametrize("case", POSITIONS)
-def test_positions_that_are_reached(case: str) -> None:
+def test_maximum_position(case: str) -> None:
     fields, positions = POSITIONS[case]
     config = Config("dir/config.json", "config.json", fields)
     rope = read_rope(config, default_theta=10000.0)
@@ -261,6 +261,6 @@ def test_positions_that_are_reached(case: str) -> None:
     assert read_optional_positions(config, rope) == positions
 
 
-def test_a_draft_may_name_no_positions() -> None:
+def test_a_draft_may_state_no_maximum_position() -> None:
     config = Config("dir/config.json", "config.json", {"rope_scaling": QWEN})
     assert read_optional_positions(config, read_rope(config, default_theta=10000.0)) is None

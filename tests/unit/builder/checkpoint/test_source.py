@@ -1,4 +1,4 @@
-"""Safetensors directories: what is read, and that no damage goes unnoticed."""
+"""Safetensors directories: reading, and detection of any damage."""
 
 from __future__ import annotations
 
@@ -33,22 +33,22 @@ def some_tensors(seed: int = 0) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("shards", [1, 2, 5])
-def test_tensors_read_as_written(tmp_path: Path, shards: int) -> None:
+def test_tensors_equal_the_written_ones(tmp_path: Path, shards: int) -> None:
     written = some_tensors()
     write_shards(tmp_path, written, shards)
-    found = open_directory(tmp_path)
-    assert set(found) == set(written)
+    result = open_directory(tmp_path)
+    assert set(result) == set(written)
     for name, tensor in written.items():
-        source = found[name]
+        source = result[name]
         assert source.sources == (name,)
         assert source.shape == tuple(tensor.shape)
         assert source.load().dtype == tensor.dtype
         assert torch.equal(source.load(), tensor)
-    assert found["a.weight"].dtype == "BF16"
-    assert found["e.mask"].dtype == "BOOL"
+    assert result["a.weight"].dtype == "BF16"
+    assert result["e.mask"].dtype == "BOOL"
 
 
-def test_offset_is_where_the_bytes_lie(tmp_path: Path) -> None:
+def test_the_offset_is_the_position_of_the_bytes(tmp_path: Path) -> None:
     written = some_tensors()
     write_shards(tmp_path, written, 2)
     for name, source in open_directory(tmp_path).items():
@@ -65,7 +65,7 @@ def test_files_without_index_are_read_together(tmp_path: Path) -> None:
     assert set(open_directory(tmp_path)) == {"a.weight", "b.weight"}
 
 
-def test_tensor_in_two_files(tmp_path: Path) -> None:
+def test_rejects_a_tensor_in_two_files(tmp_path: Path) -> None:
     for file in ("one", "two"):
         save_file({"a.weight": torch.rand(2)}, tmp_path / f"{file}.safetensors")
     with pytest.raises(SpecbuildError, match=r"two\.safetensors: a\.weight also in one\.safe"):
@@ -79,21 +79,21 @@ def edit_index(path: Path, edit) -> None:
     write_json(file, index)
 
 
-def test_index_names_a_missing_file(tmp_path: Path) -> None:
+def test_rejects_an_index_with_a_missing_file(tmp_path: Path) -> None:
     write_shards(tmp_path, some_tensors(), 2)
     (tmp_path / "model-00002-of-00002.safetensors").unlink()
     with pytest.raises(SpecbuildError, match=r"names model-00002-of-00002\.safetensors, not in"):
         open_directory(tmp_path)
 
 
-def test_index_names_a_tensor_that_its_shard_lacks(tmp_path: Path) -> None:
+def test_rejects_an_index_with_a_tensor_that_its_shard_lacks(tmp_path: Path) -> None:
     write_shards(tmp_path, some_tensors(), 2)
     edit_index(tmp_path, lambda m: m.update({"f.weight": "model-00001-of-00002.safetensors"}))
     with pytest.raises(SpecbuildError, match=r"f\.weight should be in model-00001"):
         open_directory(tmp_path)
 
 
-def test_shard_holds_a_tensor_that_the_index_places_elsewhere(tmp_path: Path) -> None:
+def test_rejects_a_tensor_in_another_shard_than_in_the_index(tmp_path: Path) -> None:
     tensors = some_tensors()
     write_shards(tmp_path, tensors, 2)
     second = tmp_path / "model-00002-of-00002.safetensors"
@@ -104,7 +104,7 @@ def test_shard_holds_a_tensor_that_the_index_places_elsewhere(tmp_path: Path) ->
         open_directory(tmp_path)
 
 
-def test_shard_holds_a_tensor_that_the_index_forgot(tmp_path: Path) -> None:
+def test_rejects_a_tensor_that_is_not_in_the_index(tmp_path: Path) -> None:
     write_shards(tmp_path, some_tensors(), 2)
     edit_index(tmp_path, lambda m: m.pop("a.weight"))
     with pytest.raises(
@@ -114,21 +114,21 @@ def test_shard_holds_a_tensor_that_the_index_forgot(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("file", ["../model.safetensors", "/etc/passwd", 3, None])
-def test_index_may_name_files_beside_it_only(tmp_path: Path, file: object) -> None:
+def test_rejects_an_index_with_files_outside_the_folder(tmp_path: Path, file: object) -> None:
     write_shards(tmp_path, some_tensors(), 2)
     edit_index(tmp_path, lambda m: m.update({"a.weight": file}))
     with pytest.raises(SpecbuildError, match="expected a file beside the index"):
         open_directory(tmp_path)
 
 
-def test_index_without_a_map(tmp_path: Path) -> None:
+def test_rejects_an_index_without_a_map(tmp_path: Path) -> None:
     write_shards(tmp_path, some_tensors(), 2)
     write_json(tmp_path / "model.safetensors.index.json", {"metadata": {}})
     with pytest.raises(SpecbuildError, match="has no weight_map"):
         open_directory(tmp_path)
 
 
-def test_several_indexes(tmp_path: Path) -> None:
+def test_rejects_several_indexes(tmp_path: Path) -> None:
     for name in ("a", "b"):
         write_json(tmp_path / f"{name}.safetensors.index.json", {"weight_map": {"x": "y"}})
     with pytest.raises(SpecbuildError, match="several indexes"):
@@ -138,29 +138,29 @@ def test_several_indexes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("file", "kind"), [("pytorch_model.bin", "pickle"), ("m.pth", "pickle"), ("m.gguf", "GGUF")]
 )
-def test_other_formats_are_refused(tmp_path: Path, file: str, kind: str) -> None:
+def test_rejects_other_formats(tmp_path: Path, file: str, kind: str) -> None:
     (tmp_path / file).write_bytes(b"\x80\x02")
     with pytest.raises(SpecbuildError, match=f"only {kind} weights .*convert them to safetensors"):
         open_directory(tmp_path)
 
 
-def test_no_weights_at_all(tmp_path: Path) -> None:
+def test_rejects_a_folder_without_weights(tmp_path: Path) -> None:
     with pytest.raises(SpecbuildError, match=r"not a checkpoint, it holds no \*\.safetensors"):
         open_directory(tmp_path)
 
 
 @settings(max_examples=60, deadline=None)
-@given(kept=st.floats(0, 1, exclude_max=True))
-def test_a_file_cut_anywhere_is_refused(tmp_path_factory, kept: float) -> None:
+@given(fraction=st.floats(0, 1, exclude_max=True))
+def test_rejects_a_shard_truncated_anywhere(tmp_path_factory, fraction: float) -> None:
     file = tmp_path_factory.mktemp("cut") / "model.safetensors"
     save_file(some_tensors(), file)
     whole = file.read_bytes()
-    file.write_bytes(whole[: int(len(whole) * kept)])
+    file.write_bytes(whole[: int(len(whole) * fraction)])
     with pytest.raises(SpecbuildError, match=r"model\.safetensors: .*download it again"):
         read_header(file)
 
 
-def test_bytes_after_the_last_tensor(tmp_path: Path) -> None:
+def test_rejects_bytes_after_the_last_tensor(tmp_path: Path) -> None:
     file = tmp_path / "model.safetensors"
     save_file(some_tensors(), file)
     file.write_bytes(file.read_bytes() + b"x")
@@ -184,7 +184,7 @@ ENTRY = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
         ([1], "entry for a is damaged"),
     ],
 )
-def test_damaged_header_entries(tmp_path: Path, entry: object, message: str) -> None:
+def test_rejects_damaged_header_entries(tmp_path: Path, entry: object, message: str) -> None:
     header = json.dumps({"a": entry}).encode()
     file = tmp_path / "model.safetensors"
     file.write_bytes(len(header).to_bytes(8, "little") + header + bytes(8))
@@ -193,14 +193,14 @@ def test_damaged_header_entries(tmp_path: Path, entry: object, message: str) -> 
 
 
 @pytest.mark.parametrize("header", [b"{", b"[]", b"\xff\xff"])
-def test_damaged_headers(tmp_path: Path, header: bytes) -> None:
+def test_rejects_damaged_headers(tmp_path: Path, header: bytes) -> None:
     file = tmp_path / "model.safetensors"
     file.write_bytes(len(header).to_bytes(8, "little") + header)
     with pytest.raises(SpecbuildError, match="header is damaged"):
         read_header(file)
 
 
-def test_file_that_vanishes_before_it_is_loaded(tmp_path: Path) -> None:
+def test_rejects_a_file_that_is_deleted_before_loading(tmp_path: Path) -> None:
     write_shards(tmp_path, some_tensors(), 1)
     source = open_directory(tmp_path)["a.weight"]
     (tmp_path / "model.safetensors").unlink()
@@ -208,7 +208,7 @@ def test_file_that_vanishes_before_it_is_loaded(tmp_path: Path) -> None:
         source.load()
 
 
-def test_paths_that_are_no_checkpoint(tmp_path: Path) -> None:
+def test_rejects_paths_without_a_checkpoint(tmp_path: Path) -> None:
     with pytest.raises(SpecbuildError, match="absent: no such directory"):
         read_config(tmp_path / "absent")
     file = tmp_path / "file"
@@ -225,7 +225,7 @@ def test_paths_that_are_no_checkpoint(tmp_path: Path) -> None:
             read_config(tmp_path)
 
 
-def test_what_is_somewhere_else_or_in_another_format_says_how_to_get_it(
+def test_errors_name_the_remedy_for_other_locations_and_formats(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -242,7 +242,7 @@ def test_what_is_somewhere_else_or_in_another_format_says_how_to_get_it(
         read_config(tmp_path)
 
 
-def test_axes_below_zero_are_damage(tmp_path: Path) -> None:
+def test_rejects_negative_axes(tmp_path: Path) -> None:
     header = {"a": {"dtype": "F32", "shape": [-2, -3], "data_offsets": [0, 24]}}
     head = json.dumps(header).encode()
     file = tmp_path / "model.safetensors"
@@ -251,13 +251,13 @@ def test_axes_below_zero_are_damage(tmp_path: Path) -> None:
         read_header(file)
 
 
-def test_long_lists_say_how_many_more_there_are() -> None:
+def test_long_lists_end_with_the_number_of_omitted_names() -> None:
     assert shorten(["a", "b", "c"]) == "a, b, c"
     assert shorten(["a", "b", "c", "d"]) == "a, b, c and 1 more"
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "model.safetensors.index.json"])
-def test_what_is_no_regular_file_is_not_waited_for(tmp_path: Path, name: str) -> None:
+def test_rejects_special_files_without_blocking(tmp_path: Path, name: str) -> None:
     os.mkfifo(tmp_path / name)
     with pytest.raises(SpecbuildError, match="is no regular file"):
         open_directory(tmp_path)
@@ -278,10 +278,10 @@ ADAPTER = {"base_model_name_or_path": "Qwen/Qwen3-8B", "peft_type": "LORA", "r":
          "save_pretrained) and give the result"),
     ],
 )  # fmt: skip
-def test_adapters_are_refused_in_a_sentence(
+def test_rejects_adapters(
     tmp_path: Path, name: str, content: dict[str, object], sentence: str, whole: bool
 ) -> None:
-    """Also beside a configuration."""
+    """They are also rejected in a folder with a configuration."""
     (tmp_path / name).write_text(json.dumps(content))
     if whole:
         (tmp_path / "config.json").write_text("{}")
@@ -301,7 +301,9 @@ def test_adapters_are_refused_in_a_sentence(
     ],
     ids=["floats", "boolean", "too many axes", "before the data", "no name of a type"],
 )
-def test_entries_of_headers_are_whole_numbers(tmp_path: Path, entry: dict[str, object]) -> None:
+def test_rejects_header_entries_that_are_not_integers(
+    tmp_path: Path, entry: dict[str, object]
+) -> None:
     head = json.dumps({"a": entry}).encode()
     file = tmp_path / "model.safetensors"
     file.write_bytes(len(head).to_bytes(8, "little") + head + bytes(4))
@@ -310,7 +312,7 @@ def test_entries_of_headers_are_whole_numbers(tmp_path: Path, entry: dict[str, o
     assert len(str(refused.value)) < 300
 
 
-def test_a_shard_with_a_name_that_no_file_has(tmp_path: Path) -> None:
+def test_rejects_a_shard_with_an_invalid_file_name(tmp_path: Path) -> None:
     write_target(tmp_path, layers=1, shards=2)
     (index,) = tmp_path.glob("*.index.json")
     data = json.loads(index.read_text())
@@ -337,9 +339,7 @@ def test_a_shard_with_a_name_that_no_file_has(tmp_path: Path) -> None:
     ],
 )
 @pytest.mark.parametrize("kind", ["directory", "broken link", "pipe"])
-def test_no_regular_file_is_not_taken_for_an_absent_one(
-    tmp_path: Path, name: str, kind: str
-) -> None:
+def test_special_files_are_not_treated_as_absent(tmp_path: Path, name: str, kind: str) -> None:
     write_target(tmp_path, layers=1, vocab=264, tokenizer=True)
     file = tmp_path / name
     file.unlink(missing_ok=True)
@@ -347,14 +347,14 @@ def test_no_regular_file_is_not_taken_for_an_absent_one(
         file.mkdir()
     elif kind == "pipe":
         os.mkfifo(file)
-    else:  # a snapshot of the hub's cache whose blob was removed
+    else:  # a snapshot of the hub cache whose blob was deleted
         file.symlink_to(tmp_path / "blobs" / "absent")
     with pytest.raises(SpecbuildError, match=f"{file}: is no regular file"):
         read_target(tmp_path, strict=False)
 
 
 @pytest.mark.parametrize("name", ["model.layers.{}.x", "model.layers.0.mlp.experts.{}.up.weight"])
-def test_numbers_in_names_beyond_what_python_reads(tmp_path: Path, name: str) -> None:
+def test_very_long_numbers_in_names(tmp_path: Path, name: str) -> None:
     write_llama(tmp_path, "qwen3_moe")
     extra = {name.format("9" * 5000): torch.zeros(1)}
     file = tmp_path / "model.safetensors"
@@ -364,8 +364,8 @@ def test_numbers_in_names_beyond_what_python_reads(tmp_path: Path, name: str) ->
 
 
 @pytest.mark.parametrize("kind", ["granite", "llama", "mixtral", "olmo3", "phi3", "smollm3"])
-def test_quantized_weights_are_named(tmp_path: Path, kind: str) -> None:
-    """As published configurations have it: sorted, the method last."""
+def test_the_error_names_the_quantization_method(tmp_path: Path, kind: str) -> None:
+    """As in published configurations: sorted, with the method last."""
     write_llama(tmp_path, kind)
     method = {"bits": 4, "group_size": 128, "modules_to_not_convert": None, "quant_method": "awq"}
     edit_config(tmp_path, quantization_config=method)

@@ -1,4 +1,4 @@
-"""GPT-OSS checkpoints: what is read of them, and every way in which they are refused."""
+"""GPT-OSS checkpoints: the values read from them, and rejected checkpoints."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_expected_tensors_of_the_20b_release() -> None:
     assert len(expected) == 3 + 24 * 19
 
 
-def test_layer_types_alternate_where_absent(target: Path) -> None:
+def test_layer_types_alternate_by_default(target: Path) -> None:
     remove_fields(target, "layer_types")
     g = read_target(target, strict=True).geometry
     assert g.layer_types == ("sliding_attention", "full_attention")
@@ -97,7 +97,7 @@ def test_layer_types_alternate_where_absent(target: Path) -> None:
     assert (g.layer_types, g.sliding_window) == (("full_attention", "full_attention"), 0)
 
 
-def test_eos_of_config_only_without_generation_config(target: Path) -> None:
+def test_the_eos_of_config_is_used_without_generation_config_only(target: Path) -> None:
     edit_config(target, eos_token_id=7)
     assert read_target(target, strict=True).geometry.eos_token_ids == (0, 2)
     write_json(target / "generation_config.json", {"eos_token_id": 5})
@@ -149,14 +149,14 @@ def test_tied_head_is_the_embedding(target: Path) -> None:
     assert tensors["lm_head.weight"].sources == ("model.embed_tokens.weight",)
 
 
-def test_missing_head_without_tying(target: Path) -> None:
+def test_rejects_a_missing_head_without_tying(target: Path) -> None:
     edit_tensors(target, lambda t: t.pop("lm_head.weight"))
     assert "missing: lm_head.weight, shape [40, 32]" in refusal(target)
 
 
 @examples(50)
 @given(data=st.data())
-def test_any_change_of_the_tensors_is_named(tmp_path_factory, data: st.DataObject) -> None:
+def test_the_error_names_any_changed_tensor(tmp_path_factory, data: st.DataObject) -> None:
     path = tmp_path_factory.mktemp("changed")
     written = write_target(path, **SMALL)
     names = data.draw(
@@ -198,14 +198,14 @@ CHANGES = {
 
 
 def stands_for(group: str, name: str, kind: str) -> bool:
-    """Whether a reported name or group (``layers.{0-1}.``) covers ``name``."""
-    wanted = f"{name}_extra" if kind == "add" else name
-    shown = group.split(", shape", maxsplit=1)[0]
-    choices = [shown.replace("{0-1}", str(layer)) for layer in range(2)]
-    return wanted in choices
+    """Return whether a reported name or group (``layers.{0-1}.``) includes ``name``."""
+    expected = f"{name}_extra" if kind == "add" else name
+    pattern = group.split(", shape", maxsplit=1)[0]
+    choices = [pattern.replace("{0-1}", str(layer)) for layer in range(2)]
+    return expected in choices
 
 
-def test_more_layers_in_the_shards_than_in_the_config(target: Path) -> None:
+def test_rejects_more_layers_in_the_shards_than_in_the_config(target: Path) -> None:
     edit_config(target, num_hidden_layers=1, layer_types=None)
     message = refusal(target)
     assert "left over: model.layers.1.mlp.router.bias" in message
@@ -224,7 +224,9 @@ def test_findings_of_many_layers_share_a_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("written", ["mxfp4", "bf16"])
-def test_expert_format_of_config_and_shards_differ(tmp_path: Path, written: str) -> None:
+def test_rejects_different_expert_formats_in_config_and_shards(
+    tmp_path: Path, written: str
+) -> None:
     write_target(tmp_path, experts_format=written)
     if written == "mxfp4":
         remove_fields(tmp_path, "quantization_config")
@@ -251,7 +253,7 @@ MLA_CONFIG = {
 
 @pytest.mark.parametrize("model_type", ["llama_mla", "gpt_oss"])
 @pytest.mark.parametrize("stray", [None, 4])
-def test_dense_mlp_config_over_expert_shards(
+def test_rejects_a_dense_config_with_tensors_of_experts(
     tmp_path: Path, model_type: str, stray: int | None
 ) -> None:
     changes = {"model_type": model_type, "num_local_experts": stray}
@@ -267,7 +269,7 @@ def test_dense_mlp_config_over_expert_shards(
     assert "the shards hold mlp.experts.* and mlp.router.*" in message
 
 
-def test_dense_mlp_tensors_under_a_gpt_oss_config(target: Path) -> None:
+def test_rejects_dense_tensors_with_a_gpt_oss_config(target: Path) -> None:
     def densify(tensors: dict[str, torch.Tensor]) -> None:
         for name in [n for n in tensors if ".mlp." in n]:
             del tensors[name]
@@ -280,21 +282,21 @@ def test_dense_mlp_tensors_under_a_gpt_oss_config(target: Path) -> None:
     assert "hint: the shards hold a dense MLP, but GPT-OSS has experts" in message
 
 
-def test_draft_given_as_target(tmp_path: Path) -> None:
+def test_rejects_a_draft_as_the_target(tmp_path: Path) -> None:
     write_draft(tmp_path)
     message = refusal(tmp_path)
     assert "architectures ['LlamaForCausalLMEagle3'] is not supported" in message
     assert "hint: the shards contain an EAGLE3 draft; pass it with --draft" in message
 
 
-def test_unsupported_model_type_without_weights(tmp_path: Path) -> None:
+def test_rejects_an_unsupported_model_type_without_weights(tmp_path: Path) -> None:
     write_json(tmp_path / "config.json", {"model_type": "mamba"})
     assert "model_type 'mamba' is not supported (supported: gpt_oss" in refusal(tmp_path)
     write_json(tmp_path / "config.json", {})
     assert "model_type None is not supported" in refusal(tmp_path)
 
 
-def test_config_over_pickled_weights(target: Path) -> None:
+def test_rejects_pickled_weights(target: Path) -> None:
     (target / "model.safetensors").rename(target / "pytorch_model.bin")
     assert "only pickle weights (pytorch_model.bin)" in refusal(target)
 
@@ -335,7 +337,7 @@ def test_config_over_pickled_weights(target: Path) -> None:
         ),
     ],
 )
-def test_refused_configurations(target: Path, changes: dict, message: str | None) -> None:
+def test_rejects_invalid_configurations(target: Path, changes: dict, message: str | None) -> None:
     edit_config(target, **changes)
     if message is None:
         warnings = read_target(target, strict=False).warnings
@@ -346,12 +348,12 @@ def test_refused_configurations(target: Path, changes: dict, message: str | None
         assert message in refusal(target)
 
 
-def test_eos_outside_the_vocabulary(target: Path) -> None:
+def test_rejects_an_eos_outside_the_vocabulary(target: Path) -> None:
     write_json(target / "generation_config.json", {"eos_token_id": [1, 40]})
     assert "generation_config.json: eos_token_id: got [1, 40]" in refusal(target)
 
 
-def test_unknown_field_warns_and_is_refused_when_strict(target: Path) -> None:
+def test_an_unknown_field_is_a_warning_or_with_strict_an_error(target: Path) -> None:
     edit_config(target, attention_temperature=2.0, resid_dropout=0.0)
     (warning,) = read_target(target, strict=False).warnings
     assert warning == (
@@ -360,20 +362,20 @@ def test_unknown_field_warns_and_is_refused_when_strict(target: Path) -> None:
     assert "unknown fields attention_temperature" in refusal(target, strict=True)
 
 
-def test_warnings_hold_no_path(target: Path) -> None:
+def test_warnings_contain_no_path(target: Path) -> None:
     edit_config(target, mystery=str(1), attention_dropout=0.1)
     warnings = read_target(target, strict=False).warnings
     assert len(warnings) == 2
     assert not any(str(target.parent) in warning for warning in warnings)
 
 
-def test_truncated_shard(target: Path) -> None:
+def test_rejects_a_truncated_shard(target: Path) -> None:
     file = target / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-100])
     assert "truncated or damaged" in refusal(target)
 
 
-def test_reading_leaves_the_checkpoint_as_it_was(target: Path, tmp_path: Path) -> None:
+def test_reading_does_not_change_the_checkpoint(target: Path, tmp_path: Path) -> None:
     before = tmp_path / "before"
     shutil.copytree(target, before)
     for tensor in read_target(target, strict=True).tensors.values():
@@ -383,12 +385,12 @@ def test_reading_leaves_the_checkpoint_as_it_was(target: Path, tmp_path: Path) -
     assert {f.name for f in before.iterdir()} == {f.name for f in target.iterdir()}
 
 
-def test_a_token_may_take_every_expert(tmp_path: Path) -> None:
+def test_a_token_may_use_every_expert(tmp_path: Path) -> None:
     write_target(tmp_path, layers=2, experts=2, experts_per_token=2)
     assert experts_of(read_target(tmp_path, strict=True).geometry).experts_per_token == 2
 
 
-def test_mxfp4_needs_inner_sizes_of_whole_blocks(tmp_path: Path) -> None:
+def test_rejects_mxfp4_inner_sizes_with_partial_blocks(tmp_path: Path) -> None:
     write_target(tmp_path, layers=2)
     edit_config(tmp_path, intermediate_size=48)
     with pytest.raises(

@@ -1,4 +1,4 @@
-"""Files of tensors: read back equal, by everyone who may read new files."""
+"""Files of tensors: they can be read back, with the permissions of new files."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from specbuild.runtime.errors import SpecbuildError
 
 @pytest.fixture(params=[0o022, 0o077], ids=["open", "private"])
 def rights(request: pytest.FixtureRequest) -> Iterator[int]:
-    """What a new file may be used for under a umask."""
+    """Set a umask; return the expected permissions of a new file."""
     before = os.umask(request.param)
     yield 0o666 & ~request.param
     os.umask(before)
 
 
-def test_the_file_is_read_back_and_has_the_rights_of_new_files(tmp_path: Path, rights: int) -> None:
+def test_the_file_is_read_back_with_permissions_of_new_files(tmp_path: Path, rights: int) -> None:
     tensors = {"a.weight": torch.randn(3, 5).bfloat16(), "ids": torch.arange(7)}
     file = tmp_path / "model.safetensors"
     write_tensors(file, tensors)
@@ -36,7 +36,7 @@ def test_the_file_is_read_back_and_has_the_rights_of_new_files(tmp_path: Path, r
     assert [path.name for path in tmp_path.iterdir()] == [file.name]
 
 
-def test_a_file_that_cannot_be_finished_leaves_the_one_before(
+def test_a_failed_write_leaves_the_previous_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "model.safetensors"

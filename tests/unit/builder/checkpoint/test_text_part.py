@@ -1,4 +1,4 @@
-"""The text part of multimodal checkpoints: what is read of them, and that it computes the same."""
+"""The text part of multimodal checkpoints: the values read, and equal results."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ GEMMA4_VISION = {
 
 
 def write_wrapped(path: Path, text_kind: str, **changes: Any) -> None:
-    """A random multimodal model around a text model of this type."""
+    """Write a random multimodal model with a text model of this type."""
     from transformers import (
         Gemma3Config,
         Gemma3ForConditionalGeneration,
@@ -80,7 +80,7 @@ def write_wrapped(path: Path, text_kind: str, **changes: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", ["gemma3_text", "ministral3"])
-def test_the_text_part_is_read_and_the_rest_is_named(tmp_path: Path, kind: str) -> None:
+def test_the_text_part_is_read_and_the_rest_is_reported(tmp_path: Path, kind: str) -> None:
     write_wrapped(tmp_path, kind, tie_word_embeddings=True)
     target = read_target(tmp_path, strict=True)
     assert target.geometry.model_type == kind and target.geometry.tied_head
@@ -90,7 +90,7 @@ def test_the_text_part_is_read_and_the_rest_is_named(tmp_path: Path, kind: str) 
     assert source.sources == ("language_model.model.layers.0.mlp.up_proj.weight",)
 
 
-def test_a_head_of_its_own_is_not_tied(tmp_path: Path) -> None:
+def test_a_separate_head_is_not_tied(tmp_path: Path) -> None:
     write_wrapped(tmp_path, "ministral3", tie_word_embeddings=False)
     edit_config(tmp_path, tie_word_embeddings=None)
     target = read_target(tmp_path, strict=True)
@@ -100,14 +100,14 @@ def test_a_head_of_its_own_is_not_tied(tmp_path: Path) -> None:
     )
 
 
-def test_an_unknown_text_model_is_refused_by_its_type(tmp_path: Path) -> None:
+def test_the_error_names_the_type_of_an_unknown_text_model(tmp_path: Path) -> None:
     write_wrapped(tmp_path, "ministral3", tie_word_embeddings=True)
     edit_config(tmp_path, text_config={"model_type": "mamba"})
     with pytest.raises(SpecbuildError, match="text_config: model_type 'mamba' is not supported"):
         read_target(tmp_path, strict=True)
 
 
-def test_qwen3_vl_without_images_is_a_qwen3(tmp_path: Path) -> None:
+def test_qwen3_vl_without_images_equals_qwen3(tmp_path: Path) -> None:
     """The reference of ``verify`` gives the logits of the multimodal class."""
     from transformers import Qwen3VLForConditionalGeneration
 
@@ -118,11 +118,11 @@ def test_qwen3_vl_without_images_is_a_qwen3(tmp_path: Path) -> None:
     text = load_target(tmp_path, teacher=False)
     ids = torch.arange(3, 28)[None]
     with torch.no_grad():
-        expected, found = whole(ids).logits, text(ids, use_cache=False).logits
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+        expected, result = whole(ids).logits, text(ids, use_cache=False).logits
+    torch.testing.assert_close(result, expected, rtol=0, atol=1e-5)
 
 
-def test_gemma_4_is_read_without_its_vision(tmp_path: Path) -> None:
+def test_gemma_4_is_read_without_its_vision_part(tmp_path: Path) -> None:
     write_wrapped(tmp_path, "gemma4_text", tie_word_embeddings=True)
     target = read_target(tmp_path, strict=True)
     assert target.geometry.model_type == "gemma4_text" and target.geometry.tied_head
@@ -136,16 +136,14 @@ def test_gemma_4_is_read_without_its_vision(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "kind", ["gemma3_text", "gemma4_text", "ministral3", "qwen3_vl_text", "qwen3_5_text"]
 )
-def test_an_engine_of_the_text_part_computes_what_transformers_computes(
-    tmp_path: Path, kind: str
-) -> None:
+def test_an_engine_of_the_text_part_equals_transformers(tmp_path: Path, kind: str) -> None:
     write_wrapped(tmp_path / "model", kind, tie_word_embeddings=kind != "qwen3_vl_text")
     build_drafted_engine(tmp_path, OF_KIND[kind])
     check_stages(tmp_path)
 
 
 @pytest.mark.slow
-def test_an_mtp_layer_beside_the_text_part_drafts(tmp_path: Path) -> None:
+def test_an_mtp_layer_of_a_multimodal_checkpoint_drafts(tmp_path: Path) -> None:
     model = tmp_path / "model"
     write_wrapped(model, "qwen3_5_text", tie_word_embeddings=False)
     add_qwen_predictor(model, like=3, prefix="model.language_model.")

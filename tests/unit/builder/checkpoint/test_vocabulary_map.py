@@ -1,4 +1,4 @@
-"""``d2t`` in both of its forms."""
+"""``d2t`` as offsets and as a map."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def members(targets: list[int]) -> torch.Tensor:
 
 
 @given(targets=TARGETS, with_t2d=st.booleans())
-def test_offsets(targets: list[int], with_t2d: bool) -> None:
+def test_offsets_are_recognized(targets: list[int], with_t2d: bool) -> None:
     d2t = torch.tensor([target - draft for draft, target in enumerate(targets)])
     is_map = len(set(d2t.tolist())) == len(d2t) and int(d2t.min()) >= 0 and int(d2t.max()) < VOCAB
     if not with_t2d and is_map and d2t.tolist() != targets:
@@ -34,7 +34,7 @@ def test_offsets(targets: list[int], with_t2d: bool) -> None:
 
 
 @given(targets=TARGETS)
-def test_map_is_told_by_t2d(targets: list[int]) -> None:
+def test_a_map_is_recognized_by_t2d(targets: list[int]) -> None:
     d2t = torch.tensor(targets, dtype=torch.int32)
     shifted = [j + t for j, t in enumerate(targets)]
     form, offsets = read_offsets("d", d2t, members(targets), VOCAB)
@@ -44,7 +44,7 @@ def test_map_is_told_by_t2d(targets: list[int]) -> None:
         assert [j + int(o) for j, o in enumerate(offsets)] == targets
 
 
-def test_map_is_told_by_the_vocabulary() -> None:
+def test_a_map_is_recognized_by_the_size_of_the_vocabulary() -> None:
     form, offsets = read_offsets("d", torch.tensor([3, 10, 48, 49]), None, VOCAB)
     assert (form, offsets.tolist()) == ("map", [3, 9, 46, 46])
 
@@ -59,6 +59,6 @@ def test_map_is_told_by_the_vocabulary() -> None:
         ([0, 0], [0], "d2t has 2 target tokens and t2d 1"),
     ],
 )
-def test_refusals(d2t: list[int], t2d: list[int] | None, message: str) -> None:
+def test_rejects_invalid_values(d2t: list[int], t2d: list[int] | None, message: str) -> None:
     with pytest.raises(SpecbuildError, match=f"draft: d2t.*{message.removeprefix('d2t')}"):
         read_offsets("draft", torch.tensor(d2t), None if t2d is None else members(t2d), VOCAB)

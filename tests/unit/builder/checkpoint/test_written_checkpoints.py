@@ -1,4 +1,4 @@
-"""The checkpoints that the tests write are real: transformers loads them."""
+"""The checkpoints that these tests write are valid: transformers loads them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from specbuild.builder.families.checkpoints import read_target
         ("bf16", "f32", "rope_parameters"),
     ],
 )
-def test_transformers_loads_them(
+def test_transformers_loads_written_checkpoints(
     tmp_path: Path, experts_format: str, dtype: str, rope_spelling: str
 ) -> None:
     from transformers import GptOssForCausalLM
@@ -41,18 +41,18 @@ def test_transformers_loads_them(
         assert torch.equal(loaded[name].float(), written[name].float())
     experts = "model.layers.3.mlp.experts.gate_up_proj"
     if experts_format == "mxfp4":
-        wanted = dequantise(written[f"{experts}_blocks"], written[f"{experts}_scales"])
-        assert torch.equal(loaded[experts].float(), wanted.transpose(1, 2))
+        expected = dequantise(written[f"{experts}_blocks"], written[f"{experts}_scales"])
+        assert torch.equal(loaded[experts].float(), expected.transpose(1, 2))
     ids = torch.randint(0, geometry.vocab, (2, 24), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         result = model(ids, output_hidden_states=True)
     spreads = [float(state.std()) for state in result.hidden_states]
     assert all(0.3 < spread < 10 for spread in spreads), spreads
     best = result.logits.softmax(-1).amax(-1)
-    assert 0.05 < float(best.mean()) < 0.9  # neither flat nor certain
+    assert 0.05 < float(best.mean()) < 0.9  # neither uniform nor deterministic
 
 
-def test_seeds(tmp_path: Path) -> None:
+def test_seeds_determine_the_weights(tmp_path: Path) -> None:
     one = write_target(tmp_path / "a", seed=3)
     same = write_target(tmp_path / "b", seed=3)
     other = write_target(tmp_path / "c", seed=4)
