@@ -1,4 +1,4 @@
-"""``--kv-dtype fp8``: a CPU engine whose keys and values are e4m3 codes."""
+"""``--kv-dtype fp8``: a CPU engine whose keys and values are e4m3."""
 
 from __future__ import annotations
 
@@ -31,47 +31,49 @@ from specbuild.runtime.errors import SpecbuildError
 TOKENS = tuple(np.random.default_rng(2).integers(3, VOCAB, 60).tolist())
 
 
-def built(model: Path, output: Path, **asked: Any) -> Path:
-    sizes = {"max_seq_len": 128, "kv_dtype": "fp8"} | asked
+def built(model: Path, output: Path, **changes: Any) -> Path:
+    sizes = {"max_seq_len": 128, "kv_dtype": "fp8"} | changes
     build(BuildOptions.from_flat(model=model, output=output, **sizes), SilentProgress())
     return output
 
 
 def scored(engine: Path) -> np.ndarray:
-    """Logits [T, V] behind every token."""
+    """Return the logits [T, V] after every token."""
     rows = Engine.load(engine).decoder.score(TOKENS)
     return np.concatenate([part.logits for part in rows])
 
 
 def nearest(values: torch.Tensor) -> torch.Tensor:
-    """Every value as the number of e4m3 that is nearest to it."""
+    """Round every value to the nearest number of e4m3."""
     grid = torch.tensor([*(-x for x in E4M3[:0:-1]), *E4M3])
     return grid[(values.unsqueeze(-1) - grid).abs().argmin(-1)]
 
 
 class RoundedCache(DynamicCache):
-    """What transformers attends to, rounded as it is kept."""
+    """A cache of transformers that rounds keys and values."""
 
     def update(self, keys: torch.Tensor, values: torch.Tensor, *rest: Any, **named: Any) -> Any:
         return super().update(nearest(keys), nearest(values), *rest, **named)
 
 
-def test_logits_are_transformers_over_a_rounded_cache(tmp_path: Path) -> None:
-    """The engine reads prompts of 60 tokens in pages of 16."""
+def test_logits_equal_transformers_with_a_rounded_cache(tmp_path: Path) -> None:
+    """The engine processes a prompt of 60 tokens in pages of 16."""
     write_llama(tmp_path / "model")
-    found = scored(built(tmp_path / "model", tmp_path / "fp8"))
-    theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype=torch.float32).eval()
+    result = scored(built(tmp_path / "model", tmp_path / "fp8"))
+    reference_model = AutoModelForCausalLM.from_pretrained(
+        tmp_path / "model", dtype=torch.float32
+    ).eval()
     ids = torch.tensor([TOKENS])
     with torch.no_grad():
-        wanted = theirs(ids, past_key_values=RoundedCache()).logits[0].numpy()
-        exact = theirs(ids).logits[0].numpy()
-    np.testing.assert_allclose(found, wanted, atol=1e-3)
-    assert np.abs(found - exact).max() > 10 * np.abs(found - wanted).max()
+        expected = reference_model(ids, past_key_values=RoundedCache()).logits[0].numpy()
+        exact = reference_model(ids).logits[0].numpy()
+    np.testing.assert_allclose(result, expected, atol=1e-3)
+    assert np.abs(result - exact).max() > 10 * np.abs(result - expected).max()
 
 
 @pytest.fixture(scope="module")
 def drafted(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A GPT-OSS with windows, and a draft, all caches in fp8."""
+    """A GPT-OSS with windows, and a draft; all caches are fp8."""
     folder = tmp_path_factory.mktemp("drafted")
     write_target(folder / "model", vocab=32)
     write_draft(folder / "draft", target_vocab=32, draft_vocab=32)
@@ -80,14 +82,16 @@ def drafted(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("shape", [DraftShape(1, 3, 3), DraftShape(4, 3, 12)], ids=str)
 def test_a_draft_changes_no_token(drafted: Path, shape: DraftShape) -> None:
-    """Codes of a tree move to where they are committed, as they are."""
+    """Accepted tokens of a tree are copied as stored."""
     plain, _ = sampled_outputs(drafted, None)
-    found, accepted = sampled_outputs(drafted, shape)
-    assert found == plain
+    result, accepted = sampled_outputs(drafted, shape)
+    assert result == plain
     assert accepted > 0
 
 
-def test_caches_take_a_quarter(drafted: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_caches_need_a_quarter_of_the_memory(
+    drafted: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     manifest = read_manifest(drafted)
     wide = {g.name: g for g in read_manifest(wide_engine(drafted)).cache_groups}
     assert set(wide) == {"full", "sliding", "draft"}
@@ -103,12 +107,12 @@ def test_caches_take_a_quarter(drafted: Path, capsys: pytest.CaptureFixture[str]
         assert main(["inspect", str(drafted)]) == 0
     assert "float8_e4m3fn (lossy)" in capsys.readouterr().out
     (drafted.parent / "p.jsonl").write_text('{"id": "a", "prompt_ids": [5, 6]}\n')
-    asked = ["--prompts", str(drafted.parent / "p.jsonl"), "--max-new-tokens", "2"]
-    assert main(["run", str(drafted), *asked]) == 0
+    arguments = ["--prompts", str(drafted.parent / "p.jsonl"), "--max-new-tokens", "2"]
+    assert main(["run", str(drafted), *arguments]) == 0
     assert "keys and values: fp8 (lossy)" in capsys.readouterr().err
 
 
-def test_it_is_not_what_transformers_computes(drafted: Path) -> None:
+def test_logits_differ_from_transformers_with_an_exact_cache(drafted: Path) -> None:
     with pytest.raises(SpecbuildError, match="hold it against an exact engine with compare"):
         verify_engine(drafted, drafted.parent / "model", None, SilentProgress())
 
@@ -133,7 +137,7 @@ SPECPV = {
         ({**SPECPV, "backend": "cuda"}, "select SpecPV's blocks by bf16 keys"),
     ],
 )
-def test_what_reads_no_codes_is_refused(
+def test_rejects_features_that_do_not_read_fp8_caches(
     tmp_path: Path, changes: dict[str, Any], message: str
 ) -> None:
     write_target(tmp_path / "model")
@@ -142,7 +146,7 @@ def test_what_reads_no_codes_is_refused(
         built(tmp_path / "model", tmp_path / "engine", draft=tmp_path / "draft", **changes)
 
 
-def test_latents_are_refused(tmp_path: Path) -> None:
+def test_rejects_latents(tmp_path: Path) -> None:
     write_target(tmp_path / "later")
     write_latents(tmp_path / "later", {1: 16})
     write_deepseek(tmp_path / "made")

@@ -1,4 +1,4 @@
-"""``--weights-dtype``: what is coded of a GPT-OSS, and what a CPU engine of such weights gives."""
+"""``--weights-dtype``: the quantized tensors of a GPT-OSS, and the results of a CPU engine."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ from specbuild.runtime.errors import SpecbuildError
 
 FORMS = pytest.mark.parametrize("dtype", ["fp8", "mxfp4"])
 TOKENS = tuple(range(3, 31))
-# Widths are whole blocks of 32 columns, as kernels have them.
+# Widths are multiples of blocks of 32 columns, as in kernels.
 GPT_OSS: dict[str, Any] = {"layers": 4, "hidden": 64, "q_heads": 4, "head_dim": 32}
 
 
 @FORMS
 @pytest.mark.parametrize("columns", [32, 96])
-def test_weights_are_rounded_as_the_format_says(dtype: str, columns: int) -> None:
+def test_weights_are_rounded_to_the_format(dtype: str, columns: int) -> None:
     rng = torch.Generator().manual_seed(columns)
     weight = torch.randn(3, 40, columns, generator=rng) * 2.0 ** torch.randint(
         -30, 2, (3, 40, 1), generator=rng
@@ -48,7 +48,7 @@ def test_weights_are_rounded_as_the_format_says(dtype: str, columns: int) -> Non
     weight[0, :5], weight[1, 3, 7] = 0, -0.0
     for of in (weight.bfloat16(), weight.bfloat16().float()):
         assert torch.equal(rounded(of, storage_named(dtype)), mx_rounded(of, dtype))
-    # What is not bf16 is so first, and a block may be short.
+    # Other types are first rounded to bf16, and a block may be partial.
     short = rounded(weight[..., : columns - 5], storage_named(dtype))
     padded = weight.clone()
     padded[..., columns - 5 :] = 0
@@ -56,17 +56,17 @@ def test_weights_are_rounded_as_the_format_says(dtype: str, columns: int) -> Non
 
 
 @FORMS
-def test_a_cuda_graph_of_gpt_oss_computes_the_rounded_checkpoint(
-    tmp_path: Path, dtype: str
-) -> None:
-    """QKV, O and head are codes; routers, experts, sinks and norms are those of the checkpoint."""
+def test_a_cuda_graph_equals_the_rounded_checkpoint(tmp_path: Path, dtype: str) -> None:
+    """QKV, O and head are quantized; routers, experts, sinks and norms are those of the
+    checkpoint.
+    """
     write_target(tmp_path, **GPT_OSS)
     logits = {}
     for form in ("bf16", dtype, "rounded"):
         if form == "rounded":
             edit_tensors(tmp_path, partial(round_checkpoint, name=dtype))
-        asked = "bf16" if form == "rounded" else form
-        fused = fused_model(tmp_path, max_seq_len=64, page_size=PAGE, weights_dtype=asked)
+        dtype_option = "bf16" if form == "rounded" else form
+        fused = fused_model(tmp_path, max_seq_len=64, page_size=PAGE, weights_dtype=dtype_option)
         model, rows = fused.models["target"], range(len(TOKENS))
         feeds = launch_feeds(model, rows, torch.tensor(rows)) | blank_pools(model)
         feeds["token_ids"] = torch.tensor(TOKENS, dtype=torch.int32)
@@ -77,8 +77,8 @@ def test_a_cuda_graph_of_gpt_oss_computes_the_rounded_checkpoint(
     assert not torch.equal(logits[dtype], logits["bf16"])
 
 
-def test_the_same_is_coded_beside_a_draft(tmp_path: Path) -> None:
-    """Whose states are put together by other nodes."""
+def test_the_same_tensors_are_quantized_with_a_draft(tmp_path: Path) -> None:
+    """With a draft, other nodes concatenate the captured states."""
     write_target(tmp_path / "target", **GPT_OSS)
     write_draft(tmp_path / "draft")
     fused = fused_model(
@@ -88,13 +88,13 @@ def test_the_same_is_coded_beside_a_draft(tmp_path: Path) -> None:
 
 
 def coded_names(layers: int) -> set[str]:
-    """The tensors of a GPT-OSS that become codes."""
+    """Return the names of the quantized tensors of a GPT-OSS."""
     parts = [f"self_attn.{part}_proj.weight" for part in "qkvo"]
     return {"lm_head.weight"} | {f"model.layers.{i}.{p}" for i in range(layers) for p in parts}
 
 
 def coded_tensors(model: ir.Model, ending: str) -> set[str]:
-    """The tensors of the checkpoint that weights with this ending are made of."""
+    """Return the checkpoint's tensors from which weights with this suffix are built."""
     recipes = [recipe_of(v) for n, v in model.graph.initializers.items() if n.endswith(ending)]
     return {source for recipe in recipes if recipe is not None for source in recipe.sources}
 
@@ -113,9 +113,7 @@ CPU_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         *slow(("qwen3-moe", "mxfp4"), ("gpt-oss", "mxfp4"), ("llama, tied", "fp8")),
     ],
 )
-def test_a_cpu_engine_computes_the_rounded_checkpoint(
-    tmp_path: Path, name: str, dtype: str
-) -> None:
+def test_a_cpu_engine_equals_the_rounded_checkpoint(tmp_path: Path, name: str, dtype: str) -> None:
     kind, changes = CPU_MODELS[name]
     model = tmp_path / "model"
     if kind == "gpt_oss":
@@ -123,18 +121,18 @@ def test_a_cpu_engine_computes_the_rounded_checkpoint(
     else:
         write_llama(model, kind, num_hidden_layers=2, **changes)
     tied = bool(changes.get("tie_word_embeddings"))
-    found = scored(model, tmp_path / "coded", weights_dtype=dtype)
+    result = scored(model, tmp_path / "coded", weights_dtype=dtype)
     plain = scored(model, tmp_path / "plain")
     edit_tensors(model, partial(round_checkpoint, name=dtype, experts=dtype == "mxfp4"))
     if tied:
         untie(model, dtype)
-    wanted = scored(model, tmp_path / "rounded")
-    np.testing.assert_array_equal(found, wanted)
-    assert not np.array_equal(found, plain)
+    expected = scored(model, tmp_path / "rounded")
+    np.testing.assert_array_equal(result, expected)
+    assert not np.array_equal(result, plain)
 
 
 def untie(model: Path, dtype: str) -> None:
-    """A head of its own: the embedding stays, the head is rounded."""
+    """Give the model a separate head: the embedding is not rounded, the head is."""
 
     def head(tensors: dict[str, torch.Tensor]) -> None:
         tensors["lm_head.weight"] = mx_rounded(tensors["model.embed_tokens.weight"], dtype)
@@ -143,41 +141,41 @@ def untie(model: Path, dtype: str) -> None:
     edit_config(model, tie_word_embeddings=False)
 
 
-def scored(model: Path, output: Path, **asked: Any) -> np.ndarray:
-    """Logits [T, V] of a CPU engine that is built so."""
+def scored(model: Path, output: Path, **changes: Any) -> np.ndarray:
+    """Return the logits [T, V] of a CPU engine with these options."""
     build(
-        BuildOptions.from_flat(model=model, output=output, max_seq_len=64, **asked),
+        BuildOptions.from_flat(model=model, output=output, max_seq_len=64, **changes),
         SilentProgress(),
     )
     return np.concatenate([rows.logits for rows in Engine.load(output).decoder.score(TOKENS)])
 
 
-def test_latents_and_routers_stay_on_a_cpu(tmp_path: Path) -> None:
-    """As in a CUDA engine: queries of a layer that caches latents have their weight as it is."""
+def test_latents_and_routers_are_not_quantized_on_a_cpu(tmp_path: Path) -> None:
+    """As in a CUDA engine, the query weight of a layer that caches latents is not quantized."""
     write_target(tmp_path, **GPT_OSS)
     write_latents(tmp_path, {1: 16}, kv_width=64)
-    asked = {"max_seq_len": 64, "page_size": PAGE}
-    cuda = fused_model(tmp_path, **asked, weights_dtype="fp8").models["target"]
+    limits = {"max_seq_len": 64, "page_size": PAGE}
+    cuda = fused_model(tmp_path, **limits, weights_dtype="fp8").models["target"]
     stays = {f"model.layers.1.self_attn.{part}_proj.weight" for part in "qkv"}
-    wanted = coded_names(4) - stays
-    assert coded_tensors(cuda, ".packed.fp8") == wanted
-    found: set[str] = set()
+    expected = coded_names(4) - stays
+    assert coded_tensors(cuda, ".packed.fp8") == expected
+    result: set[str] = set()
     with pytest.MonkeyPatch.context() as patch:
 
-        def passes(role: str, **asked: Any) -> Any:
+        def passes(role: str, **limits: Any) -> Any:
             def look(model: ir.Model) -> int:
                 if role == "target":
-                    found.update(coded_tensors(model, ".fp8"))
+                    result.update(coded_tensors(model, ".fp8"))
                 return 0
 
-            return (*cpu_passes(role, **asked), GraphPass("look", look))
+            return (*cpu_passes(role, **limits), GraphPass("look", look))
 
         patch.setattr("specbuild.builder.backends.cpu.backend.cpu_passes", passes)
         scored(tmp_path, tmp_path / "engine", weights_dtype="fp8")
-    assert found == wanted
+    assert result == expected
 
 
-def test_an_engine_tells_that_its_weights_are_lossy(
+def test_an_engine_reports_quantized_weights_as_lossy(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_target(tmp_path / "model", **GPT_OSS)
@@ -185,14 +183,14 @@ def test_an_engine_tells_that_its_weights_are_lossy(
     manifest = Engine.load(tmp_path / "engine").manifest
     assert (manifest.target.dtype, lossy_names(manifest)) == ("fp8", ("fp8 weights",))
     (tmp_path / "prompts.jsonl").write_text('{"id": "a", "prompt_ids": [5, 6, 7]}\n')
-    asked = ["--prompts", str(tmp_path / "prompts.jsonl"), "--max-new-tokens", "2"]
-    assert main(["run", str(tmp_path / "engine"), *asked]) == 0
+    arguments = ["--prompts", str(tmp_path / "prompts.jsonl"), "--max-new-tokens", "2"]
+    assert main(["run", str(tmp_path / "engine"), *arguments]) == 0
     assert "weights: fp8 (lossy)" in capsys.readouterr().err
     assert main(["inspect", str(tmp_path / "engine")]) == 0
     assert "fp8 (lossy)" in capsys.readouterr().out
 
 
-def test_a_model_without_a_cuda_engine_is_refused(tmp_path: Path) -> None:
+def test_rejects_a_model_without_cuda_support(tmp_path: Path) -> None:
     write_deepseek(tmp_path / "mla")
     write_llama(tmp_path / "experts", "qwen3_moe", dtype="bfloat16")
     mixed = "experts in bf16 with other weights in fp8"

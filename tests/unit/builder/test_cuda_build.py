@@ -1,4 +1,4 @@
-"""``build --backend cuda``: a whole engine directory, on a machine without a GPU."""
+"""``build --backend cuda``: a complete engine directory, on a machine without a GPU."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ LAUNCH_LIMIT_BYTES = 227 * 1024
 
 
 class Stages(SilentProgress):
-    """Remembers the stages of a build."""
+    """Progress that records the stages of a build."""
 
     def __init__(self) -> None:
         self.names: list[str] = []
@@ -56,7 +56,7 @@ class Stages(SilentProgress):
 
 
 def options(folder: Path, output: Path, **changes: Any) -> BuildOptions:
-    """A small engine with a draft, by few programs."""
+    """Return the options of a small engine with a draft and few programs."""
     small = {
         "backend": "cuda", "gpu": "sm_90a", "max_seq_len": 64, "max_batch_size": 1,
         "draft_top_k": 1, "draft_depth": 1, "draft_tokens": 1,
@@ -102,7 +102,7 @@ def program(engine: Path, file: str) -> Program:
     return from_json(Program, data, file)
 
 
-def test_the_directory_is_whole_and_says_what_it_is(engine: Path, stages: Stages) -> None:
+def test_the_directory_is_complete_and_describes_itself(engine: Path, stages: Stages) -> None:
     manifest = read_manifest(engine)
     verify_files(engine, manifest)
     assert (manifest.backend, manifest.device, manifest.roles) == ("cuda", "sm_90a", {})
@@ -112,7 +112,7 @@ def test_the_directory_is_whole_and_says_what_it_is(engine: Path, stages: Stages
     assert stages.names.index("compiling kernels") < stages.names.index("writing weights")
 
 
-def test_the_plan_has_the_programs_of_the_limits(plan: Plan) -> None:
+def test_the_limits_determine_the_programs(plan: Plan) -> None:
     names = [entry.name for entry in plan.programs]
     assert names == [
         "prefill@64", "score@8", "score@64",
@@ -125,22 +125,22 @@ def test_the_plan_has_the_programs_of_the_limits(plan: Plan) -> None:
     assert plan.driver_version >= 12000
 
 
-def test_every_launch_has_its_kernel_and_its_arguments(engine: Path, plan: Plan) -> None:
+def test_every_launch_has_a_kernel_and_matching_arguments(engine: Path, plan: Plan) -> None:
     for entry in plan.programs:
-        found = program(engine, entry.file)
-        assert len(found.launches) == entry.launches > 0
-        assert {launch.op for launch in found.launches} == set(range(len(found.ops)))
-        for launch in found.launches:
+        result = program(engine, entry.file)
+        assert len(result.launches) == entry.launches > 0
+        assert {launch.op for launch in result.launches} == set(range(len(result.ops)))
+        for launch in result.launches:
             kernel = plan.kernels[launch.kernel]
             cubin = (engine / kernel.cubin).read_bytes()
             sizes = kernel_parameters(cubin, kernel.cubin)[kernel.entry]
-            # A pointer (or a null one) has 8 bytes, an int32 or a float32 4.
+            # A pointer, null or not, has 8 bytes; an int32 or float32 has 4.
             assert sizes == tuple(8 if a[0] in (POINTER, 3) else 4 for a in launch.arguments)
             assert launch.shared_bytes + kernel.shared_bytes <= LAUNCH_LIMIT_BYTES
             assert launch.block * kernel.registers <= 65536
 
 
-def test_caches_and_weights_have_their_buffers(engine: Path, plan: Plan) -> None:
+def test_caches_and_weights_have_buffers(engine: Path, plan: Plan) -> None:
     manifest = read_manifest(engine)
     by_space: dict[str, dict[str, int]] = {}
     for buffer in plan.buffers:
@@ -152,17 +152,17 @@ def test_caches_and_weights_have_their_buffers(engine: Path, plan: Plan) -> None
     assert list(by_space["arena"]) == ["arena"]
 
 
-def test_weights_are_bf16_and_only_moved(engine: Path, checkpoints: Path) -> None:
-    """A packed projection holds the checkpoint's bit patterns, each as often."""
+def test_weights_are_bf16_and_only_permuted(engine: Path, checkpoints: Path) -> None:
+    """A packed projection has the checkpoint's bit patterns, each equally often."""
     manifest = read_manifest(engine)
     name = next(n for n in manifest.tensors if "o_proj" in n and "layers.0" in n)
     stored = manifest.tensors[name]
     assert stored.dtype == "BF16"
     with safe_open(checkpoints / "target" / "model.safetensors", "pt") as file:
-        ours = np.sort(open_weights(engine, manifest)[name], axis=None)
+        actual = np.sort(open_weights(engine, manifest)[name], axis=None)
         (source,) = [s for s in stored.sources if s.endswith("weight")]
-        theirs = file.get_tensor(source).view(torch_int16()).numpy().view(np.uint16)
-    np.testing.assert_array_equal(ours, np.sort(theirs, axis=None))
+        desired = file.get_tensor(source).view(torch_int16()).numpy().view(np.uint16)
+    np.testing.assert_array_equal(actual, np.sort(desired, axis=None))
     assert {t.dtype for t in manifest.tensors.values()} == {"BF16", "F32", "I32", "U8"}
 
 
@@ -172,7 +172,7 @@ def torch_int16() -> Any:
     return torch.int16
 
 
-def test_the_report_names_kernels_programs_and_memory(engine: Path, plan: Plan) -> None:
+def test_the_report_lists_kernels_programs_and_memory(engine: Path, plan: Plan) -> None:
     report = json.loads((engine / "build_report.json").read_text())["cuda"]
     assert len(report["kernels"]) == len(plan.kernels)
     assert all(kernel["registers"] > 0 for kernel in report["kernels"])
@@ -213,15 +213,17 @@ def test_inspect_shows_programs_and_kernels(
     assert "step@1.draft-1-1-1" in capsys.readouterr().out
 
 
-def test_a_report_shows_programs_kernels_and_why(engine: Path, plan: Plan, tmp_path: Path) -> None:
+def test_a_report_page_shows_programs_kernels_and_reasons(
+    engine: Path, plan: Plan, tmp_path: Path
+) -> None:
     output = tmp_path / "report.html"
     assert main(["report", str(engine), "--output", str(output)]) == 0
     page = ReportPage(output.read_text(encoding="utf-8"))
-    shown, why = page.by("plan.json")[0], page.by("dispatch tables of the ops")[0]
+    page_sections, why = page.by("plan.json")[0], page.by("dispatch tables of the ops")[0]
     for entry in plan.programs:
-        place = shown.cells.index(entry.name)
-        assert shown.cells[place + 1 : place + 3] == [str(entry.batch), str(entry.rows)]
-    assert {kernel.name for kernel in plan.kernels} <= set(shown.cells)
+        place = page_sections.cells.index(entry.name)
+        assert page_sections.cells[place + 1 : place + 3] == [str(entry.batch), str(entry.rows)]
+    assert {kernel.name for kernel in plan.kernels} <= set(page_sections.cells)
     files = {kernel.name.partition(":")[0] for kernel in plan.kernels}
     assert set(why.cells[::3]) <= files
     assert {f for f in files if f.startswith("paged_tree_attention/")} & set(why.cells[::3])
@@ -255,11 +257,11 @@ def test_an_estimate_needs_no_gpu(
     costs = StepCosts("NVIDIA H200", programs_digest(manifest), METHOD, steps)
     rewrite_engine(tuned, {STEP_COSTS_FILE: to_bytes(costs)})
     assert main(words) == 0
-    found = json.loads(capsys.readouterr().out)
+    result = json.loads(capsys.readouterr().out)
     shortest_s = min(phase["time_s"] for phase in json.loads(PREFILL.read_text())["phases"])
-    assert found["machine"] == "NVIDIA H200"
-    assert found["ttft_s"]["mean"] == pytest.approx(shortest_s)
-    assert found["tpot_s"]["mean"] == pytest.approx(0.25)
+    assert result["machine"] == "NVIDIA H200"
+    assert result["ttft_s"]["mean"] == pytest.approx(shortest_s)
+    assert result["tpot_s"]["mean"] == pytest.approx(0.25)
     other = [word if word != "h200" else "h100" for word in words]
     assert main(other) == 2 and "measured on NVIDIA H200" in capsys.readouterr().err
     bare = [word for word in words if word not in ("--costs", str(prefill))]
@@ -279,7 +281,7 @@ def test_equal_builds_are_equal_byte_for_byte(
     assert first == second
 
 
-def test_nothing_of_this_machine_is_in_the_engine(engine: Path, checkpoints: Path) -> None:
+def test_the_engine_contains_no_paths_of_this_machine(engine: Path, checkpoints: Path) -> None:
     for file in engine.rglob("*"):
         if file.is_file():
             data = file.read_bytes()
@@ -302,7 +304,7 @@ def test_nothing_of_this_machine_is_in_the_engine(engine: Path, checkpoints: Pat
         ),
     ],
 )
-def test_what_cannot_be_built_is_refused(
+def test_rejects_unsupported_builds(
     checkpoints: Path, tmp_path: Path, changes: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(SpecbuildError, match=message):

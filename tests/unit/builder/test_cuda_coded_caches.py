@@ -1,4 +1,4 @@
-"""``--kv-dtype fp8`` in CUDA plans, interpreted on the CPU: what caches hold, and drafts."""
+"""``--kv-dtype fp8`` in CUDA plans, interpreted on the CPU: contents of caches, and drafts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from specbuild.runtime.engine_dir.manifest import DraftShape
 TREE = DraftShape(2, 2, 4)
 PROMPT = np.random.default_rng(8).integers(3, 256, 40).tolist()
 TOKENS = 16
-# The references round differently with the number of rows, unlike the kernels.
+# Unlike the kernels, the references round differently with the number of rows.
 NEAR = 0.05
 
 
@@ -39,22 +39,22 @@ def lowered(folder: Path, draft: DraftShape | None = None, **changes: Any) -> Lo
 
 
 def first_layer(host: PlanHost) -> dict[str, torch.Tensor]:
-    """The pools of layer 0, by part, without page 0."""
+    """Return the pools of layer 0, by part, without page 0."""
     group = next(g for g in host.engine.engine_sizes.groups if 0 in g.layers)
     layout = KvLayout(group)
     memory = host.memory.buffer(layout.name)
     dtype = torch.uint8 if group.coded else torch.bfloat16
-    found = {}
+    by_key = {}
     for pool in layout.pools:
         if pool.layer == 0:
             size = int(np.prod(pool.shape)) * dtype.itemsize
             held = memory[pool.offset : pool.offset + size].view(dtype)
-            found[pool.part] = held.view(pool.shape)[1:]
-    return found
+            by_key[pool.part] = held.view(pool.shape)[1:]
+    return by_key
 
 
-def test_caches_take_half_and_hold_the_codes_of_what_exact_ones_hold(folder: Path) -> None:
-    """Of layer 0, whose input is the same, bit for bit."""
+def test_caches_need_half_the_memory_and_store_rounded_values(folder: Path) -> None:
+    """Compare layer 0, whose input is equal, bit for bit."""
     hosts = [PlanHost(lowered(folder, kv_dtype=dtype)) for dtype in ("fp8", None)]
     half, whole = (
         {b.name: b.bytes for b in host.plan.buffers if b.space == "cache"} for host in hosts
@@ -73,7 +73,7 @@ def test_caches_take_half_and_hold_the_codes_of_what_exact_ones_hold(folder: Pat
 
 @pytest.mark.slow
 def test_a_draft_changes_no_token(folder: Path) -> None:
-    """Rejected rows' codes are replaced, and accepted ones move as they are."""
+    """Rejected rows are overwritten, and accepted ones are copied as stored."""
     engine = lowered(folder, TREE, kv_dtype="fp8")
     assert all(group.coded for group in engine.engine_sizes.groups)
     plain, drafted = (tokens(engine, shape) for shape in (None, TREE))

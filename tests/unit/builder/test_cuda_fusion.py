@@ -1,4 +1,4 @@
-"""The CUDA passes: what they leave, what it computes, and what they refuse."""
+"""The CUDA passes: the resulting graph, its results, and rejected graphs."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ DRAFT = [
     "DraftInput", "RmsQkvRope", "PagedTreeAttention", "Linear", "RmsSwiglu", "Linear", "RmsHead",
 ]  # fmt: skip
 
-# Of a draft with MLA, but for the projection of its queries' latents.
+# For a draft with MLA, except the projection of the query latents.
 ABSORBED = [
     "DraftInput", "RmsLowRank", "AbsorbQuery", "MlaAttention", "Linear", "RmsSwiglu", "Linear",
     "RmsHead",
@@ -65,7 +65,7 @@ ABSORBED = [
 LATENT = {
     "kv_lora_rank": 64, "qk_nope_head_dim": 32, "qk_rope_head_dim": 16, "v_head_dim": 32,
 }  # fmt: skip
-# What a plain draft's graph has instead of DRAFT.
+# The ops of a plain draft's graph that replace DRAFT.
 DRAFT_VARIANTS: dict[str, tuple[dict[str, Any], list[str]]] = {
     "plain": ({}, DRAFT),
     "own embedding": ({"own_embedding": True}, DRAFT),
@@ -90,17 +90,19 @@ def ops_of(model: ir.Model) -> list[str]:
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "f32"])
-def test_fused_target_computes_what_transformers_computes(tmp_path: Path, dtype: str) -> None:
+def test_the_fused_target_equals_transformers(tmp_path: Path, dtype: str) -> None:
     from transformers import GptOssForCausalLM
 
     aux_layers = (2, 0, 1)
     write_target(tmp_path / "t", dtype=dtype)
     write_draft(tmp_path / "d", aux_layers=aux_layers, dtype=dtype)
     model = fused_model(tmp_path / "t", tmp_path / "d", page_size=PAGE).models["target"]
-    theirs = GptOssForCausalLM.from_pretrained(tmp_path / "t", dtype=torch.float32).float().eval()
+    reference_model = (
+        GptOssForCausalLM.from_pretrained(tmp_path / "t", dtype=torch.float32).float().eval()
+    )
     ids = torch.randint(3, 256, (60,), generator=torch.Generator().manual_seed(5))
     with torch.no_grad():
-        expected = theirs(ids[None], output_hidden_states=True)
+        expected = reference_model(ids[None], output_hidden_states=True)
     pools, logits, aux_hidden = blank_pools(model), [], []
     for rows in (range(33), range(33, 34), range(34, 60)):  # chunks that split pages
         feeds = launch_feeds(model, rows, torch.arange(len(rows))) | pools
@@ -113,7 +115,7 @@ def test_fused_target_computes_what_transformers_computes(tmp_path: Path, dtype:
     for aux_layer, state in zip(aux_layers, torch.cat(aux_hidden).chunk(3, dim=-1), strict=True):
         error = relative_error(state, expected.hidden_states[aux_layer + 1][0])
         assert error.median() < TOLERANCE / 2
-        # A row whose router is nearly undecided may take another expert.
+        # If a row's router nearly ties, another expert may be selected.
         assert error.quantile(0.95) < TOLERANCE
     error = relative_error(torch.cat(logits), expected.logits[0])
     assert error.median() < TOLERANCE / 2
@@ -121,7 +123,7 @@ def test_fused_target_computes_what_transformers_computes(tmp_path: Path, dtype:
 
 
 def check_draft(tmp_path: Path, target: dict[str, torch.Tensor]) -> FusedModel:
-    """The fused graphs of the draft in ``d``, which compute what the reference does."""
+    """Return the fused graphs of the draft in ``d``, after comparing them with the reference."""
     fused = fused_model(tmp_path / "t", tmp_path / "d", draft_only=True, page_size=PAGE)
     reference = load_reference_draft(
         tmp_path / "d",
@@ -154,7 +156,7 @@ def check_draft(tmp_path: Path, target: dict[str, torch.Tensor]) -> FusedModel:
 @pytest.mark.parametrize(
     "variant", [*QUICK_VARIANTS, *slow(*(v for v in DRAFT_VARIANTS if v not in QUICK_VARIANTS))]
 )
-def test_fused_draft_computes_what_the_reference_computes(tmp_path: Path, variant: str) -> None:
+def test_the_fused_draft_equals_the_reference(tmp_path: Path, variant: str) -> None:
     changes, ops = DRAFT_VARIANTS[variant]
     target = write_target(tmp_path / "t")
     write_draft(tmp_path / "d", **changes)
@@ -165,14 +167,14 @@ def test_fused_draft_computes_what_the_reference_computes(tmp_path: Path, varian
 
 
 @pytest.mark.parametrize("name", [*list(FURTHER)[:2], *slow(*list(FURTHER)[2:])])
-def test_fused_drafts_with_further_tensors(tmp_path: Path, name: str) -> None:
+def test_fused_drafts_with_additional_tensors(tmp_path: Path, name: str) -> None:
     target = write_target(tmp_path / "t")
     write_further_draft(tmp_path / "d", name)
     fused = check_draft(tmp_path, target)
     assert ops_of(fused.models["draft"]) == DRAFT
 
 
-def test_the_example_becomes_exactly_the_fused_ops(tmp_path: Path) -> None:
+def test_the_fused_example_has_exactly_these_ops(tmp_path: Path) -> None:
     fused = fused_model(
         EXAMPLE / "target",
         EXAMPLE / "draft",
@@ -180,10 +182,10 @@ def test_the_example_becomes_exactly_the_fused_ops(tmp_path: Path) -> None:
         dump_passes=tmp_path,
         **EXAMPLE_LIMITS,
     )
-    wanted = ["Embed"]
+    expected = ["Embed"]
     for layer in range(24):
-        wanted += [*LAYER, *["Capture"] * (layer in (1, 11, 20))]
-    assert ops_of(fused.models["target"]) == [*wanted, "RmsHead"]
+        expected += [*LAYER, *["Capture"] * (layer in (1, 11, 20))]
+    assert ops_of(fused.models["target"]) == [*expected, "RmsHead"]
     assert ops_of(fused.models["draft"]) == DRAFT
     assert ops_of(fused.models["draft_fuse"]) == ["Linear"]
     stages = {value.name for node in fused.models["target"].graph for value in node.outputs}
@@ -194,20 +196,22 @@ def test_the_example_becomes_exactly_the_fused_ops(tmp_path: Path) -> None:
         n for r in ("target", "draft") for n in fused.models[r].graph if n.op_type == "RmsHead"
     ]
     assert [head.attributes["rounding"].value for head in heads] == ["gpt_oss", "llama"]
-    assert_settled(fused)
+    assert_types_and_axes_are_known(fused)
     (file,) = tmp_path.glob("target.*-only-known-ops.onnx")
     last = onnx.load(file, load_external_data=False)
-    assert len(last.graph.node) == len(wanted) + 1
+    assert len(last.graph.node) == len(expected) + 1
 
 
-def assert_settled(fused: FusedModel) -> None:
-    """Every value has a type, and no dynamic axis but those of the graph's inputs."""
+def assert_types_and_axes_are_known(fused: FusedModel) -> None:
+    """Assert that every value has a type, and only dynamic axes of the graph's inputs."""
     for role, model in fused.models.items():
-        known = {str(size) for port in model.graph.inputs for size in port.shape}
+        dynamic_sizes = {str(size) for port in model.graph.inputs for size in port.shape}
         for node in model.graph:
             for value in node.outputs:
                 assert value.dtype is not None, (role, value.name)
-                assert {str(size) for size in value.shape if not isinstance(size, int)} <= known
+                assert {
+                    str(size) for size in value.shape if not isinstance(size, int)
+                } <= dynamic_sizes
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "f16", "f32", "mixed"])
@@ -226,16 +230,16 @@ def test_stored_weights_have_the_types_of_kernels(tmp_path: Path, dtype: str) ->
     for model in fused.models.values():
         for name, value in model.graph.initializers.items():
             in_fp32 = "sinks" in name or "rope" in name
-            # Experts are packed bytes, and their packed biases what the op's packing says.
+            # Experts are packed bytes; the op's packing determines the type of their biases.
             if "experts" not in name or name.endswith("down_proj_bias"):
-                wanted = torch.float32 if in_fp32 else torch.bfloat16
-                assert recipe_of(value).checked().dtype == wanted, name
+                expected = torch.float32 if in_fp32 else torch.bfloat16
+                assert recipe_of(value).checked().dtype == expected, name
         floats = {port.dtype for port in model.graph.inputs} - {ir.DataType.INT32}
         assert floats == {ir.DataType.BFLOAT16}
-    assert_settled(fused)
+    assert_types_and_axes_are_known(fused)
 
 
-def test_a_tied_head_and_the_table_are_one_tensor(tmp_path: Path) -> None:
+def test_a_tied_head_and_the_embedding_are_one_tensor(tmp_path: Path) -> None:
     changes = {"tie_word_embeddings": True}
     write_target(tmp_path / "t", layers=1, config_changes=changes)
     file = tmp_path / "t" / "model.safetensors"
@@ -258,7 +262,7 @@ def test_a_tied_head_and_the_table_are_one_tensor(tmp_path: Path) -> None:
     assert packed["target"].describes(packed["draft"])
 
 
-def test_a_draft_with_a_head_of_its_own_reads_the_target_s_tied_table(tmp_path: Path) -> None:
+def test_a_draft_with_a_separate_head_reads_the_tied_embedding(tmp_path: Path) -> None:
     write_llama(tmp_path / "t", tie_word_embeddings=True, vocab_size=64)
     write_draft(tmp_path / "d", target_layers=3, target_vocab=64, draft_vocab=32, aux_layers=(0,))
     fused = fused_model(tmp_path / "t", tmp_path / "d", draft_only=True)
@@ -267,7 +271,7 @@ def test_a_draft_with_a_head_of_its_own_reads_the_target_s_tied_table(tmp_path: 
 
 
 def unreadable(g: TargetGeometry) -> TargetCheckpoint:
-    """A checkpoint of this geometry whose weights must not be loaded."""
+    """Return a checkpoint of this geometry whose weights must not be loaded."""
 
     def load() -> torch.Tensor:
         raise AssertionError("a pass loads a weight")
@@ -302,7 +306,7 @@ def test_the_20b_geometry_is_fused_in_seconds_without_its_weights() -> None:
     }  # fmt: skip
     stored = sum(recipe_of(value).nbytes for value in model.graph.initializers.values())
     tables = 2 * model.graph.initializers["rope_cos"].const_value.nbytes
-    # Nothing is stored twice, and packing adds next to nothing.
+    # No tensor is stored twice, and packing adds little.
     assert 1 <= (stored - tables) / checkpoint_bytes(g) < 1.005
 
 
@@ -315,13 +319,15 @@ def test_the_20b_geometry_is_fused_in_seconds_without_its_weights() -> None:
         ({"kv_heads": 2}, ["64 query and 2 KV heads of 64", "up to 16 query heads"]),
     ],
 )
-def test_a_target_beyond_the_kernels_is_refused(changes: dict[str, Any], names: list[str]) -> None:
+def test_rejects_a_target_that_kernels_do_not_support(
+    changes: dict[str, Any], names: list[str]
+) -> None:
     with pytest.raises(SpecbuildError) as error:
         require_cuda_support(replace(GPT_OSS_20B, **changes), None)
     assert all(name in str(error.value) for name in names)
 
 
-def test_a_draft_beyond_the_kernels_is_refused(tmp_path: Path) -> None:
+def test_rejects_a_draft_that_kernels_do_not_support(tmp_path: Path) -> None:
     write_target(tmp_path / "t")
     write_draft(tmp_path / "d", layers=2)
     target = read_target(tmp_path / "t", strict=True).geometry
@@ -330,7 +336,7 @@ def test_a_draft_beyond_the_kernels_is_refused(tmp_path: Path) -> None:
         require_cuda_support(target, draft)
 
 
-def test_what_is_left_is_named() -> None:
+def test_the_error_names_nodes_that_are_not_fused() -> None:
     b = BodyBuilder()
     x = ir.Value(name="x", shape=ir.Shape(["T"]), type=ir.TensorType(ir.DataType.FLOAT))
     y = b.Neg(x)

@@ -49,7 +49,7 @@ TOKENS = 32
 SEED = 7
 FORCED_TOKENS = 120
 RING_SLOTS = 400
-# Two logits nearer to each other than this may change places in bf16.
+# bf16 may exchange two logits that are closer than this.
 NEAR_TIE = 0.1
 
 
@@ -79,7 +79,9 @@ def cpu(example_engine: Path) -> Engine:
 
 @pytest.fixture(scope="module")
 def prompts(cpu: Engine) -> list[list[int]]:
-    """One that ends inside a page after more than a chunk, a short one, and one past the ring."""
+    """A prompt that ends within a page after more than a chunk, a short one, and one past
+    the ring.
+    """
     lines = (EXAMPLE / "prompts.jsonl").read_text(encoding="utf-8").splitlines()
     assert cpu.text is not None
     texts = [json.loads(line)["prompt"] for line in lines[:12]]
@@ -90,17 +92,17 @@ def prompts(cpu: Engine) -> list[list[int]]:
 
 @pytest.fixture(scope="module")
 def continued(cpu: Engine, prompts: list[list[int]]) -> list[list[int]]:
-    """What the CPU engine makes of each prompt, greedily."""
+    """Greedy outputs of the CPU engine for each prompt."""
     params = GenerateParams(max_new_tokens=FORCED_TOKENS, ignore_eos=True)
-    found = []
+    results = []
     for ids in prompts[:2]:
         events = cpu.generate([Prompt("p", tuple(ids), None)], params, speculation=None)
-        found.append([event.token_id for event in events if isinstance(event, TokenEvent)])
-    return found
+        results.append([event.token_id for event in events if isinstance(event, TokenEvent)])
+    return results
 
 
 class Runs:
-    """``TOKENS`` tokens of one sequence by steps of a program, each run made once."""
+    """``TOKENS`` tokens of one sequence by steps of a program; each run is cached."""
 
     def __init__(self, engine: LoweredEngine) -> None:
         self.engine = engine
@@ -126,9 +128,9 @@ def runs(engine: LoweredEngine) -> Runs:
 def assert_equal_up_to_near_ties(
     engine: LoweredEngine, ids: list[int], pair: list[list[int]], temperature: float = 0.0
 ) -> None:
-    """Sequences may part only where the two tokens were as good as equal.
+    """Assert that sequences differ only after two tokens of nearly equal probability.
 
-    The references round differently with the number of rows, unlike the kernels.
+    Unlike the kernels, the references round differently with the number of rows.
     """
     differ = [i for i, (a, b) in enumerate(zip(*pair, strict=True)) if a != b]
     if not differ:
@@ -158,18 +160,18 @@ def test_teacher_forcing_agrees_with_the_cpu_engine(
             logits = host.score(0, rows[start : start + 64], start)
             for row, logit in enumerate(logits, start):
                 if len(ids) <= row + 1 < len(rows):
-                    wanted = rows[row + 1]
-                    assert logit.max() - logit[wanted] < NEAR_TIE
-                    equal += int(logit.argmax()) == wanted
+                    expected = rows[row + 1]
+                    assert logit.max() - logit[expected] < NEAR_TIE
+                    equal += int(logit.argmax()) == expected
                     total += 1
     assert total == 2 * FORCED_TOKENS
-    # Which of two near ties comes first depends on the order in which a CPU's kernels add.
+    # Which of two near ties is better depends on the order of additions of the CPU's kernels.
     assert equal / total >= 0.98
 
 
 @pytest.mark.parametrize("shape", [None, CHAIN, TREE], ids=["none", "chain", "tree"])
 @pytest.mark.parametrize("prompt", [0, pytest.param(1, marks=pytest.mark.slow)])
-def test_steps_emit_what_the_cpu_engine_does(
+def test_steps_emit_the_tokens_of_the_cpu_engine(
     engine: LoweredEngine,
     runs: Runs,
     prompts: list[list[int]],
@@ -185,7 +187,7 @@ def test_steps_emit_what_the_cpu_engine_does(
 @pytest.mark.parametrize(
     "shape", [pytest.param(None, marks=pytest.mark.slow), CHAIN], ids=["none", "chain"]
 )
-def test_a_windows_ring_forgets_only_what_nobody_sees(
+def test_the_ring_of_a_window_keeps_all_visible_tokens(
     engine: LoweredEngine,
     runs: Runs,
     cpu: Engine,
@@ -197,9 +199,9 @@ def test_a_windows_ring_forgets_only_what_nobody_sees(
     assert (sliding.pages - 1) // 2 * sliding.page_size == RING_SLOTS < len(ids)
     params = GenerateParams(max_new_tokens=TOKENS, ignore_eos=True)
     events = cpu.generate([Prompt("p", tuple(ids), None)], params, speculation=None)
-    wanted = [event.token_id for event in events if isinstance(event, TokenEvent)]
+    expected = [event.token_id for event in events if isinstance(event, TokenEvent)]
     tokens = runs(ids, step_name(1, shape))
-    assert_equal_up_to_near_ties(engine, ids, [wanted, tokens])
+    assert_equal_up_to_near_ties(engine, ids, [expected, tokens])
 
 
 @pytest.mark.parametrize("shape", [*slow(CHAIN), TREE], ids=["chain", "tree"])
@@ -217,7 +219,7 @@ def test_a_draft_changes_no_token(
     "program",
     [step_name(1, CHAIN), *slow(step_name(1, TREE, full_logits=True))],
 )
-def test_a_draft_changes_no_drawn_token(
+def test_a_draft_changes_no_sampled_token(
     engine: LoweredEngine, runs: Runs, prompts: list[list[int]], program: str
 ) -> None:
     ids = prompts[1]
@@ -225,8 +227,8 @@ def test_a_draft_changes_no_drawn_token(
     assert_equal_up_to_near_ties(engine, ids, pair, temperature=0.9)
 
 
-def test_a_chain_is_accepted(engine: LoweredEngine, prompts: list[list[int]]) -> None:
-    """The draft sees what it was trained on: it is right more often than not."""
+def test_tokens_of_a_chain_are_accepted(engine: LoweredEngine, prompts: list[list[int]]) -> None:
+    """The draft gets inputs like those in training, so most of its tokens are accepted."""
     host = PlanHost(engine)
     host.port("ignore_eos").fill_(1)
     host.admit(0, prompts[0], TOKENS)
@@ -239,10 +241,10 @@ def test_a_chain_is_accepted(engine: LoweredEngine, prompts: list[list[int]]) ->
 
 
 @pytest.mark.slow
-def test_a_draft_of_codes_changes_no_token(
+def test_a_quantized_draft_changes_no_token(
     fused: tuple[CudaModel, EngineSizes], runs: Runs, prompts: list[list[int]]
 ) -> None:
-    """MXFP4 loses some of the acceptance."""
+    """MXFP4 reduces the acceptance."""
     model, engine_sizes = fused
     models = dict(model.models)
     for role, projections in (("draft_fuse", 1), ("draft", 5)):
@@ -267,10 +269,10 @@ def test_a_draft_of_codes_changes_no_token(
     assert (TOKENS - 1) / steps > 1.4
 
 
-def test_sequences_of_a_batch_do_not_touch_each_other(
+def test_sequences_of_a_batch_are_independent(
     engine: LoweredEngine, runs: Runs, prompts: list[list[int]]
 ) -> None:
-    """Two sequences step together, one ends before the other, and a row lies idle at first."""
+    """Two sequences step together; one ends first, and one row is initially idle."""
     alone = [runs(ids, step_name(1, CHAIN)) for ids in prompts[:2]]
     host = PlanHost(engine)
     host.port("ignore_eos").fill_(1)
@@ -305,7 +307,7 @@ def programs_of(engine: LoweredEngine) -> Iterator[tuple[str, PlanWriter, Lowere
         yield entry.name, engine.writer, lowered, engine.writer.program(lowered)
 
 
-def test_every_place_of_a_program_is_its_own_while_it_is_used(engine: LoweredEngine) -> None:
+def test_live_buffers_of_a_program_do_not_overlap(engine: LoweredEngine) -> None:
     for name, writer, _, program in programs_of(engine):
         arena = next(i for i, b in enumerate(writer.buffers) if b.space == "arena")
         lives = program.lifetimes
@@ -328,7 +330,7 @@ def test_every_place_of_a_program_is_its_own_while_it_is_used(engine: LoweredEng
                 ), f"{name}: {call.op} uses what is not alive"
 
 
-def test_every_launch_points_into_its_buffers(engine: LoweredEngine) -> None:
+def test_arguments_of_launches_are_within_their_buffers(engine: LoweredEngine) -> None:
     for name, writer, lowered, program in programs_of(engine):
         assert len(program.launches) == len(lowered.kernels) > 0
         for launch in program.launches:
@@ -342,13 +344,13 @@ def test_every_launch_points_into_its_buffers(engine: LoweredEngine) -> None:
             assert 0 < launch.block <= 1024 and launch.shared_bytes <= 227 * 1024
 
 
-def test_a_program_reads_back_as_it_was_written(engine: LoweredEngine) -> None:
+def test_a_written_program_can_be_read(engine: LoweredEngine) -> None:
     *_, program = list(programs_of(engine))[-1]
     assert from_json(Program, without_table(json.loads(program_bytes(program))), "p") == program
 
 
 def looked_up_twice() -> tuple[PlanInterpreter, Program]:
-    """x = table[ids], out = x[ids]: x lives in the arena from op 0 to op 1."""
+    """Return a program of x = table[ids], out = x[ids]: x is in the arena from op 0 to op 1."""
     gen = torch.Generator().manual_seed(0)
     table = torch.randn(5, 8, generator=gen).bfloat16()
 
@@ -362,8 +364,8 @@ def looked_up_twice() -> tuple[PlanInterpreter, Program]:
         "out": tensor("out", "state", (4, 8), "bfloat16"),
     }
     ir = ProgramIr("twice", "decode")
-    given = {"token_ids": ports["ids"], "table": stored}
-    x = ir.call("Embed", given, sizes={"H": 8})["x"]
+    inputs = {"token_ids": ports["ids"], "table": stored}
+    x = ir.call("Embed", inputs, sizes={"H": 8})["x"]
     ir.call("Embed", {"token_ids": ports["ids"], "table": x}, outputs={"x": ports["out"]})
     lowered = lower_program(ir, lambda *_: Lowering(()))
     writer = PlanWriter([lowered], [stored], [], ports)
@@ -372,7 +374,7 @@ def looked_up_twice() -> tuple[PlanInterpreter, Program]:
     return memory, writer.program(lowered)
 
 
-def test_what_died_too_early_shows() -> None:
+def test_detects_buffers_that_are_released_too_early() -> None:
     memory, program = looked_up_twice()
     memory.run(program)
     assert memory.port("out").isfinite().all()
@@ -381,7 +383,7 @@ def test_what_died_too_early_shows() -> None:
     assert memory.port("out").isnan().all()
 
 
-def test_the_arena_is_poisoned_around_a_run() -> None:
+def test_the_arena_is_poisoned_before_and_after_a_run() -> None:
     memory, program = looked_up_twice()
     memory.run(program)
     assert (memory.buffer("arena") == 0xFF).all()

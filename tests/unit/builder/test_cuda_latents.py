@@ -23,7 +23,7 @@ from specbuild.plugins_cuda.launches import LoweringRequest
 from specbuild.runtime.cache.layout import KvLayout
 from specbuild.runtime.errors import SpecbuildError
 
-# Full and sliding layers, widths that kernels widen, and a layer that keeps keys and values.
+# Full and sliding layers, widths that kernels pad, and a layer that caches keys and values.
 DIMS = {0: 12, 1: 20, 3: 16}
 WIDTHS = {0: 16, 1: 32, 3: 16}
 PAGE, PAGES = 16, 8
@@ -48,7 +48,7 @@ def engine(model: Path) -> LoweredEngine:
 
 
 @pytest.mark.slow
-def test_fused_latents_compute_what_transformers_computes(model: Path) -> None:
+def test_fused_latents_equal_transformers(model: Path) -> None:
     graph = fused_model(model, page_size=PAGE).models["target"]
     ops = Counter(node.op_type for node in graph.graph)
     assert ops["RmsQueryLatent"] == ops["MlaAttention"] == len(DIMS)
@@ -88,11 +88,11 @@ def test_fused_latents_compute_what_transformers_computes(model: Path) -> None:
         logits.append(outputs["logits"])
     error = relative_error(torch.cat(logits), expected)
     assert error.median() < TOLERANCE
-    # A row whose router is nearly undecided may take another expert.
+    # If a row's router nearly ties, another expert may be selected.
     assert error.quantile(0.9) < 2 * TOLERANCE
 
 
-def test_caches_hold_a_latent_a_token(engine: LoweredEngine) -> None:
+def test_caches_have_one_latent_a_token(engine: LoweredEngine) -> None:
     groups = {group.name: group for group in engine.engine_sizes.target_groups}
     assert set(groups) == {"sliding", "latent", "latent_sliding"}
     assert groups["latent"].latent_widths == (WIDTHS[1], WIDTHS[3])
@@ -100,12 +100,12 @@ def test_caches_hold_a_latent_a_token(engine: LoweredEngine) -> None:
     held = {b.name: b.bytes for b in PlanHost(engine).plan.buffers if b.space == "cache"}
     for name, group in groups.items():
         per_token = sum(sum(group.pool_widths(i).values()) for i in group.layers) * group.kv_heads
-        wanted = group.pages * group.page_size * per_token * 2
-        assert held[f"cache:{name}"] == wanted == KvLayout(group).bytes
+        expected = group.pages * group.page_size * per_token * 2
+        assert held[f"cache:{name}"] == expected == KvLayout(group).bytes
 
 
 @pytest.mark.parametrize("program", ["draft-1-3-3", "draft-2-3-5"])
-def test_no_draft_changes_a_token_of_latent_layers(engine: LoweredEngine, program: str) -> None:
+def test_drafts_change_no_token_of_latent_layers(engine: LoweredEngine, program: str) -> None:
     ids = torch.randint(3, 256, (37,), generator=torch.Generator().manual_seed(2)).tolist()
     runs = []
     for name in ("step@1", f"step@1.{program}"):
@@ -116,7 +116,7 @@ def test_no_draft_changes_a_token_of_latent_layers(engine: LoweredEngine, progra
     assert len(set(runs[0])) > 1
 
 
-def test_what_latent_layers_launch_can_be_drawn_for_tuning(engine: LoweredEngine) -> None:
+def test_tune_can_draw_the_launches_of_latent_layers(engine: LoweredEngine) -> None:
     lowered = next(program for entry, program in engine.programs if entry.name == "step@2")
     drawn = set()
     for call in lowered.ir.calls:
@@ -135,15 +135,15 @@ def test_what_latent_layers_launch_can_be_drawn_for_tuning(engine: LoweredEngine
     assert drawn == {"MlaAttention", "RmsQueryLatent"}
 
 
-def test_latents_that_no_kernel_holds_are_refused(model: Path) -> None:
+def test_rejects_latents_that_kernels_do_not_support(model: Path) -> None:
     geometry = replace(read_target(model, strict=True).geometry, latent_dims=(0, 800, 0, 16))
     geometry = replace(geometry, hidden=64, q_heads=4, head_dim=16)
     with pytest.raises(SpecbuildError, match=r"up to 800 values .* up to 768; use a lower --rank"):
         require_cuda_support(geometry, None)
 
 
-def test_views_stand_beside_latents_of_windowed_layers(tmp_path: Path) -> None:
-    """SpecPV's steps re-verify tokens to the latent group as to keys and values."""
+def test_views_with_latents_of_windowed_layers(tmp_path: Path) -> None:
+    """SpecPV's steps re-verify tokens into the latent group and into keys and values."""
     write_target(tmp_path / "t")
     write_latents(tmp_path / "t", {0: 12, 2: 20})
     engine = lowered_engine(

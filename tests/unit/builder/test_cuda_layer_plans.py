@@ -22,10 +22,10 @@ from specbuild.runtime.engine_dir.plan import OFFERED
 
 TREE = DraftShape(3, 3, 7)
 PROMPT, TOKENS = 70, 40
-# Widths that kernels hold, and a shared expert that is no multiple of a routed one.
+# Widths that kernels support, and a shared expert whose width is no multiple of a routed one's.
 SIZES = {"linear_key_head_dim": 16, "linear_value_head_dim": 16}
 EXPERTS = {"moe_intermediate_size": 32, "shared_expert_intermediate_size": 96}
-# Of a Gemma 4 with experts next to a dense MLP, and of one with shared caches and layer embeddings.
+# Of a Gemma 4 with experts and a dense MLP, and of one with shared caches and layer embeddings.
 GEMMA4_EXPERTS = {
     "enable_moe_block": True, "num_experts": 8, "top_k_experts": 2, "moe_intermediate_size": 32,
 }  # fmt: skip
@@ -41,7 +41,7 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma4 with experts": ("gemma4_text", GEMMA4_EXPERTS),
     "gemma4 with layer embeddings": ("gemma4_text", GEMMA4_INPUTS),
 }
-# What bf16 costs transformers at most, times so much, and a part of the largest logit.
+# The error of bf16 in transformers, times a factor, plus a fraction of the largest logit.
 FACTOR, ALLOWANCE = 2.0, 0.02
 
 
@@ -76,12 +76,12 @@ def model(
 
 
 def logits(path: Path, ids: list[int], dtype: torch.dtype) -> torch.Tensor:
-    """Transformers' logits [T, V]."""
+    """Return the logits [T, V] of transformers."""
     from transformers import AutoModelForCausalLM
 
-    theirs = AutoModelForCausalLM.from_pretrained(path, dtype=dtype)
+    reference_model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype)
     with torch.no_grad():
-        return theirs(torch.tensor([ids])).logits[0].float()
+        return reference_model(torch.tensor([ids])).logits[0].float()
 
 
 def host_of(model: Model) -> PlanHost:
@@ -90,82 +90,82 @@ def host_of(model: Model) -> PlanHost:
     return host
 
 
-def test_scores_are_as_near_to_fp32_as_those_of_transformers(model: Model) -> None:
+def test_the_error_of_scores_is_that_of_bf16_in_transformers(model: Model) -> None:
     host = host_of(model)
     host.give_pages(0)
-    ours = torch.cat([host.score(0, model.ids[:64]), host.score(0, model.ids[64:], 64)])
-    wanted = logits(model.path, model.ids, torch.float32)
-    theirs = logits(model.path, model.ids, torch.bfloat16)
+    actual = torch.cat([host.score(0, model.ids[:64]), host.score(0, model.ids[64:], 64)])
+    expected = logits(model.path, model.ids, torch.float32)
+    in_bf16 = logits(model.path, model.ids, torch.bfloat16)
     error, allowed = (
-        (ours - wanted).square().mean().sqrt(),
-        (theirs - wanted).square().mean().sqrt(),
+        (actual - expected).square().mean().sqrt(),
+        (in_bf16 - expected).square().mean().sqrt(),
     )
-    assert error <= FACTOR * allowed + ALLOWANCE * wanted.abs().max()
+    assert error <= FACTOR * allowed + ALLOWANCE * expected.abs().max()
 
 
-def test_steps_follow_a_prompt(model: Model) -> None:
-    """Each token that a step chooses is the best but for a near tie, given those before it."""
+def test_steps_select_the_best_tokens(model: Model) -> None:
+    """Each selected token is the best after the previous ones, except for near ties."""
     host = host_of(model)
     first, _ = host.admit(0, model.ids, TOKENS)
     tokens = [first, *host.generate(0, step_name(1), TOKENS - 1)]
     ids = [*model.ids, *tokens]
-    wanted = logits(model.path, ids, torch.float32)[PROMPT - 1 : -1]
-    theirs = logits(model.path, ids, torch.bfloat16)[PROMPT - 1 : -1]
-    near = FACTOR * (theirs - wanted).abs().max() + ALLOWANCE * wanted.abs().max()
-    lost = wanted.max(1).values - wanted[torch.arange(TOKENS), torch.tensor(tokens)]
+    expected = logits(model.path, ids, torch.float32)[PROMPT - 1 : -1]
+    in_bf16 = logits(model.path, ids, torch.bfloat16)[PROMPT - 1 : -1]
+    near = FACTOR * (in_bf16 - expected).abs().max() + ALLOWANCE * expected.abs().max()
+    lost = expected.max(1).values - expected[torch.arange(TOKENS), torch.tensor(tokens)]
     assert lost.max() <= near
 
 
 def test_drafts_change_no_token(model: Model) -> None:
-    """Chains of which 0 to 3 tokens are accepted, and trees; but for near ties.
+    """Use chains with 0 to 3 accepted tokens, and trees; near ties may differ.
 
-    References of products round by the number of rows, unlike kernels. The bits of states are
-    compared in tests/ops/test_lazy_gated_delta.py.
+    Unlike kernels, references round with the number of rows. tests/ops/test_lazy_gated_delta.py
+    compares the bits of states.
     """
     plain, chains, trees = host_of(model), host_of(model), host_of(model)
     for host in (plain, chains, trees):
         host.admit(0, model.ids, TOKENS)
-    wanted = plain.generate(0, step_name(1), TOKENS - 1)
+    expected = plain.generate(0, step_name(1), TOKENS - 1)
     tokens: list[int] = []
     accepted: set[int] = set()
     while len(tokens) < TOKENS - 1:
-        # The right tokens, of which one is made wrong.
-        proposed = (wanted[len(tokens) :] + [0] * 3)[:3]
+        # The right tokens, one of which is replaced by a wrong one.
+        proposed = (expected[len(tokens) :] + [0] * 3)[:3]
         wrong = len(tokens) % 4
         proposed = [(t + 1) % VOCAB if i == wrong else t for i, t in enumerate(proposed)]
         chains.port(OFFERED)[: 1 + 4 + 1] = torch.tensor([4, 0, *proposed, 0], dtype=torch.int32)
         step = chains.step("step@1.offered-3")[0]
         accepted.add(step.accepted)
         tokens += step.tokens
-        if tokens != wanted[: len(tokens)]:
+        if tokens != expected[: len(tokens)]:
             break
     assert len(accepted) > 2
-    check_but_for_near_ties(model, wanted, tokens[: len(wanted)])
-    check_but_for_near_ties(model, wanted, trees.generate(0, step_name(1, TREE), TOKENS - 1))
+    check_but_for_near_ties(model, expected, tokens[: len(expected)])
+    check_but_for_near_ties(model, expected, trees.generate(0, step_name(1, TREE), TOKENS - 1))
 
 
-def check_but_for_near_ties(model: Model, wanted: list[int], tokens: list[int]) -> None:
-    """AssertionError where two outputs part and the two tokens are not as good as equal."""
-    pairs = enumerate(zip(wanted, tokens, strict=False))
+def check_but_for_near_ties(model: Model, expected: list[int], tokens: list[int]) -> None:
+    """Assert that outputs differ only after two tokens of nearly equal probability."""
+    pairs = enumerate(zip(expected, tokens, strict=False))
     same = next((i for i, (a, b) in pairs if a != b), None)
     if same is None:
         return
     first, _ = host_of(model).admit(0, model.ids, TOKENS)
-    ids = [*model.ids, first, *wanted[:same]]
-    last, theirs = (logits(model.path, ids, t)[-1] for t in (torch.float32, torch.bfloat16))
-    near = FACTOR * (theirs - last).abs().max() + ALLOWANCE * last.abs().max()
-    assert (last[wanted[same]] - last[tokens[same]]).abs() <= near
+    ids = [*model.ids, first, *expected[:same]]
+    last, in_bf16 = (logits(model.path, ids, t)[-1] for t in (torch.float32, torch.bfloat16))
+    near = FACTOR * (in_bf16 - last).abs().max() + ALLOWANCE * last.abs().max()
+    assert (last[expected[same]] - last[tokens[same]]).abs() <= near
 
 
 def test_sequences_do_not_change_each_other(model: Model) -> None:
-    """A sequence that joins, and one that leaves, change no token of another."""
+    """A sequence that joins or leaves changes no token of another."""
     alone, together = host_of(model), host_of(model)
     alone.admit(0, model.ids, TOKENS)
-    wanted = alone.generate(0, step_name(2), 12)
+    expected = alone.generate(0, step_name(2), 12)
     together.admit(0, model.ids, TOKENS)
     tokens = together.step(step_name(2))[0].tokens
     together.admit(1, model.ids[:9], 6)
     while len(tokens) < 12:
         tokens += together.step(step_name(2))[0].tokens
     assert int(together.port("done")[1]) == 1
-    assert tokens == wanted
+    assert tokens == expected

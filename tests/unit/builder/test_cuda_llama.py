@@ -1,4 +1,4 @@
-"""Dense Llamas and Qwen3 for CUDA: what their fused graphs compute, and that they compile."""
+"""Dense Llamas and Qwen3 for CUDA: results of their fused graphs, and their compilation."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ from specbuild.runtime.executors.cuda.check import read_plan
 
 SIZES: dict[str, Any] = {"dtype": "bfloat16"}
 LAYER = ["RmsQkvRope", "PagedTreeAttention", "Linear", "RmsSwiglu", "Linear"]
-# Norms of what attention and feed-forward give, which are added to the stream.
+# Norms of the results of attention and feed-forward, before they are added to the stream.
 _NORMED = [*LAYER[:3], "DraftInput", *LAYER[3:], "DraftInput"]
 LAYER_OF = dict.fromkeys(("olmo2", "olmo3", "gemma3_text", "gemma4_text"), _NORMED)
-# Experts next to a feed-forward: each result is normed before both are added.
+# With experts and a feed-forward, each result is normed before both are added.
 LAYER_OF["gemma4 with experts"] = [*_NORMED[:6], "RmsMoe", *["DraftInput"] * 3]
-# Geometries of small models whose sizes are those of kernels.
+# Small models with sizes that kernels support.
 GEOMETRIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
     "tied llama": ("llama", {"tie_word_embeddings": True, "dtype": "bfloat16"}),
@@ -84,14 +84,14 @@ GEOMETRIES: dict[str, tuple[str, dict[str, Any]]] = {
 }  # fmt: skip
 QUICK = ("one KV head of 8", "qwen2", "biased qwen3")
 TOLERANCE = 0.03  # relative: what bf16 costs a row of logits of transformers, in the middle
-# Of routers of three layers some are undecided.
+# With routers of three layers, some rows nearly tie.
 TOLERANCES = {"gemma4 with experts": 0.05}
 
 
 @pytest.mark.parametrize(
     "name", [*QUICK, *slow(*(name for name in GEOMETRIES if name not in QUICK))]
 )
-def test_the_fused_graph_computes_what_transformers_computes(tmp_path: Path, name: str) -> None:
+def test_the_fused_graph_equals_transformers(tmp_path: Path, name: str) -> None:
     kind, changes = GEOMETRIES[name]
     write_llama(tmp_path, kind, **changes)
     fused = fused_model(tmp_path, max_seq_len=64, max_batch_size=2, page_size=PAGE)
@@ -100,13 +100,13 @@ def test_the_fused_graph_computes_what_transformers_computes(tmp_path: Path, nam
     ops = [node.op_type for node in model.graph]
     layer = LAYER_OF.get(name) or LAYER_OF.get(kind, LAYER)
     assert ops == ["Embed", *layer * LAYERS, "RmsHead"]
-    theirs = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
+    reference_model = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
     ids = torch.randint(3, 32, (60,), generator=torch.Generator().manual_seed(5))
     tolerance = TOLERANCES.get(name, TOLERANCE)
-    require_rounding_only(logits_in_chunks(model, ids), theirs, ids, tolerance=tolerance)
+    require_rounding_only(logits_in_chunks(model, ids), reference_model, ids, tolerance=tolerance)
 
 
-def test_layers_share_caches_and_have_embeddings_of_their_own(tmp_path: Path) -> None:
+def test_layers_share_caches_and_have_separate_embeddings(tmp_path: Path) -> None:
     """One lookup, projection and norm serve all layers; two layers read the caches of others."""
     layer_types = ["sliding_attention", "sliding_attention", "full_attention"]
     write_llama(
@@ -123,19 +123,19 @@ def test_layers_share_caches_and_have_embeddings_of_their_own(tmp_path: Path) ->
     assert ops == ["Embed", "Embed", "Linear", "DraftInput", *layer * 5, "RmsHead"]
     projections = [node for node in model.graph if node.op_type == "RmsQkvRope"]
     assert [node.attributes["kv_heads"].value for node in projections] == [2, 2, 2, 0, 0]
-    theirs = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
+    reference_model = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
     ids = torch.randint(3, 32, (60,), generator=torch.Generator().manual_seed(5))
-    require_rounding_only(logits_in_chunks(model, ids), theirs, ids, tolerance=TOLERANCE)
+    require_rounding_only(logits_in_chunks(model, ids), reference_model, ids, tolerance=TOLERANCE)
 
 
 @pytest.mark.parametrize(("kind", "changes"), [
     ("glm4_moe", {"moe_intermediate_size": 32, "use_qk_norm": True}),
     ("minimax_m2", {"head_dim": 32, "intermediate_size": 32, "num_local_experts": 16}),
 ])  # fmt: skip
-def test_a_part_of_each_head_turns_beside_experts(
+def test_partial_rotation_of_heads_with_experts(
     tmp_path: Path, kind: str, changes: dict[str, Any]
 ) -> None:
-    """Of queries and keys that are normed head by head, or all together."""
+    """Queries and keys are normed per head, or over all heads."""
     write_llama(tmp_path, kind, **changes, dtype="bfloat16")
     fused = fused_model(tmp_path, max_seq_len=64, max_batch_size=2, page_size=PAGE)
     require_cuda_support(fused.target.geometry, None)
@@ -143,14 +143,16 @@ def test_a_part_of_each_head_turns_beside_experts(
     attention, dense = LAYER[:3], LAYER[3:] if kind == "glm4_moe" else ["RmsMoe"]
     layers = [*attention, *dense, *([*attention, "RmsMoe"] * (LAYERS - 1))]
     assert [node.op_type for node in model.graph] == ["Embed", *layers, "RmsHead"]
-    theirs = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
+    reference_model = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
     ids = torch.randint(3, 32, (60,), generator=torch.Generator().manual_seed(5))
-    require_rounding_only(logits_in_chunks(model, ids), theirs, ids, tolerance=TOLERANCE)
+    require_rounding_only(logits_in_chunks(model, ids), reference_model, ids, tolerance=TOLERANCE)
 
 
 @pytest.mark.parametrize("storage", [FP8, MXFP4], ids=lambda storage: storage.name)
-def test_coded_weights_are_those_of_their_rounding(tmp_path: Path, storage: Storage) -> None:
-    """All projections and the head are codes, which give what bf16 weights of their values do."""
+def test_quantized_weights_equal_rounded_ones(tmp_path: Path, storage: Storage) -> None:
+    """All projections and the head are quantized; bf16 weights with their values give
+    equal results.
+    """
     write_llama(tmp_path, "qwen3", head_dim=32, num_hidden_layers=2)
     logits: dict[str, torch.Tensor] = {}
     for form in ("bf16", storage.name, "rounded"):
@@ -170,8 +172,8 @@ def test_coded_weights_are_those_of_their_rounding(tmp_path: Path, storage: Stor
 
 
 @pytest.mark.parametrize("coded", [False, True], ids=["bf16", "mxfp4"])
-def test_experts_are_transformers_own(tmp_path: Path, coded: bool) -> None:
-    """As they are, or in MXFP4, of weights that MXFP4 holds."""
+def test_experts_equal_transformers(tmp_path: Path, coded: bool) -> None:
+    """Experts are unchanged, or in MXFP4 with values that MXFP4 represents exactly."""
     sizes = {"head_dim": 16, "num_hidden_layers": 2, "moe_intermediate_size": 32}
     write_llama(tmp_path, "qwen3_moe", dtype="bfloat16", **sizes)
 
@@ -194,15 +196,15 @@ def test_experts_are_transformers_own(tmp_path: Path, coded: bool) -> None:
         edit_tensors(tmp_path, rounded)
         again = fused_model(tmp_path, **options).models["target"]
         assert torch.equal(run_graph(again, feeds)["logits"], logits)
-    theirs = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
+    reference_model = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
     with torch.no_grad():
-        expected = theirs(torch.arange(3, 23)[None]).logits[0]
-    # A row whose router is nearly undecided may take another expert.
+        expected = reference_model(torch.arange(3, 23)[None]).logits[0]
+    # If a row's router nearly ties, another expert may be selected.
     assert relative_error(logits, expected).median() < 2 * TOLERANCE
 
 
-def test_dense_layers_stand_beside_routed_ones(tmp_path: Path) -> None:
-    """Whose weights are those of a softmax over all experts."""
+def test_models_of_dense_and_routed_layers(tmp_path: Path) -> None:
+    """The weights of experts come from a softmax over all of them."""
     sizes = {"head_dim": 16, "num_hidden_layers": 2, "moe_intermediate_size": 32}
     write_llama(
         tmp_path, "qwen3_moe", dtype="bfloat16", mlp_only_layers=[0], norm_topk_prob=False, **sizes
@@ -214,14 +216,14 @@ def test_dense_layers_stand_beside_routed_ones(tmp_path: Path) -> None:
     assert [node.op_type for node in model.graph] == ["Embed", *LAYER, *routed, "RmsHead"]
     feeds = launch_feeds(model, range(20), torch.arange(20)) | blank_pools(model)
     feeds["token_ids"] = torch.arange(3, 23, dtype=torch.int32)
-    theirs = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
+    reference_model = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
     with torch.no_grad():
-        expected = theirs(torch.arange(3, 23)[None]).logits[0]
+        expected = reference_model(torch.arange(3, 23)[None]).logits[0]
     assert relative_error(run_graph(model, feeds)["logits"], expected).median() < 2 * TOLERANCE
 
 
-def test_a_models_weights_are_codes_beside_a_draft(tmp_path: Path) -> None:
-    """Other nodes stand beside those that multiply: what the draft reads is put together."""
+def test_weights_are_quantized_with_a_draft(tmp_path: Path) -> None:
+    """The draft's input is concatenated, so other nodes surround the multiplications."""
     write_llama(tmp_path / "model", "qwen3_moe", head_dim=16, moe_intermediate_size=32)
     write_draft(
         tmp_path / "draft", target_layers=LAYERS, target_hidden=64, target_vocab=32, hidden=64,
@@ -239,7 +241,7 @@ def test_a_models_weights_are_codes_beside_a_draft(tmp_path: Path) -> None:
             assert ir.DataType.UINT8 in dtypes, node.op_type
 
 
-def test_experts_that_no_kernel_computes_are_refused(tmp_path: Path) -> None:
+def test_rejects_experts_that_kernels_do_not_support(tmp_path: Path) -> None:
     write_llama(tmp_path, "qwen3_moe", head_dim=16, moe_intermediate_size=32)
     geometry = read_target(tmp_path, strict=True).geometry
     moe = geometry.moe
@@ -260,7 +262,7 @@ def test_experts_that_no_kernel_computes_are_refused(tmp_path: Path) -> None:
             require_cuda_support(replace(geometry, feed_forwards=other), None)
 
 
-def test_an_engine_says_that_its_weights_are_coded(tmp_path: Path) -> None:
+def test_an_engine_reports_quantized_weights(tmp_path: Path) -> None:
     write_llama(tmp_path / "model", "llama", num_hidden_layers=1, dtype="bfloat16")
     options = BuildOptions.from_flat(
         model=tmp_path / "model", output=tmp_path / "engine", backend="cuda", gpu="sm_90a",
@@ -275,7 +277,7 @@ def test_an_engine_says_that_its_weights_are_coded(tmp_path: Path) -> None:
     assert inputs.target.geometry.dtype is None and not inputs.target.warnings
 
 
-# What a draft has beside a target's geometry.
+# The options of a draft in addition to the target's geometry.
 DRAFTS: dict[str, dict[str, Any]] = {
     "llama": {"norm_before_fc": True, "norm_output": True},
     "tied llama": {"norm_before_fc": True},
@@ -291,7 +293,7 @@ DRAFTS: dict[str, dict[str, Any]] = {
                               ("biased llama", False), ("qwen3", False), ("qwen3_moe", False))
     ]],
 )  # fmt: skip
-def test_it_compiles(tmp_path: Path, name: str, drafted: bool) -> None:
+def test_kernels_of_the_engine_compile(tmp_path: Path, name: str, drafted: bool) -> None:
     kind, changes = GEOMETRIES.get(name, ("qwen3_moe", {"moe_intermediate_size": 32}))
     coded = "mxfp4" if kind == "qwen3_moe" else None
     sizes = SIZES | {"num_hidden_layers": 2} | changes
@@ -314,6 +316,6 @@ def test_it_compiles(tmp_path: Path, name: str, drafted: bool) -> None:
     plan = read_plan(options.output, manifest)
     entries = {kernel.entry for kernel in plan.kernels}
     assert ("rms_qkv_rope_heads" in entries) == (kind != "llama")
-    # No norm is a launch of its own, but the draft's in front of fc and what it hands on.
+    # No norm is a separate launch, except the draft's before fc and its output's.
     assert ("draft_input" in entries) == drafted
     verify_files(options.output, manifest)

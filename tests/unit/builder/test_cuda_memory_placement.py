@@ -1,4 +1,4 @@
-"""The arena of a program: nothing that lives at once shares a byte."""
+"""The arena of a program: live buffers do not share bytes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from specbuild.builder.backends.cuda.plan.memory_placement import ALIGNMENT, Spa
 
 
 def spans() -> st.SearchStrategy[list[Span]]:
-    """Lifetimes in a program of 40 ops, of sizes with and without remainders."""
+    """Draw lifetimes in a program of 40 ops, with sizes that are aligned and unaligned."""
 
     def span(size: int, first: int, length: int) -> Span:
         return Span(size, first, first + length)
@@ -22,7 +22,7 @@ def spans() -> st.SearchStrategy[list[Span]]:
 
 
 @given(spans())
-def test_no_two_live_pieces_overlap(pieces: list[Span]) -> None:
+def test_live_buffers_do_not_overlap(pieces: list[Span]) -> None:
     offsets, total = place(pieces)
     for op in range(80):
         live = sorted(
@@ -37,18 +37,18 @@ def test_no_two_live_pieces_overlap(pieces: list[Span]) -> None:
 
 
 @given(spans())
-def test_the_arena_is_no_larger_than_all_pieces_side_by_side(pieces: list[Span]) -> None:
+def test_the_arena_is_at_most_the_sum_of_all_buffers(pieces: list[Span]) -> None:
     _, total = place(pieces)
     assert total <= sum(-(-piece.bytes // ALIGNMENT) * ALIGNMENT for piece in pieces)
 
 
-def test_pieces_of_different_times_share_their_place() -> None:
+def test_buffers_with_disjoint_lifetimes_share_memory() -> None:
     chain = [Span(1000, i, i + 1) for i in range(50)]
     offsets, total = place(chain)
     assert total == 2 * 1024
     assert set(offsets) == {0, 1024}
 
 
-def test_equal_pieces_give_equal_plans() -> None:
+def test_equal_buffers_give_equal_placements() -> None:
     pieces = [Span(300 + i % 7, i % 5, i % 5 + i % 3) for i in range(40)]
     assert place(pieces) == place(list(pieces))

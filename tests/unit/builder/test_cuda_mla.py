@@ -1,4 +1,4 @@
-"""Models made with latents (MLA) for CUDA: their fused graphs, interpreted steps, and limits."""
+"""Models with native MLA for CUDA: their fused graphs, interpreted steps, and limits."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from specbuild.plugins_cuda.linear.storage import FP8
 from specbuild.runtime.engine_dir.geometry import IndexerGeometry, TargetGeometry
 from specbuild.runtime.errors import SpecbuildError
 
-# Widths of kernels: whole tiles, and values of 256 as GLM-4.7-Flash has them.
+# Widths of kernels: full tiles, and values of 256 as in GLM-4.7-Flash.
 SIZES: dict[str, Any] = {
     "q_lora_rank": 32, "kv_lora_rank": 64, "qk_rope_head_dim": 16, "qk_nope_head_dim": 32,
     "v_head_dim": 32,
@@ -63,7 +63,7 @@ def write_model(path: Path, **changes: Any) -> None:
 @pytest.mark.parametrize(
     "name", [*QUICK, *slow(*(name for name in GEOMETRIES if name not in QUICK))]
 )
-def test_the_fused_graph_computes_what_transformers_computes(tmp_path: Path, name: str) -> None:
+def test_the_fused_graph_equals_transformers(tmp_path: Path, name: str) -> None:
     changes = GEOMETRIES[name]
     write_model(tmp_path, **changes)
     fused = fused_model(tmp_path, max_seq_len=64, max_batch_size=2, page_size=PAGE)
@@ -73,13 +73,13 @@ def test_the_fused_graph_computes_what_transformers_computes(tmp_path: Path, nam
     dense = [*attention, "RmsSwiglu", "Linear"]
     layers = [*dense, *attention, "RmsMoe"] if "kind" in changes else dense * LAYERS
     assert [node.op_type for node in model.graph] == ["Embed", *layers, "RmsHead"]
-    theirs = load_target(tmp_path, teacher=False).float()
+    reference_model = load_target(tmp_path, teacher=False).float()
     ids = torch.randint(6, VOCAB, (60,), generator=torch.Generator().manual_seed(5))
-    require_rounding_only(logits_in_chunks(model, ids), theirs, ids, tolerance=TOLERANCE)
+    require_rounding_only(logits_in_chunks(model, ids), reference_model, ids, tolerance=TOLERANCE)
 
 
-def test_coded_weights_are_those_of_their_rounding(tmp_path: Path) -> None:
-    """The low-rank projections among them; up-projections of latents stay as they are."""
+def test_quantized_weights_equal_rounded_ones(tmp_path: Path) -> None:
+    """The low-rank projections are quantized; up-projections of latents are not."""
     write_model(tmp_path, tie_word_embeddings=False)
     logits: dict[str, torch.Tensor] = {}
     for form in ("bf16", FP8.name, "rounded"):
@@ -122,18 +122,18 @@ def prompt(length: int) -> list[int]:
 
 
 def generated(engine: LoweredEngine, program: str, tokens: int) -> list[int]:
-    """Greedy tokens of the prompt by steps of a program."""
+    """Return greedy tokens after the prompt by steps of a program."""
     host = PlanHost(engine)
     first, _ = host.admit(0, prompt(37), tokens)
     return [first, *host.generate(0, program, tokens - 1)]
 
 
-def test_steps_give_transformers_tokens(model: Path, engine: LoweredEngine) -> None:
-    """Each is its best one, or one that bf16 does not tell from it."""
+def test_steps_generate_the_tokens_of_transformers(model: Path, engine: LoweredEngine) -> None:
+    """Each token is transformers' best one, or nearly ties with it."""
     tokens = generated(engine, "step@1", 40)
-    theirs = load_target(model, teacher=False).float()
+    reference_model = load_target(model, teacher=False).float()
     with torch.no_grad():
-        logits = theirs(torch.tensor([prompt(37) + tokens])).logits[0, 36:-1]
+        logits = reference_model(torch.tensor([prompt(37) + tokens])).logits[0, 36:-1]
     lost = logits.max(dim=1).values - logits[range(40), tokens]
     assert (lost <= TOLERANCE * logits.abs().max(dim=1).values).all()
     assert (lost == 0).sum() > 35 and len(set(tokens)) > 3
@@ -161,14 +161,14 @@ def test_a_draft_with_latents_changes_no_token(
         assert generated(drafting, f"step@1.{program}", 40) == plain
 
 
-def test_caches_hold_an_entry_a_token(engine: LoweredEngine) -> None:
+def test_caches_have_one_entry_a_token(engine: LoweredEngine) -> None:
     (group,) = engine.engine_sizes.target_groups
     assert (group.name, group.latent_widths) == ("latent", (80, 80))
     held = {b.name: b.bytes for b in PlanHost(engine).plan.buffers if b.space == "cache"}
     assert held["cache:latent"] == LAYERS * group.pages * group.page_size * 80 * 2
 
 
-def test_what_its_layers_launch_can_be_drawn_for_tuning(engine: LoweredEngine) -> None:
+def test_tune_can_draw_the_launches_of_mla_layers(engine: LoweredEngine) -> None:
     lowered = next(program for entry, program in engine.programs if entry.name == "step@2")
     drawn = set()
     for call in lowered.ir.calls:
@@ -199,7 +199,7 @@ def test_what_its_layers_launch_can_be_drawn_for_tuning(engine: LoweredEngine) -
         ({"v_dim": 96}, "v_head_dim is 96, but CUDA kernels support 16, 32, 64, 128, 256"),
     ],
 )
-def test_widths_that_no_kernel_takes_are_refused(
+def test_rejects_widths_that_kernels_do_not_support(
     model: Path, changes: dict[str, int], message: str
 ) -> None:
     geometry = geometry_of(model)
@@ -213,7 +213,7 @@ def geometry_of(model: Path) -> TargetGeometry:
     return read_target(model, strict=True).geometry
 
 
-def test_indexers_beside_latents_of_the_model_are_refused(model: Path) -> None:
+def test_rejects_indexers_with_native_latents(model: Path) -> None:
     indexer = IndexerGeometry(layers=(0,), heads=2, width=32, weighted=True)
     with pytest.raises(SpecbuildError, match=r"a youtu with indexers \(DSA\).* or --no-dsa"):
         require_cuda_support(replace(geometry_of(model), indexer=indexer), None)

@@ -1,5 +1,4 @@
-"""Feed-forwards of DeepSeek and its kin through the CUDA passes: what becomes of them, and that it
-computes what transformers' do."""
+"""Feed-forward layers of DeepSeek and related families after the CUDA passes: ops and results."""
 
 from __future__ import annotations
 
@@ -47,7 +46,7 @@ Weights = dict[str, torch.Tensor]
 
 
 def experts(**changes: Any) -> MoeFeedForward:
-    """DeepSeek-V3's choice of 16."""
+    """Return the routing of DeepSeek-V3 with 16 experts."""
     fields: dict[str, Any] = {
         "experts": 16, "experts_per_token": 3, "inner": INNER, "storage": "bf16",
         "activation": Swiglu(), "gating": "sigmoid_norm", "choice_bias": True, "groups": 4,
@@ -82,7 +81,7 @@ SHARED = {name: 1 + name.startswith("deepseek_v2") for name in LAYERS} | {"no sh
 
 
 class Layer(nn.Module):
-    """The half of a layer behind attention."""
+    """The feed-forward half of a layer."""
 
     def __init__(self, feed_forward: FeedForward) -> None:
         super().__init__()
@@ -95,7 +94,7 @@ class Layer(nn.Module):
 
 @dataclass(frozen=True)
 class Fused:
-    """A layer's graph behind the passes."""
+    """A layer's graph after the passes."""
 
     model: ir.Model
 
@@ -105,7 +104,7 @@ class Fused:
 
 
 def drawn(feed_forward: FeedForward) -> Weights:
-    """Random weights in bf16; the bias that experts are chosen by, of few bits' worth, in fp32."""
+    """Return random bf16 weights; the routing bias is fp32 and needs its low bits."""
     generator = torch.Generator().manual_seed(3)
     with torch.device("meta"):
         shapes = {name: p.shape for name, p in Layer(feed_forward).named_parameters()}
@@ -141,7 +140,7 @@ def fused(feed_forward: FeedForward, weights: Weights, weights_dtype: str = "bf1
 
 
 def transformers_module(moe: MoeFeedForward, shared: int) -> nn.Module:
-    """Theirs of these sizes."""
+    """Return transformers' module with these sizes."""
     sizes: dict[str, Any] = {
         "hidden_size": HIDDEN, "moe_intermediate_size": moe.inner, "n_shared_experts": shared,
         "n_routed_experts": moe.experts, "num_experts_per_tok": moe.experts_per_token,
@@ -157,16 +156,16 @@ def transformers_module(moe: MoeFeedForward, shared: int) -> nn.Module:
 
 
 def by_transformers(feed_forward: BothFeedForward, weights: Weights, x: torch.Tensor) -> Any:
-    """Theirs of normed rows, in fp32."""
+    """Return transformers' result for normed rows, in fp32."""
     module = transformers_module(
         feed_forward.moe, feed_forward.dense.inner // feed_forward.moe.inner
     ).float()
-    ours = {name.removeprefix("mlp."): w.float() for name, w in weights.items()}
-    gate_up = ours.pop("experts.gate_up_proj").transpose(1, 2)
+    tensors = {name.removeprefix("mlp."): w.float() for name, w in weights.items()}
+    gate_up = tensors.pop("experts.gate_up_proj").transpose(1, 2)
     state: Mapping[str, torch.Tensor] = {
         "experts.gate_up_proj": torch.cat([gate_up[:, 0::2], gate_up[:, 1::2]], dim=1),
-        "experts.down_proj": ours.pop("experts.down_proj").transpose(1, 2),
-        **{name: weight for name, weight in ours.items() if name != "norm.weight"},
+        "experts.down_proj": tensors.pop("experts.down_proj").transpose(1, 2),
+        **{name: weight for name, weight in tensors.items() if name != "norm.weight"},
     }
     module.load_state_dict(state)
     with torch.no_grad():
@@ -178,7 +177,7 @@ def rows() -> torch.Tensor:
 
 
 @pytest.mark.parametrize("name", LAYERS)
-def test_a_layers_feed_forward_becomes_these_ops(name: str) -> None:
+def test_ops_of_a_fused_feed_forward(name: str) -> None:
     feed_forward, ops = LAYERS[name]
     nodes = {node.op_type: node for node in fused(feed_forward, drawn(feed_forward)).model.graph}
     assert sorted(nodes) == sorted(ops)
@@ -193,18 +192,18 @@ def test_a_layers_feed_forward_becomes_these_ops(name: str) -> None:
 @pytest.mark.parametrize(
     "name", [n for n in LAYERS if n not in (ODD, "dense", "no shared experts")]
 )
-def test_it_computes_what_transformers_computes(name: str) -> None:
+def test_a_fused_feed_forward_equals_transformers(name: str) -> None:
     feed_forward, _ = LAYERS[name]
     assert isinstance(feed_forward, BothFeedForward)
     weights, x = drawn(feed_forward), rows()
-    wanted = x.float() + by_transformers(feed_forward, weights, x)
+    expected = x.float() + by_transformers(feed_forward, weights, x)
     torch.testing.assert_close(
-        fused(feed_forward, weights).run(x).float(), wanted, rtol=2**-6, atol=2**-6
+        fused(feed_forward, weights).run(x).float(), expected, rtol=2**-6, atol=2**-6
     )
 
 
-def test_the_bias_that_experts_are_chosen_by_keeps_its_bits() -> None:
-    """In bf16 all biases about 4 would be one of three values."""
+def test_the_routing_bias_is_not_rounded() -> None:
+    """In bf16, all biases near 4 would be one of three values."""
     feed_forward, _ = LAYERS["deepseek_v3"]
     weights, x = drawn(feed_forward), rows()
     exact = fused(feed_forward, weights).run(x)
@@ -213,7 +212,7 @@ def test_the_bias_that_experts_are_chosen_by_keeps_its_bits() -> None:
 
 
 @pytest.mark.parametrize("name", ["deepseek_v3", "deepseek_v2"])
-def test_experts_in_mxfp4_are_those_of_their_rounding(name: str) -> None:
+def test_experts_in_mxfp4_equal_rounded_ones(name: str) -> None:
     feed_forward, _ = LAYERS[name]
     weights, x = drawn(feed_forward), rows()
     coded = fused(feed_forward, weights, "mxfp4")
@@ -235,8 +234,8 @@ def test_experts_in_mxfp4_are_those_of_their_rounding(name: str) -> None:
 @pytest.mark.parametrize(
     "g", [DEEPSEEK_V2_LITE, DEEPSEEK_V3, GLM_47_FLASH], ids=lambda g: g.model_type
 )
-def test_feed_forwards_of_true_sizes_are_taken(g: TargetGeometry) -> None:
-    """Behind another attention: dense layers in front, experts of 1408, 1536 and 2048."""
+def test_feed_forwards_of_real_sizes_are_supported(g: TargetGeometry) -> None:
+    """Compile layers of real sizes: dense layers first, experts of 1408, 1536 and 2048."""
     plain = replace(g, mla=None, head_dim=64, kv_heads=g.q_heads)
     require_cuda_support(plain, None)
     require_cuda_support(replace(plain, dtype="mxfp4"), None)

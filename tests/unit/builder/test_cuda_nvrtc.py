@@ -1,4 +1,4 @@
-"""Compiling kernels with NVRTC: what is read of the result, and what is refused."""
+"""Compiling kernels with NVRTC: the values read from the result, and rejected kernels."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def kernel(entry: str, folder: str = "plain", *, hot: bool = True, width: int = 
 
 @pytest.fixture(autouse=True)
 def nothing_is_stored() -> Iterator[None]:
-    """The compiler itself is tested."""
+    """Disable the store: these tests check the compiler itself."""
     with compiled_again():
         yield
 
@@ -88,7 +88,7 @@ def test_the_same_source_gives_the_same_bytes(plugins: Path) -> None:
     assert first == second
 
 
-def test_what_a_stand_in_for_nvrtc_makes_is_not_stored(
+def test_results_of_a_fake_nvrtc_are_not_stored(
     plugins: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(content_store, "_STORES", [content_store.ContentStore(tmp_path / "store")])
@@ -102,7 +102,7 @@ def test_what_a_stand_in_for_nvrtc_makes_is_not_stored(
     assert all(data.startswith(b"\x7fELF") for data in compiled.files.values())
 
 
-def test_a_cubin_is_named_after_everything_that_it_is_made_of(plugins: Path) -> None:
+def test_the_name_of_a_cubin_depends_on_all_inputs(plugins: Path) -> None:
     source = KernelSource("plain", "kernel.cu", (("WIDTH", 3),))
     digests = {source.digest(("sm_90a",)), source.digest(("sm_100a",))}
     digests.add(KernelSource("plain", "kernel.cu", (("WIDTH", 4),)).digest(("sm_90a",)))
@@ -111,7 +111,7 @@ def test_a_cubin_is_named_after_everything_that_it_is_made_of(plugins: Path) -> 
     assert len(digests) == 4
 
 
-def test_a_spilling_hot_kernel_is_refused_by_name(plugins: Path) -> None:
+def test_rejects_a_hot_kernel_that_spills(plugins: Path) -> None:
     greedy = Kernel("spilling", "greedy")
     refused = Compiler("sm_90a").compile([greedy], lambda: None)
     assert isinstance(refused, Spills) and refused.kernels == {greedy}
@@ -124,26 +124,26 @@ def test_a_spilling_hot_kernel_is_refused_by_name(plugins: Path) -> None:
     assert result.spill_bytes > 0 and result.registers > 0
 
 
-def test_what_does_not_compile_is_named(plugins: Path) -> None:
+def test_the_error_names_a_kernel_that_does_not_compile(plugins: Path) -> None:
     (plugins / "plain" / "kernel.cu").write_text("extern unknown_type x;")
     with pytest.raises(SpecbuildError, match=r"plain/kernel.cu does not compile.*unknown_type"):
         required(Compiler("sm_90a").compile([kernel("scale")], lambda: None))
 
 
-def test_other_gpus_are_refused_by_name() -> None:
+def test_rejects_unsupported_gpus() -> None:
     with pytest.raises(SpecbuildError, match=r"--gpu 'sm_100a' is not supported.*--gpu h100"):
         Compiler("sm_100a")
 
 
-def test_without_nvrtc_there_is_a_remedy(plugins: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_without_nvrtc_names_the_remedy(
+    plugins: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "cuda.bindings", None)
     with pytest.raises(SpecbuildError, match="pip install 'nvidia-cuda-nvrtc"):
         Compiler("sm_90a").compile([kernel("scale")], lambda: None)
 
 
-def test_an_nvrtc_that_cannot_compile_the_kernels_is_refused(
-    plugins: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rejects_an_nvrtc_that_is_too_old(plugins: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from cuda.bindings import nvrtc
 
     monkeypatch.setattr(nvrtc, "nvrtcVersion", lambda: (nvrtc.nvrtcResult.NVRTC_SUCCESS, 13, 1))
@@ -151,7 +151,7 @@ def test_an_nvrtc_that_cannot_compile_the_kernels_is_refused(
         Compiler("sm_90a").compile([kernel("scale")], lambda: None)
 
 
-def test_reads_the_assemblers_log() -> None:
+def test_parses_the_log_of_the_assembler() -> None:
     log = """ptxas info    : 0 bytes gmem
 ptxas info    : Compiling entry function 'b' for 'sm_90a'
 ptxas info    : Function properties for b
@@ -161,9 +161,17 @@ ptxas info    : Compiling entry function 'a' for 'sm_90a'
 ptxas         .     0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
 ptxas info    : Used 10 registers, used 1 barriers, 256 bytes smem
 """
-    found = read_log(log)
-    assert (found["b"].registers, found["b"].spill_bytes, found["b"].shared_bytes) == (32, 2068, 0)
-    assert (found["a"].registers, found["a"].spill_bytes, found["a"].shared_bytes) == (10, 0, 256)
+    result = read_log(log)
+    assert (result["b"].registers, result["b"].spill_bytes, result["b"].shared_bytes) == (
+        32,
+        2068,
+        0,
+    )
+    assert (result["a"].registers, result["a"].spill_bytes, result["a"].shared_bytes) == (
+        10,
+        0,
+        256,
+    )
 
 
 SIGNED = """
@@ -178,7 +186,7 @@ extern "C" __global__ void structure(Two two) { asm volatile("" ::"l"(two.x)); }
 
 
 def cubin_of(source: str, arch: str) -> bytes:
-    """What NVRTC makes of a source, without our compiler."""
+    """Return NVRTC's cubin of a source, without specbuild's compiler."""
     from cuda.bindings import nvrtc
 
     def done(result: tuple[Any, ...]) -> Any:
@@ -193,8 +201,8 @@ def cubin_of(source: str, arch: str) -> bytes:
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_100a", "sm_120"])
-def test_a_cubin_tells_what_its_kernels_take(arch: str) -> None:
-    """A pointer has 8 bytes, an int or a float 4; a kernel that takes others is refused."""
+def test_parameter_sizes_are_read_from_the_cubin(arch: str) -> None:
+    """A pointer has 8 bytes, an int or a float 4; other parameter sizes are rejected."""
     plain = SIGNED.partition("struct")[0]
     assert kernel_parameters(cubin_of(plain, arch), "k.cubin") == {
         "mixed": (8, 4, 8, 4, 4, 8), "nothing": (), "words": (4, 4, 4),

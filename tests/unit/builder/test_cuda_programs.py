@@ -1,4 +1,4 @@
-"""Programs before they are lowered, and how launches are written down."""
+"""Programs before they are lowered, and the encoding of launches."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_buckets_are_powers_of_two_that_hold_the_batch(
     assert batch_buckets(sequences) == buckets
 
 
-def test_steps_draft_short_chains_and_what_was_asked_for() -> None:
+def test_steps_have_short_chains_and_the_requested_shapes() -> None:
     chains = [DraftShape(1, depth, depth) for depth in (1, 2, 3, 4)]
     assert draft_shapes(limits(1, 4, 4)) == tuple(chains)
     assert draft_shapes(limits(1, 2, 2)) == tuple(chains[:2])
@@ -62,7 +62,7 @@ def test_no_launch_of_a_step_has_more_than_256_rows() -> None:
     chain, tree = DraftShape(1, 4, 4), DraftShape(8, 8, 60)
     assert fits(256, DraftShape(0, 0, 0), depth=8)
     assert fits(32, chain, depth=4) and not fits(64, chain, depth=4)
-    # The draft first takes up what the deepest draft of any step had accepted.
+    # The draft first catches up on the tokens that the deepest draft of any step had accepted.
     assert fits(32, chain, depth=7) and not fits(32, chain, depth=8)
     assert fits(4, tree, depth=8) and not fits(8, tree, depth=8)
 
@@ -86,14 +86,14 @@ def linear(program: ProgramIr, **changes: Tensor | None) -> dict[str, Tensor]:
         ({"x": tensor("x", "state", (3, 8, 8))}, r"shape \(3, 8, 8\) for the axes"),
     ],
 )
-def test_a_call_that_does_not_fit_its_declaration_is_refused(
+def test_rejects_a_call_that_does_not_match_its_declaration(
     changes: dict[str, Tensor | None], message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
         linear(ProgramIr("p", "decode"), **changes)
 
 
-def test_an_undefined_size_is_refused() -> None:
+def test_rejects_an_undefined_size() -> None:
     program = ProgramIr("p", "decode")
     ids, table = tensor("ids", "state", (3,), "int32"), tensor("t", "weights", (5, 8))
     read = program.call("Embed", {"token_ids": ids, "table": table}, sizes={"H": 8})
@@ -103,7 +103,7 @@ def test_an_undefined_size_is_refused() -> None:
                                 "weight": tensor("w", "weights", (2, 2, 512))})  # fmt: skip
 
 
-def test_a_view_may_not_grow() -> None:
+def test_rejects_a_view_that_is_larger_than_its_buffer() -> None:
     pages = tensor("pages", "state", (4, 7), "int32")
     assert pages.view(2, 7).shape == (2, 7)
     with pytest.raises(ValueError, match=r"cannot view \(4, 7\) as \(5, 7\)"):
@@ -111,7 +111,7 @@ def test_a_view_may_not_grow() -> None:
 
 
 def launched(call: Call, phase: Phase) -> Lowering:
-    """One launch that names all kinds of arguments, with two kinds of scratch memory."""
+    """Return one launch with arguments of every kind and two kinds of scratch memory."""
     assert call.op.name == "Linear" and phase == "decode"
     arguments = ("x", "weight", "bias", "residual", "y", "workspace", "workspace_done", -7, 0.1)
     return Lowering(
@@ -120,7 +120,7 @@ def launched(call: Call, phase: Phase) -> Lowering:
     )
 
 
-def test_arguments_are_places_numbers_and_nothing() -> None:
+def test_arguments_are_addresses_numbers_and_null() -> None:
     ir = ProgramIr("p", "decode")
     y = linear(ir)["y"]
     linear(ir, x=tensor("x2", "state", (3, 64)), residual=y)
@@ -140,14 +140,14 @@ def test_arguments_are_places_numbers_and_nothing() -> None:
         (POINTER, 4, 0), (INT32, -7), (FLOAT32, struct.unpack("<I", struct.pack("<f", 0.1))[0]),
     )  # fmt: skip
     assert writer.buffers[4].bytes == 256
-    # y lives from the first op to the second, and each op's workspace with its op alone.
+    # y is live from the first op to the second; a workspace is live during its op only.
     assert then[3] == first[4] and first[4][:2] == first[5][:2] == (POINTER, 5)
     assert len({first[4], first[5], then[4]}) == 3
     assert [launch.op for launch in program.launches] == [0, 1]
 
 
 @pytest.mark.parametrize("late", [False, True])
-def test_what_reads_early_starts_early_behind_a_late_trigger_alone(late: bool) -> None:
+def test_early_readers_start_early_after_late_triggers_only(late: bool) -> None:
     ir = ProgramIr("p", "decode")
     linear(ir, residual=linear(ir)["y"])
 

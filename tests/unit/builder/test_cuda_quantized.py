@@ -1,4 +1,4 @@
-"""CUDA graphs of quantized checkpoints: the bf16 weights are those of the dequantized numbers."""
+"""CUDA graphs of quantized checkpoints: bf16 weights equal the dequantized values."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from specbuild.builder.backends.cuda.check import require_cuda_support
 
 QUICK = ("fp8 blocks", "compressed-tensors nvfp4", "gptq, ordered", "bitsandbytes nf4, twice")
 
-# Where the weights of layers keep their codes: in which storage; or why not.
+# The storage in which weights of layers stay quantized, or the reason why they do not.
 STORED = {
     "awq": "int4-g32",
     "gptq of 3 bits": "int4-g32",
@@ -36,21 +36,21 @@ STORED = {
 
 
 @pytest.mark.parametrize("name", STORED)
-def test_layers_keep_their_codes_where_kernels_decode_them(tmp_path: Path, name: str) -> None:
+def test_layers_stay_quantized_if_kernels_decode_the_format(tmp_path: Path, name: str) -> None:
     write_llama(tmp_path / "model", num_hidden_layers=2)
     write_quantized(tmp_path, FORMATS[name])
     kept = fused_model(tmp_path / "model", max_seq_len=64, page_size=PAGE).kept
-    found = {storage.name: len(weights) for (_, storage), weights in kept.stored.items()}
-    found |= {reason: len(weights) for (_, reason), weights in kept.dequantized.items()}
-    assert found == {STORED[name]: 14}
+    result = {storage.name: len(weights) for (_, storage), weights in kept.stored.items()}
+    result |= {reason: len(weights) for (_, reason), weights in kept.dequantized.items()}
+    assert result == {STORED[name]: 14}
     record = kept.record([])
     assert record is not None and record.math == "bf16"
     assert [form.weights for form in record.forms] == [14]
 
 
 @pytest.mark.parametrize("values", ["Q6_K", "Q4_K", "F16"])
-def test_types_that_share_a_launch_are_stored_as_one(tmp_path: Path, values: str) -> None:
-    """Queries and keys in Q4_K beside values in another type, as files of llama.cpp have them."""
+def test_types_in_one_launch_are_stored_as_one_type(tmp_path: Path, values: str) -> None:
+    """Queries and keys are Q4_K and values another type, as in files of llama.cpp."""
     write_llama(
         tmp_path / "model", num_hidden_layers=2, hidden_size=256, intermediate_size=512,
         head_dim=64, num_attention_heads=4, rope_parameters=None,
@@ -88,7 +88,7 @@ def test_types_that_share_a_launch_are_stored_as_one(tmp_path: Path, values: str
 
 
 @pytest.mark.parametrize("tied", [False, True])
-def test_a_table_keeps_its_codes_and_is_stored_once(tmp_path: Path, tied: bool) -> None:
+def test_an_embedding_stays_quantized_and_is_stored_once(tmp_path: Path, tied: bool) -> None:
     write_llama(
         tmp_path / "model", num_hidden_layers=2, tie_word_embeddings=tied, rope_parameters=None
     )
@@ -111,8 +111,8 @@ def test_a_table_keeps_its_codes_and_is_stored_once(tmp_path: Path, tied: bool) 
 
 
 @pytest.mark.parametrize("name", [*QUICK, *slow(*(name for name in FORMATS if name not in QUICK))])
-def test_logits_are_those_of_a_checkpoint_with_the_numbers(tmp_path: Path, name: str) -> None:
-    """Bit for bit: the fused graph computes with equal weights in the same way."""
+def test_logits_equal_those_of_the_dequantized_checkpoint(tmp_path: Path, name: str) -> None:
+    """Equal weights give equal results, bit for bit."""
     write_llama(tmp_path / "model", num_hidden_layers=2)
     write_quantized(tmp_path, FORMATS[name])
     logits = []

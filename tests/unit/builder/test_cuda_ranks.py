@@ -49,7 +49,7 @@ from specbuild.runtime.executors.cuda.program_file import read_launches, read_pr
 EXAMPLE = Path(__file__).parents[3] / "examples" / "tiny-gpt-oss"
 LIMITS = {"max_seq_len": 128, "max_batch_size": 2, "page_size": 16}
 TOKENS = 16
-# Logits nearer to each other than this may change places: bf16 has 8 bits.
+# bf16 with 8 bits may exchange two logits that are closer than this.
 NEAR_TIE = 0.1
 IDS = [3, 5, 7, 9, 11, 4, 6, 8, 10, 12] * 3
 CHAIN = DraftShape(1, 3, 3)
@@ -57,13 +57,13 @@ TREE = DraftShape(**{name: EXAMPLE_LIMITS[name] for name in DraftShape.__datacla
 
 
 def nothing(*_: object) -> Lowering:
-    """The interpreter reads op calls, not launches."""
+    """Disable lowering: the interpreter runs op calls, not launches."""
     return Lowering(())
 
 
 @dataclass(frozen=True)
 class Model:
-    """How a checkpoint is written, or where it is."""
+    """A checkpoint: its folder, or a function that writes it."""
 
     write: Callable[[Path], None] | None = None
     place: Path | None = None
@@ -73,7 +73,7 @@ MLA = {
     "q_lora_rank": 32, "kv_lora_rank": 64, "qk_rope_head_dim": 16, "qk_nope_head_dim": 32,
     "v_head_dim": 32, "intermediate_size": 128, "moe_intermediate_size": 32,
 }  # fmt: skip
-# Eight query heads and two KV heads: with R = 4 and 8 ranks share KV heads.
+# Eight query heads and two KV heads, so that 4 and 8 ranks share KV heads.
 WIDE = {"num_attention_heads": 8, "head_dim": 32, "intermediate_size": 256}
 MODELS = {
     "llama": Model(partial(write_llama, **WIDE, attention_bias=True, mlp_bias=True)),
@@ -116,7 +116,7 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, int], Lo
 
 
 class InParts(PlanInterpreter):
-    """One rank's memory. What ranks share of a sum it adds up in as many parts, from 0 on."""
+    """One rank's memory, which adds up sums that ranks share in as many parts, from rank 0 on."""
 
     def __init__(self, host: PlanHost, parts: int) -> None:
         super().__init__(host.plan, host.memory._weight)
@@ -124,40 +124,40 @@ class InParts(PlanInterpreter):
 
     def call(self, call: OpCall, contributions: Sequence[torch.Tensor] = ()) -> None:
         summed = {"Linear": self._linear, "RmsMoe": self._moe}.get(call.op)
-        # Queries of latents are projected head by head: no rank has a part of their sum.
+        # The query latents are projected per head, so no rank has a part of their sum.
         if summed is None or self._is_whole(call):
             super().call(call, contributions)
         else:
-            given = {name: self._tensor(binding) for name, binding in call.inputs.items()}
+            bindings = {name: self._tensor(binding) for name, binding in call.inputs.items()}
             (y,) = call.outputs.values()
-            self._tensor(y).copy_(summed(given, call.attributes))
+            self._tensor(y).copy_(summed(bindings, call.attributes))
 
     def _is_whole(self, call: OpCall) -> bool:
         return call.op == "Linear" and "residual" not in call.inputs
 
-    def _linear(self, given: dict[str, torch.Tensor], _: dict[str, Any]) -> torch.Tensor:
-        x, weight = given["x"].float(), unpack_rows(given["weight"]).float()
+    def _linear(self, bindings: dict[str, torch.Tensor], _: dict[str, Any]) -> torch.Tensor:
+        x, weight = bindings["x"].float(), unpack_rows(bindings["weight"]).float()
         pairs = zip(x.chunk(self.parts, 1), weight.chunk(self.parts, 1), strict=True)
         sums = [a.contiguous() @ b.contiguous().T for a, b in pairs]
         total = sums[0]
         for part in sums[1:]:
             total = total + part
-        if "bias" in given:
-            total = total + given["bias"].float()
-        y = total.to(given["x"].dtype)
-        return (given["residual"].float() + y.float()).to(y.dtype)
+        if "bias" in bindings:
+            total = total + bindings["bias"].float()
+        y = total.to(bindings["x"].dtype)
+        return (bindings["residual"].float() + y.float()).to(y.dtype)
 
-    def _moe(self, given: dict[str, torch.Tensor], attributes: dict[str, Any]) -> torch.Tensor:
+    def _moe(self, bindings: dict[str, torch.Tensor], attributes: dict[str, Any]) -> torch.Tensor:
         choice = dict(attributes)
         eps, rounding, logits, shared = map(choice.pop, ("eps", "rounding", "logits", "shared"))
         assert choice.pop("residual")
-        x, router = given["x"], (given["router_weight"], given["router_bias"])
-        normed, scores = router_input(x, given["norm"], router, eps, rounding, logits)
-        bias = unpack_gate_up_bias(given["gate_up_bias"])
+        x, router = bindings["x"], (bindings["router_weight"], bindings["router_bias"])
+        normed, scores = router_input(x, bindings["norm"], router, eps, rounding, logits)
+        bias = unpack_gate_up_bias(bindings["gate_up_bias"])
         inner = bias.shape[1] // 2
         own = 32 * -(-inner // (32 * self.parts))
-        # Experts as Moe takes them, widened with zeros to shares of whole blocks.
-        w1, w2 = values_of(given["gate_up"], given["down"], inner)
+        # Experts in the format of Moe, padded with zeros to parts of full blocks.
+        w1, w2 = values_of(bindings["gate_up"], bindings["down"], inner)
         lacking = self.parts * own - inner
         w1, bias = F.pad(w1, (0, 2 * lacking)), F.pad(bias, (0, 2 * lacking))
         w2 = F.pad(w2, (0, 0, 0, lacking))
@@ -165,9 +165,9 @@ class InParts(PlanInterpreter):
         for part in range(self.parts):
             columns = slice(2 * own * part, 2 * own * (part + 1))
             rows = slice(own * part, own * (part + 1))
-            last = given["down_bias"] * (part == 0)
+            last = bindings["down_bias"] * (part == 0)
             weights = (w1[:, :, columns], bias[:, columns], w2[:, rows], last)
-            sums.append(mixed(normed.float(), scores, weights, given, shared, choice))
+            sums.append(mixed(normed.float(), scores, weights, bindings, shared, choice))
         total = sums[0]
         for each in sums[1:]:
             total = total + each
@@ -177,14 +177,14 @@ class InParts(PlanInterpreter):
 def values_of(
     gate_up: torch.Tensor, down: torch.Tensor, inner: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Experts' weights [E, H, 2·I] and [E, I, H] in fp32, MXFP4 decoded by its definition."""
+    """Return the experts' weights [E, H, 2·I] and [E, I, H] in fp32, with MXFP4 dequantized."""
     if gate_up.dtype != torch.uint8:
         return unpack_gate_up_values(gate_up).float(), unpack_down_values(down, inner).float()
     return decoded_mxfp4(*unpack_gate_up(gate_up)), decoded_mxfp4(*unpack_down(down, inner))
 
 
 def decoded_mxfp4(blocks: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-    """Blocks [E, N, K/32, 16] and scales [E, N, K/32] as values [E, K, N] (OCP MX 1.0)."""
+    """Dequantize blocks [E, N, K/32, 16] and scales [E, N, K/32] to [E, K, N] (OCP MX 1.0)."""
     magnitudes = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
     codes = torch.stack([blocks & 15, blocks >> 4], dim=-1).flatten(-2).long()
     values = magnitudes[codes & 7] * (1 - 2 * (codes >> 3))
@@ -196,18 +196,18 @@ def mixed(
     rows: torch.Tensor,
     scores: torch.Tensor,
     weights: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor],
-    given: dict[str, torch.Tensor],
+    inputs: dict[str, torch.Tensor],
     shared: int,
     choice: dict[str, Any],
 ) -> torch.Tensor:
-    """The routed experts' sum and, with weight 1, that of the last ``shared`` ones."""
-    routed = len(given["router_weight"])
+    """Return the routed experts' sum plus, with weight 1, that of the last ``shared`` experts."""
+    routed = len(inputs["router_weight"])
 
     def of(some: slice, logits: torch.Tensor, bias: Any, how: dict[str, Any]) -> torch.Tensor:
         w1, b1, w2, b2 = (weight[some] for weight in weights)
         return moe_reference(rows, logits, w1, None, b1, w2, None, b2, bias, **how)
 
-    total = of(slice(routed), scores, given.get("choice_bias"), choice)
+    total = of(slice(routed), scores, inputs.get("choice_bias"), choice)
     certain = {**choice, "top_k": 1, "gating": "softmax_selected", "groups": 1,
                "groups_chosen": 1, "scaling": 1.0}  # fmt: skip
     for each in range(routed, routed + shared):
@@ -218,7 +218,7 @@ def mixed(
 @pytest.mark.parametrize(
     ("name", "ranks"), [*QUICK, *slow(*(case for case in RANKS if case not in QUICK))]
 )
-def test_ranks_compute_what_one_computes_that_sums_in_parts(
+def test_ranks_equal_one_rank_that_sums_in_parts(
     engines: Callable[[str, int], LoweredEngine], name: str, ranks: int
 ) -> None:
     several, one = RankHost(engines(name, ranks)), PlanHost(engines(name, 1))
@@ -228,27 +228,27 @@ def test_ranks_compute_what_one_computes_that_sums_in_parts(
         host.give_pages(0)
         logits.append(host.score(0, IDS))
     assert torch.equal(*logits)
-    # Sums of other parts are others: what is compared is not rounded away.
+    # Sums in other parts differ, so rounding does not hide differences.
     ops = {call.op for call in several._programs["score@64"].ops}
     assert ops & {"RankMoe", "RankSum"} and not ops & {"RmsMoe"}
 
 
 def first_difference(one: Sequence[int], other: Sequence[int]) -> int | None:
-    """Where two runs part."""
+    """Return where two runs differ first."""
     pairs = enumerate(zip(one, other, strict=True))
     return next((i for i, (a, b) in pairs if a != b), None)
 
 
 @pytest.mark.parametrize("name", ["llama", *slow("gpt_oss", "deepseek_v3")])
-def test_ranks_choose_what_one_gpu_chooses(
+def test_ranks_select_the_tokens_of_one_gpu(
     engines: Callable[[str, int], LoweredEngine], name: str
 ) -> None:
-    found = []
+    results = []
     for host in (RankHost(engines(name, 2)), PlanHost(engines(name, 1))):
         host.port("ignore_eos").fill_(1)
         first, _ = host.admit(0, IDS, 12)
-        found.append([first, *host.generate(0, step_name(1), 11)])
-    several, one = found
+        results.append([first, *host.generate(0, step_name(1), 11)])
+    several, one = results
     differ = first_difference(several, one)
     if differ is not None:
         host = PlanHost(engines(name, 1))
@@ -261,7 +261,7 @@ def test_ranks_choose_what_one_gpu_chooses(
 def test_ranks_share_the_vocabulary(
     engines: Callable[[str, int], LoweredEngine], temperature: float
 ) -> None:
-    """Each rank folds its tokens; programs that write logits have the whole head."""
+    """Each rank reduces its own tokens; programs that write logits have the full head."""
     engine, runs = engines("llama", 2), []
     assert {"lm_head.packed", "lm_head.packed.sharded"} <= set(engine.weights)
     for full_logits in (False, True):
@@ -279,7 +279,7 @@ def test_ranks_share_the_vocabulary(
 def test_a_draft_changes_no_token_of_several_ranks(
     temperature: float, shape: DraftShape, drafted: LoweredEngine
 ) -> None:
-    """The draft is whole on every rank, and drafts alike there."""
+    """Every rank has the full draft, and drafts the same tokens."""
     runs = []
     for program in (step_name(1), step_name(1, shape)):
         host = RankHost(drafted)
@@ -296,8 +296,8 @@ def drafted() -> LoweredEngine:
     return lowered_engine(*places, nothing, **limits, tensor_parallel=2)
 
 
-def test_programs_of_ranks_are_read_and_lowered_again(tmp_path: Path) -> None:
-    """With the launches of kernels: pointers to other ranks pass the checks of the runtime."""
+def test_programs_of_ranks_can_be_read_and_lowered(tmp_path: Path) -> None:
+    """Include kernel launches: pointers to other ranks pass the checks of the runtime."""
     write_llama(tmp_path, **WIDE, num_hidden_layers=1, vocab_size=64)
     engine = lowered_engine(tmp_path, None, **LIMITS, tensor_parallel=4)
     host = RankHost(engine)
@@ -307,7 +307,7 @@ def test_programs_of_ranks_are_read_and_lowered_again(tmp_path: Path) -> None:
         arguments = [argument for launch in launches for argument in launch.arguments]
         assert {a[1] for a in arguments if a[0] == PEER} == {1, 2, 3}
         assert (RANK,) in arguments
-        # Two sums a layer, of several rounds where rows are many; a head that keeps no logits.
+        # Two sums a layer, in several rounds for many rows; the head stores no logits.
         calls = read_program(files[entry.file], entry).ops
         exchanged = [call for call in calls if call.op.startswith("Rank")]
         head = [] if entry.full_logits else ["RankHeadChoose"]
@@ -316,8 +316,8 @@ def test_programs_of_ranks_are_read_and_lowered_again(tmp_path: Path) -> None:
         numbers = [call.attributes.get("exchange") for call in exchanged[:-1]]
         assert numbers == [0, of_one, 2 * of_one][: len(numbers)]
         assert exchanged[-1].attributes["rounds"] == entry.rounds == 2 * of_one + len(head)
-    found = read_programs(host.plan, files.__getitem__)
-    writer, programs = lower_again(found, CallLowering(target_of("sm_90a")))
+    result = read_programs(host.plan, files.__getitem__)
+    writer, programs = lower_again(result, CallLowering(target_of("sm_90a")))
     assert {e.file: program_bytes(writer.program(low)) for e, low in programs} == files
     assert writer.buffers == list(host.plan.buffers)
 
@@ -341,7 +341,7 @@ def test_programs_of_ranks_are_read_and_lowered_again(tmp_path: Path) -> None:
          "--tensor-parallel 2 and --specpv: not supported together; remove one"),
     ],
 )  # fmt: skip
-def test_what_several_gpus_cannot_share_is_refused(
+def test_rejects_models_that_gpus_cannot_share(
     tmp_path: Path, changes: dict[str, Any], options: dict[str, Any], message: str
 ) -> None:
     write_llama(tmp_path, **changes)
@@ -350,13 +350,13 @@ def test_what_several_gpus_cannot_share_is_refused(
 
 
 def test_other_backends_run_on_one_gpu(tmp_path: Path) -> None:
-    asked = BuildOptions.from_flat(model=tmp_path, output=tmp_path / "e", tensor_parallel=2)
+    build_options = BuildOptions.from_flat(model=tmp_path, output=tmp_path / "e", tensor_parallel=2)
     with pytest.raises(SpecbuildError, match="--tensor-parallel 2 needs --backend cuda"):
-        CPU.options(asked)
+        CPU.options(build_options)
 
 
 def test_one_gpu_is_the_default(tmp_path: Path) -> None:
-    """--tensor-parallel 1 is no option at all: the plan and every program are the same bytes."""
+    """--tensor-parallel 1 equals no option: the plan and every program have the same bytes."""
     write_llama(tmp_path, **WIDE, num_hidden_layers=1)
     plans = []
     for options in ({}, {"tensor_parallel": 1}):

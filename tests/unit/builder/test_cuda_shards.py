@@ -1,4 +1,4 @@
-"""The parts of weights that ranks store: whole weights are cut, whatever their form."""
+"""The parts of weights that ranks store, for every storage format."""
 
 from __future__ import annotations
 
@@ -48,30 +48,30 @@ LIMITS: dict[str, Any] = {"max_seq_len": 64, "max_batch_size": 1, "page_size": 1
 
 
 @pytest.mark.parametrize("dtype", ["fp8", "mxfp4"])
-def test_codes_of_parts_are_parts_of_the_codes(tmp_path: Path, dtype: str) -> None:
-    """A rank's part is rounded as it would be within the whole: blocks of 32 columns are whole."""
+def test_quantized_parts_equal_parts_of_the_quantized_weight(tmp_path: Path, dtype: str) -> None:
+    """A rank's part is rounded as within the full weight: blocks of 32 columns are complete."""
     write_llama(tmp_path, **SIZES)
     require_parts(tmp_path, f".packed.sharded.{dtype}", weights_dtype=dtype)
 
 
 @pytest.mark.parametrize("name", ["awq", "fp8 a tensor", *slow("gptq", "fbgemm fp8")])
-def test_codes_of_a_checkpoint_are_cut_as_they_are(tmp_path: Path, name: str) -> None:
-    """Scales and zero points of a group go with its columns."""
-    # Whole blocks of 128 rows and columns in every matrix.
+def test_quantized_values_of_a_checkpoint_are_split_unchanged(tmp_path: Path, name: str) -> None:
+    """The scales and zero points of a group are with its columns."""
+    # Every matrix has full blocks of 128 rows and columns.
     write_llama(tmp_path / "model", **SIZES | {"hidden_size": 256, "num_key_value_heads": 4})
     write_quantized(tmp_path, FORMATS[name])
     require_parts(tmp_path / "model", ".sharded", kv_heads=4)
 
 
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_K", *slow("Q6_K", "Q5_K", "Q4_0", "Q4_1")])
-def test_blocks_of_gguf_are_cut_as_they_are(tmp_path: Path, kind: str) -> None:
-    """Also within a super-block of 256 columns: its scales are stored with every 64 columns."""
+def test_blocks_of_gguf_are_split_unchanged(tmp_path: Path, kind: str) -> None:
+    """A super-block of 256 columns may be split: its scales are stored with each 64 columns."""
     file = write_gguf_llama(tmp_path, kind, hidden_size=256, **SIZES)
     require_parts(file, ".sharded")
 
 
-def test_codes_that_ranks_cannot_share_are_refused(tmp_path: Path) -> None:
-    """Three units of 64 columns, of which two ranks would have one and a half."""
+def test_rejects_quantized_weights_that_ranks_cannot_split(tmp_path: Path) -> None:
+    """The layer has three units of 64 columns, of which two ranks would have one and a half."""
     write_llama(tmp_path / "model", **{**SIZES, "intermediate_size": 192})
     write_quantized(tmp_path, FORMATS["awq"])
     message = r"down_proj.* has 3 quantized units along K, .*; build with --weights-dtype bf16"
@@ -81,7 +81,7 @@ def test_codes_that_ranks_cannot_share_are_refused(tmp_path: Path) -> None:
 
 
 def require_parts(path: Path, suffix: str, kv_heads: int = 2, **options: Any) -> None:
-    """Of the codes of every projection two ranks have the parts, under names with this suffix."""
+    """Assert that two ranks have the parts of every projection, under names with this suffix."""
     one, two = (
         fused_model(path, **LIMITS, **options, **several)
         for several in ({}, {"tensor_parallel": 2})
@@ -127,7 +127,7 @@ def test_every_rank_has_the_heads_that_attend_together(
     q_heads = kv_heads * group
     if q_heads % ranks:
         return
-    # Each head is its number: queries from 0, keys from 100, values from 200.
+    # Each head contains its number: queries from 0, keys from 100, values from 200.
     numbers = [range(q_heads), range(100, 100 + kv_heads), range(200, 200 + kv_heads)]
     rows = torch.tensor([n for part in numbers for n in part]).repeat_interleave(3)
     own_kv = max(1, kv_heads // ranks)
@@ -143,7 +143,7 @@ def test_every_rank_has_the_heads_that_attend_together(
 
 @examples(12)
 @given(ranks=RANKS, blocks=st.integers(1, 5), seed=st.integers(0, 9), coded=st.booleans())
-def test_experts_are_cut_in_blocks_and_padded_with_zeros(
+def test_experts_are_split_in_blocks_and_padded_with_zeros(
     ranks: int, blocks: int, seed: int, coded: bool
 ) -> None:
     generator = torch.Generator().manual_seed(seed)
@@ -160,32 +160,36 @@ def test_experts_are_cut_in_blocks_and_padded_with_zeros(
         w2 = expert_down(pack_down(*down), inner, ranks)
         codes = torch.cat([unpack_gate_up(part)[0] for part in w1], dim=1)
         of_down = torch.cat([unpack_down(part, own)[0] for part in w2], dim=2)
-        rows, columns, wanted = 1, 2, (up[0], down[0])
+        rows, columns, expected = 1, 2, (up[0], down[0])
     else:
-        wanted = (torch.randn(2, hidden, 2 * inner, generator=generator),
+        expected = (torch.randn(2, hidden, 2 * inner, generator=generator),
                   torch.randn(2, inner, hidden, generator=generator))  # fmt: skip
-        w1 = expert_gate_up(pack_gate_up_values(wanted[0]), ranks)
-        w2 = expert_down(pack_down_values(wanted[1]), inner, ranks)
+        w1 = expert_gate_up(pack_gate_up_values(expected[0]), ranks)
+        w2 = expert_down(pack_down_values(expected[1]), inner, ranks)
         codes = torch.cat([unpack_gate_up_values(part) for part in w1], dim=2)
         of_down = torch.cat([unpack_down_values(part, own) for part in w2], dim=1)
         rows, columns = 2, 1
-    assert torch.equal(codes.narrow(rows, 0, 2 * inner), wanted[0])
-    assert torch.equal(of_down.narrow(columns, 0, columns_of(inner, coded=coded)), wanted[1])
+    assert torch.equal(codes.narrow(rows, 0, 2 * inner), expected[0])
+    assert torch.equal(of_down.narrow(columns, 0, columns_of(inner, coded=coded)), expected[1])
     assert not codes.narrow(rows, 2 * inner, codes.shape[rows] - 2 * inner).any()
     behind = columns_of(inner, coded=coded)
     assert not of_down.narrow(columns, behind, of_down.shape[columns] - behind).any()
 
 
 def columns_of(inner: int, *, coded: bool) -> int:
-    """Entries of the axis of ``inner`` columns: blocks of 32 where they are codes."""
+    """Return the entries on the axis of ``inner`` columns: blocks of 32 for quantized values."""
     return inner // 32 if coded else inner
 
 
-def test_what_is_made_of_parts_is_made_of_each() -> None:
+def test_derived_tensors_are_computed_for_each_part() -> None:
     parts = torch.arange(12.0).view(2, 3, 2)
     sharded = Recipe((3, 2), torch.float32, ("a",), lambda: parts, ranks=2)
     shared = Recipe((2,), torch.float32, ("b",), lambda: torch.tensor([10.0, 20.0]))
-    made = derived([sharded, shared, None], lambda a, b, _: a @ b)
-    assert (made.ranks, made.shape, made.sources) == (2, (3,), ("a", "b"))
-    assert torch.equal(made.checked(), parts @ torch.tensor([10.0, 20.0]))
-    assert not made.describes(shared)
+    derived_parts = derived([sharded, shared, None], lambda a, b, _: a @ b)
+    assert (derived_parts.ranks, derived_parts.shape, derived_parts.sources) == (
+        2,
+        (3,),
+        ("a", "b"),
+    )
+    assert torch.equal(derived_parts.checked(), parts @ torch.tensor([10.0, 20.0]))
+    assert not derived_parts.describes(shared)

@@ -1,7 +1,6 @@
-"""What the compiler says of the default kernels of decoding layers at true sizes.
+"""Compiler reports for the default kernels of decoding layers at real sizes.
 
-An engine takes another candidate where the default spills registers, so that nothing else would
-tell.
+An engine uses another candidate if the default spills registers, so no other test would detect it.
 """
 
 from __future__ import annotations
@@ -70,12 +69,12 @@ ROWS = (1, 8, 16, 32, 64, 128, 256)
 
 @cache
 def compiler() -> Compiler:
-    """One for all tests: it keeps what it has compiled."""
+    """A compiler for all tests, which caches its results."""
     return Compiler("sm_90a")
 
 
 def compiled(kernels: Iterable[Kernel]) -> Compiled:
-    """The compiler refuses hot kernels that spill, also those that it keeps."""
+    """Compile kernels; hot kernels that spill are rejected, also cached ones."""
     return required(compiler().compile(kernels, lambda: None))
 
 
@@ -89,7 +88,7 @@ def compile_defaults(name: str, *requests: LoweringRequest) -> None:
 
 
 def require_candidate(name: str, request: LoweringRequest) -> None:
-    """One of the op's tactics spills nothing, the only form of an op without."""
+    """Assert that one of the op's tactics, or its only form, does not spill."""
     op = op_named(name)
     assert op.lower is not None
     tactics = ({},) if op.tactics is None else op.tactics(request)
@@ -107,7 +106,7 @@ def test_no_default_spills_registers(rows: int) -> None:
 
 @pytest.mark.parametrize("rows", [32, *slow(1, 8, 16)])
 def test_no_screened_head_spills_registers(rows: int) -> None:
-    """Its lower bounds are in shared memory with more than 16 rows."""
+    """With more than 16 rows, its lower bounds are in shared memory."""
     compile_defaults("HeadScreen", screened_head(rows))
 
 
@@ -144,7 +143,7 @@ def test_no_default_of_routed_experts_spills_registers(layer: Layer, rows: int) 
 def test_quantized_experts_have_kernels_that_do_not_spill(
     gate_up: Storage, down: Storage, rows: int
 ) -> None:
-    """Those of Qwen3-30B-A3B. Nothing of them was measured."""
+    """The sizes are those of Qwen3-30B-A3B. None of them has been measured."""
     phase: Phase = "decode" if rows <= MAX_ROWS else "prefill"
     request = routed_request(replace(QWEN3_BF16, rows=rows, units=(gate_up, down)))
     require_candidate("RmsMoe", replace(request, phase=phase))
@@ -166,7 +165,7 @@ def test_quantized_experts_have_kernels_that_do_not_spill(
 def test_dense_layers_have_kernels_that_do_not_spill(
     sizes: Sizes, storage: Storage, rows: int
 ) -> None:
-    """Nothing of these sizes was measured: a build takes the first candidate that compiles."""
+    """None of these sizes has been measured: a build uses the first candidate that compiles."""
     phase: Phase = "decode" if rows <= MAX_ROWS else "prefill"
     for name, request in layer_requests(sizes, rows, storage).items():
         op = op_named(name.partition(" ")[0])
@@ -192,8 +191,8 @@ def test_layers_with_mla_have_kernels_that_do_not_spill(
         require_candidate(name, replace(request, phase=phase))
 
 
-def test_chunks_whose_sums_of_latents_take_too_much_are_refused() -> None:
-    """DeepSeek-V3's 128 heads: a build then takes fewer rows at a time."""
+def test_rejects_chunks_whose_latent_sums_exceed_the_memory() -> None:
+    """For the 128 heads of DeepSeek-V3, a build then uses launches of fewer rows."""
     attend = op_named("MlaAttention")
 
     def lowered(rows: int) -> Lowering | Unsupported:
@@ -223,8 +222,8 @@ def test_attention_of_many_sequences_spills_no_registers(batch: int, rows: int) 
 
 @pytest.mark.parametrize("experts", [32, 128])
 @pytest.mark.parametrize("rows", [1, 64, *slow(*(n for n in ROWS if n not in (1, 64)))])
-def test_no_two_ctas_of_experts_fit_a_multiprocessor(rows: int, experts: int) -> None:
-    """By the static memory that the compiler gives them; one does fit."""
+def test_one_cta_of_experts_fits_a_multiprocessor(rows: int, experts: int) -> None:
+    """Use the static memory that the compiler reports; one CTA fits."""
     request = experts_request(rows, experts)
     lower = op_named("RmsMoe").lower
     assert lower is not None
@@ -234,13 +233,13 @@ def test_no_two_ctas_of_experts_fit_a_multiprocessor(rows: int, experts: int) ->
     for launch in launches:
         static = kernels[launch.kernel].shared_bytes
         dynamic_from = -(-static // DYNAMIC_ALIGNMENT) * DYNAMIC_ALIGNMENT
-        taken = RESERVED_BYTES + dynamic_from + launch.shared_bytes
-        assert taken <= multiprocessor < 2 * taken
+        used_bytes = RESERVED_BYTES + dynamic_from + launch.shared_bytes
+        assert used_bytes <= multiprocessor < 2 * used_bytes
 
 
 @pytest.mark.parametrize("rows", ROWS)
 def test_candidates_are_different_kernels(rows: int) -> None:
-    """Else tune times one twice, and what spills has nothing smaller to make way for."""
+    """Otherwise tune measures one kernel twice, and a spilling one has no smaller alternative."""
     op = op_named("Linear")
     assert op.tactics is not None
     assert op.lower is not None

@@ -1,4 +1,4 @@
-"""Which drafts CUDA engines take, and which batches a launch of their rows holds."""
+"""The drafts that CUDA engines support, and the batches that fit into a launch."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SHORT, LONG = DraftShape(1, 2, 2), DraftShape(1, 6, 6)
 
 
 def test_a_block_of_dflash_runs_completely(tmp_path: Path) -> None:
-    """Its rows bound the batch, whatever the shape of the draft."""
+    """The rows of a block bound the batch, for any shape of the draft."""
     write_target(tmp_path / "target")
     write_dflash(tmp_path / "draft")
     target = read_target(tmp_path / "target", strict=True).geometry

@@ -1,4 +1,4 @@
-"""Folders take their place at once, whatever the system offers."""
+"""Folders are replaced atomically, with any of the system's calls."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def test_a_folder_replaces_another(
         assert [p.name for p in tmp_path.iterdir()] == ["engine"]
 
 
-def test_bytes_that_read_back_otherwise_are_noticed(tmp_path: Path) -> None:
-    """Success is a file re-read, not a write that raised nothing."""
+def test_detects_bytes_that_differ_when_read_back(tmp_path: Path) -> None:
+    """A write succeeds only if the file can be read back."""
     folder = EngineFolder(tmp_path)
     folder.write("graphs/target.onnx", b"as it was written")
     assert folder.stored_files()["graphs/target.onnx"].bytes == 17
@@ -48,10 +48,10 @@ def test_bytes_that_read_back_otherwise_are_noticed(tmp_path: Path) -> None:
         folder.stored_files()
 
 
-def test_what_a_killed_build_put_aside_has_its_name_again(
+def test_restores_the_engine_that_a_killed_build_renamed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Between the two renames of a system that exchanges nothing there is no engine."""
+    """On systems without an exchange, there is no engine between the two renames."""
     monkeypatch.setattr(durable, "_exchanged", lambda *_: False)
     monkeypatch.setattr(durable, "_alive", lambda _: False)
     output = tmp_path / "engine[1]"
@@ -65,7 +65,7 @@ def test_what_a_killed_build_put_aside_has_its_name_again(
     assert not staging.exists(), "what is not put aside is removed"
 
 
-def test_a_refused_rename_leaves_the_folder_before(
+def test_a_failed_rename_leaves_the_previous_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(durable, "_exchanged", lambda *_: False)
@@ -93,7 +93,7 @@ def test_weights_begin_at_a_multiple_of_64_bytes(tmp_path: Path) -> None:
         assert source.offset is not None and source.offset % 64 == 0
 
 
-def test_force_takes_an_empty_folder(tmp_path: Path) -> None:
+def test_force_replaces_an_empty_folder(tmp_path: Path) -> None:
     require_replaceable(tmp_path, force=True)
     (tmp_path / "mine.txt").write_text("kept")
     with pytest.raises(SpecbuildError, match="is no engine"):
@@ -101,15 +101,15 @@ def test_force_takes_an_empty_folder(tmp_path: Path) -> None:
 
 
 def engine_of(folder: Path, **manifest: object) -> None:
-    """A directory that says of itself what an engine says."""
+    """Create a directory that describes itself as an engine."""
     folder.mkdir()
     data = json.dumps({"format_version": 1, "files": {"a/weights": {}}} | manifest).encode()
     (folder / "manifest.json").write_bytes(data)
     (folder / "manifest.sha256").write_text(manifest_digest(data))
 
 
-def test_force_takes_engines_of_any_version_and_nothing_else(tmp_path: Path) -> None:
-    """A manifest.json is not enough: web pages and packages have one too."""
+def test_force_replaces_engines_of_any_version_only(tmp_path: Path) -> None:
+    """A manifest.json is not sufficient: web pages and packages have one too."""
     engine_of(tmp_path / "e")
     require_replaceable(tmp_path / "e", force=True)
     (tmp_path / "e" / "a").mkdir()
@@ -124,12 +124,12 @@ def test_force_takes_engines_of_any_version_and_nothing_else(tmp_path: Path) -> 
         with pytest.raises(SpecbuildError, match="is no engine"):
             require_replaceable(other, force=True)
         shutil.rmtree(other)
-    for name, said in (
+    for name, fields in (
         ("page", {"format_version": None}),
         ("list", {"files": ["a"]}),
         ("text", {"format_version": "3"}),
     ):
-        engine_of(tmp_path / name, **said)
+        engine_of(tmp_path / name, **fields)
         with pytest.raises(SpecbuildError, match="is no engine"):
             require_replaceable(tmp_path / name, force=True)
     (tmp_path / "e" / "manifest.sha256").unlink()
@@ -140,7 +140,7 @@ def test_force_takes_engines_of_any_version_and_nothing_else(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     "place", ["mine.txt", "target/mine.txt", "draft/old/model.safetensors", "synth.json"]
 )
-def test_force_of_synth_keeps_a_folder_with_anything_else(
+def test_force_of_synth_does_not_replace_other_folders(
     place: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     output = tmp_path / "m"
@@ -155,7 +155,7 @@ def test_force_of_synth_keeps_a_folder_with_anything_else(
     assert (output / place).read_text() == "{}"
 
 
-def test_another_users_running_build_is_left_alone(
+def test_the_running_build_of_another_user_is_not_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     running = tmp_path / f".e.building-{socket.gethostname()}-4711-x"

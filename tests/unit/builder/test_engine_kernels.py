@@ -1,7 +1,7 @@
-"""Kernels of whole GPT-OSS engines: every launch at true sizes compiles, and none spills registers.
+"""Kernels of complete GPT-OSS engines: every launch at real sizes compiles without spills.
 
-``test_default_kernels.py`` compiles ops at chosen sizes. Here the sizes are those of an engine's
-programs: every batch bucket of up to 64 sequences, every prompt chunk, shipped tactics included.
+``test_default_kernels.py`` compiles ops at selected sizes. Here the sizes are those of an engine's
+programs: every batch bucket of up to 64 sequences, every prompt chunk, and shipped tactics.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from specbuild.builder.synth.options import SynthOptions
 from specbuild.plugins_cuda.launches import Kernel
 
 GEOMETRIES = ("gpt-oss-20b", "gpt-oss-120b")
-# As many as a DFlash draft reads states of. Further layers launch the same kernels.
+# A DFlash draft reads the states of this many layers. More layers launch the same kernels.
 LAYERS = 8
 LONG = {"max_seq_len": 131072}
 # A step's rows hold the trees of all sequences and SpecPV's buffer.
@@ -57,21 +57,23 @@ def compiler() -> Compiler:
 
 
 def engine_kernels(geometry: str, name: str) -> tuple[Kernel, ...]:
-    """The kernels of an engine's programs. No weights are made."""
+    """Return the kernels of an engine's programs, without creating weights."""
     kind, options = ENGINES[name]
     draft = {} if kind is None else {"draft_kind": kind, "acceptance": 0.7}
     model = SynthModel(SynthOptions(geometry=geometry, layers=LAYERS, **draft))  # type: ignore[arg-type]
     options = {"max_batch_size": 64, **options}
-    asked = BuildOptions.from_flat(
+    build_options = BuildOptions.from_flat(
         model=Path(geometry), output=Path("unused"), backend="cuda", **options
     )
-    silent, taken = SilentProgress(), CUDA.options(asked)
-    inputs = settled_inputs(asked, CUDA, model.checkpoints())
+    silent, arguments = SilentProgress(), CUDA.options(build_options)
+    inputs = settled_inputs(build_options, CUDA, model.checkpoints())
     exported = graphs.export_graphs(inputs.sources, inputs.engine_sizes, silent)
     portable = PortableGraphs(exported, inputs.engine_sizes, inputs.sources)
-    fused, _ = fused_model(portable, taken, silent)
-    target = target_of(taken.gpu)
-    lowered = lower_engine(fused, inputs.engine_sizes, target, CallLowering(target, taken.tactics))
+    fused, _ = fused_model(portable, arguments, silent)
+    target = target_of(arguments.gpu)
+    lowered = lower_engine(
+        fused, inputs.engine_sizes, target, CallLowering(target, arguments.tactics)
+    )
     return tuple(lowered.writer.kernels)
 
 

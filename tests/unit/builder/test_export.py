@@ -1,4 +1,4 @@
-"""Export on the meta device: the portable graph, its names, and its cost at real geometry."""
+"""Export on the meta device: the portable graph, its names, and its cost at real sizes."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ SCRIPT = Path(__file__).parents[3] / "benchmarks" / "export_graph.py"
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("geometry", "layers"), [("gpt-oss-20b", 24), ("llama-3.3-70b", 80)])
-def test_exports_true_sizes_within_the_budget(geometry: str, layers: int) -> None:
-    """Time is the processor's: a busy machine takes longer on the clock."""
+def test_exports_real_sizes_within_the_budget(geometry: str, layers: int) -> None:
+    """Measure processor time, which does not depend on the load of the machine."""
     done = subprocess.run(
         [sys.executable, SCRIPT, geometry], capture_output=True, text=True, check=True
     )
@@ -42,7 +42,7 @@ def write_portable(path: Path) -> None:
     keep_graphs(path / "onnx", None, inputs, SilentProgress())
 
 
-def test_portable_graph_names_tensors_as_the_checkpoint(tmp_path: Path) -> None:
+def test_the_portable_graph_has_the_tensor_names_of_the_checkpoint(tmp_path: Path) -> None:
     from safetensors import safe_open
 
     write_target(tmp_path / "t")
@@ -61,7 +61,7 @@ def test_portable_graph_names_tensors_as_the_checkpoint(tmp_path: Path) -> None:
         assert leak not in text
 
 
-def test_dump_passes_writes_the_graph_after_each(tmp_path: Path) -> None:
+def test_dump_passes_writes_the_graph_after_each_pass(tmp_path: Path) -> None:
     write_target(tmp_path / "t")
     options = BuildOptions(
         model=tmp_path / "t", output=tmp_path / "e", dump_passes=tmp_path / "passes"
@@ -78,7 +78,7 @@ def test_dump_passes_writes_the_graph_after_each(tmp_path: Path) -> None:
     "dtype", ["bf16", *(pytest.param(t, marks=pytest.mark.slow) for t in ("f16", "f32")), "mixed"]
 )
 def test_portable_graphs_are_valid_in_every_type(tmp_path: Path, dtype: str) -> None:
-    """Types and shapes are inferred through every node, as Netron and other targets do."""
+    """Infer types and shapes through every node, as Netron and other tools do."""
     write_target(tmp_path / "t", layers=2, dtype=dtype if dtype != "mixed" else "bf16")
     write_draft(tmp_path / "d", target_layers=2, dtype=dtype if dtype != "mixed" else "f16")
     if dtype == "mixed":

@@ -28,7 +28,7 @@ def write_pair(folder: Path, target: str, draft: str) -> None:
 
 
 def rounded_copy(folder: Path, into: Path) -> None:
-    """The same checkpoints with every float tensor in bf16, by plain torch."""
+    """Copy the checkpoint with every float tensor in bf16, by plain torch."""
     for name in ("target", "draft"):
         (into / name).mkdir(parents=True)
         for file in (folder / name).iterdir():
@@ -39,43 +39,43 @@ def rounded_copy(folder: Path, into: Path) -> None:
 
 
 def stored(folder: Path) -> dict[str, torch.Tensor]:
-    """The weights that a CUDA engine of these checkpoints stores."""
+    """Return the weights that a CUDA engine of these checkpoints stores."""
     lowered = lowered_engine(folder / "target", folder / "draft", **SMALL)
     return {name: recipe.checked() for name, recipe in lowered.weights.items()}
 
 
 def inputs_of(folder: Path) -> tuple[BuildInputs, BuildOptions]:
-    asked = BuildOptions.from_flat(
+    build_options = BuildOptions.from_flat(
         model=folder / "target", draft=folder / "draft", output=Path("e"), backend="cuda", **SMALL
     )
-    return settled_inputs(asked, CUDA, read_checkpoints(asked, SilentProgress())), asked
+    return settled_inputs(
+        build_options, CUDA, read_checkpoints(build_options, SilentProgress())
+    ), build_options
 
 
 @pytest.mark.parametrize(("target", "draft"), [("bf16", "f32"), ("f32", "f16"), ("f16", "bf16")])
-def test_weights_are_those_of_the_checkpoint_in_bf16(
-    tmp_path: Path, target: str, draft: str
-) -> None:
+def test_weights_equal_the_checkpoint_in_bf16(tmp_path: Path, target: str, draft: str) -> None:
     write_pair(tmp_path, target, draft)
     rounded_copy(tmp_path, tmp_path / "rounded")
-    ours, theirs = stored(tmp_path), stored(tmp_path / "rounded")
-    assert ours.keys() == theirs.keys()
-    for name, tensor in ours.items():
-        assert tensor.dtype == theirs[name].dtype, name
-        assert torch.equal(tensor, theirs[name]), name
+    actual, desired = stored(tmp_path), stored(tmp_path / "rounded")
+    assert actual.keys() == desired.keys()
+    for name, tensor in actual.items():
+        assert tensor.dtype == desired[name].dtype, name
+        assert torch.equal(tensor, desired[name]), name
 
 
-def test_what_is_converted_is_named(tmp_path: Path) -> None:
+def test_conversions_are_reported(tmp_path: Path) -> None:
     write_pair(tmp_path, "bf16", "f32")
-    inputs, asked = inputs_of(tmp_path)
+    inputs, build_inputs = inputs_of(tmp_path)
     tensors = load_file(tmp_path / "draft" / "model.safetensors")
     floats = {f"draft.{name}" for name, t in tensors.items() if t.dtype == torch.float32}
     assert {dtype: set(names) for dtype, names in inputs.sources.converted.items()} == {
         "F32": floats
     }
-    assert any("F32" in note and "build_report.json" in note for note in inputs.notes(asked))
+    assert any("F32" in note and "build_report.json" in note for note in inputs.notes(build_inputs))
 
 
-def test_other_float_types_are_refused_by_name(tmp_path: Path) -> None:
+def test_rejects_other_float_types(tmp_path: Path) -> None:
     write_pair(tmp_path, "bf16", "bf16")
     file = tmp_path / "draft" / "model.safetensors"
     tensors = load_file(file)

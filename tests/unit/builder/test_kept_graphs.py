@@ -1,4 +1,4 @@
-"""The graphs of ``build --keep-onnx``: they open, and compute what references compute."""
+"""The graphs of ``build --keep-onnx``: they load, and compute the results of references."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from specbuild.runtime.errors import SpecbuildError
 
 ROLES = {"target", "draft_fuse", "draft", "expand", "select", "choose", "accept", "commit"}
 PAGE = 16
-# Of two sequences: one crosses a page and the sliding window, one is shorter.
+# Two sequences: one crosses a page and the sliding window, one is shorter.
 LENGTHS = (21, 9)
 
 
 class Notes(SilentProgress):
-    """What the user was told."""
+    """Progress that stores its messages."""
 
     def __init__(self) -> None:
         self.told: list[str] = []
@@ -60,8 +60,8 @@ def options(checkpoints: Path, output: Path) -> BuildOptions:
 
 
 def kept(checkpoints: Path, folder: Path, dtype: str | None) -> tuple[Path, Notes]:
-    asked, notes = options(checkpoints, folder / "unused"), Notes()
-    inputs = settled_inputs(asked, CPU, read_checkpoints(asked, notes))
+    arguments, notes = options(checkpoints, folder / "unused"), Notes()
+    inputs = settled_inputs(arguments, CPU, read_checkpoints(arguments, notes))
     keep_graphs(folder / "onnx", dtype, inputs, notes)
     return folder / "onnx", notes
 
@@ -71,7 +71,7 @@ def in_float32(checkpoints: Path, tmp_path_factory: pytest.TempPathFactory) -> P
     return kept(checkpoints, tmp_path_factory.mktemp("float32"), "float32")[0]
 
 
-def test_graphs_in_bf16_pass_the_checker_and_hold_the_checkpoints_tensors(
+def test_graphs_in_bf16_are_valid_and_have_the_tensors_of_the_checkpoint(
     checkpoints: Path, tmp_path: Path
 ) -> None:
     folder, notes = kept(checkpoints, tmp_path, None)
@@ -98,8 +98,8 @@ def session(folder: Path, role: str) -> ort.InferenceSession:
     return ort.InferenceSession(folder / f"{role}.onnx", quiet, providers=["CPUExecutionProvider"])
 
 
-def launch(found: ort.InferenceSession, lengths: tuple[int, ...]) -> dict[str, np.ndarray]:
-    """Rows of sequences of these lengths from position 0 on, and pools of zeros."""
+def launch(result: ort.InferenceSession, lengths: tuple[int, ...]) -> dict[str, np.ndarray]:
+    """Return rows of sequences of these lengths from position 0 on, and pools of zeros."""
     tables = np.array([[[5, 2, 6]], [[3, 7, 1]]], dtype=np.int32)[: len(lengths)]
     at = np.concatenate([np.arange(n) for n in lengths])
     sequence = np.repeat(np.arange(len(lengths)), lengths)
@@ -115,33 +115,33 @@ def launch(found: ort.InferenceSession, lengths: tuple[int, ...]) -> dict[str, n
         "ancestor_bits": np.zeros((len(at), 1)),
         "logit_rows": np.arange(len(at)),
     }
-    for port in found.get_inputs():
+    for port in result.get_inputs():
         name = port.name.rpartition(".")[2]
         if name in view:
             feeds[port.name] = view[name]
         elif name.endswith("_pool"):
             feeds[port.name] = np.zeros(port.shape)
-    types = {port.name: port.type for port in found.get_inputs()}
+    types = {port.name: port.type for port in result.get_inputs()}
     return {
         name: value.astype(np.float32 if "float" in types[name] else np.int32)
         for name, value in feeds.items()
     }
 
 
-def test_plain_onnx_runtime_computes_the_references_logits(
+def test_logits_in_plain_onnx_runtime_equal_the_reference(
     checkpoints: Path, in_float32: Path
 ) -> None:
     from transformers import GptOssForCausalLM
 
     path = checkpoints / "target"
-    theirs = GptOssForCausalLM.from_pretrained(path, dtype=torch.float32).float().eval()
+    reference_model = GptOssForCausalLM.from_pretrained(path, dtype=torch.float32).float().eval()
     generator = torch.Generator().manual_seed(3)
     ids = [torch.randint(3, 256, (n,), generator=generator) for n in LENGTHS]
     target = session(in_float32, "target")
     feeds = launch(target, LENGTHS) | {"token_ids": torch.cat(ids).int().numpy()}
     logits, aux_hidden = target.run(["logits", "captured"], feeds)
     with torch.no_grad():
-        expected = torch.cat([theirs(i[None]).logits[0] for i in ids])
+        expected = torch.cat([reference_model(i[None]).logits[0] for i in ids])
     torch.testing.assert_close(torch.from_numpy(logits), expected, rtol=1e-4, atol=1e-4)
 
     (hidden,) = session(in_float32, "draft_fuse").run(["hidden"], {"captured": aux_hidden})
@@ -158,23 +158,23 @@ def test_plain_onnx_runtime_computes_the_references_logits(
     )
     fused = reference.fuse(torch.from_numpy(aux_hidden[:first]))
     states = reference.run(next_ids, fused, torch.arange(first))
-    found = torch.from_numpy(draft_logits[:first])
-    torch.testing.assert_close(found, states.logits, rtol=1e-4, atol=1e-4)
+    result = torch.from_numpy(draft_logits[:first])
+    torch.testing.assert_close(result, states.logits, rtol=1e-4, atol=1e-4)
 
 
-def test_plain_onnx_runtime_opens_every_graph(in_float32: Path) -> None:
+def test_plain_onnx_runtime_loads_every_graph(in_float32: Path) -> None:
     assert {file.stem for file in in_float32.glob("*.onnx")} == ROLES
     for role in ROLES - {"target", "draft_fuse", "draft"}:
         session(in_float32, role)
 
 
-def test_lossy_modes_and_latents_have_functions_too(tmp_path: Path) -> None:
+def test_lossy_modes_and_latents_have_functions(tmp_path: Path) -> None:
     target = tmp_path / "target"
     write_target(target, layers=2, sliding_window=8)
     write_draft(tmp_path / "draft", target_layers=2)
     write_indexers(target, [1])
     write_latents(target, {0: 12, 1: 20})
-    asked = BuildOptions.from_flat(
+    build_options = BuildOptions.from_flat(
         model=target,
         draft=tmp_path / "draft",
         output=tmp_path / "unused",
@@ -186,7 +186,7 @@ def test_lossy_modes_and_latents_have_functions_too(tmp_path: Path) -> None:
         dsa_threshold=40,
         **SPECPV | {"specpv_score": "indexer"},
     )
-    inputs = settled_inputs(asked, CPU, read_checkpoints(asked, SilentProgress()))
+    inputs = settled_inputs(build_options, CPU, read_checkpoints(build_options, SilentProgress()))
     keep_graphs(tmp_path / "onnx", "float32", inputs, SilentProgress())
     file = tmp_path / "onnx" / "target.onnx"
     onnx.checker.check_model(file, full_check=True)
@@ -201,13 +201,13 @@ def test_lossy_modes_and_latents_have_functions_too(tmp_path: Path) -> None:
     session(tmp_path / "onnx", "target")
 
 
-def test_a_folder_with_anything_in_it_is_left_alone(checkpoints: Path, tmp_path: Path) -> None:
+def test_rejects_a_folder_that_is_not_empty(checkpoints: Path, tmp_path: Path) -> None:
     kept_file = tmp_path / "mine"
     kept_file.write_text("mine")
-    asked = options(checkpoints, tmp_path / "e").flat() | {"keep_onnx": tmp_path}
+    arguments = options(checkpoints, tmp_path / "e").flat() | {"keep_onnx": tmp_path}
     with pytest.raises(SpecbuildError, match=r"--keep-onnx .* is not empty"):
-        build(BuildOptions.from_flat(**asked), SilentProgress())
-    asked |= {"keep_onnx": None, "portable_dtype": "float32"}
+        build(BuildOptions.from_flat(**arguments), SilentProgress())
+    arguments |= {"keep_onnx": None, "portable_dtype": "float32"}
     with pytest.raises(SpecbuildError, match="add --keep-onnx DIR"):
-        build(BuildOptions.from_flat(**asked), SilentProgress())
+        build(BuildOptions.from_flat(**arguments), SilentProgress())
     assert [file.name for file in tmp_path.iterdir()] == ["mine"]

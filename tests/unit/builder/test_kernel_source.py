@@ -1,4 +1,4 @@
-"""Kernel sources: what the compiler is told, and what their digests depend on."""
+"""Kernel sources: the generated constants, and the inputs of digests."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def plugins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_comments_and_places_of_headers_leave_a_digest_alone(plugins: Path) -> None:
+def test_a_digest_does_not_depend_on_comments_and_paths(plugins: Path) -> None:
     before = source.source_digest("plain/kernel.cu")
     header, kernel = plugins / "_device" / "two.cuh", plugins / "plain" / "kernel.cu"
     (plugins / "plain" / "device").mkdir()
@@ -46,7 +46,7 @@ def test_comments_and_places_of_headers_leave_a_digest_alone(plugins: Path) -> N
     [
         ("_device/two.cuh", "2", "3"),
         ("plain/kernel.cu", "TWO + TWO", "TWO"),
-        # No comment begins within a string.
+        # A comment marker within a string begins no comment.
         ("plain/kernel.cu", "int four", 'const char* a = "//x"; int four'),
     ],
 )

@@ -1,4 +1,4 @@
-"""Latent attention at real sizes leaves no register in memory, whatever shape a layer has."""
+"""Latent attention at real sizes does not spill registers, for any layer."""
 
 from __future__ import annotations
 
@@ -25,8 +25,10 @@ def request(
     viewed: bool = False,
     heads: tuple[int, int, int] = (HEADS, KV_HEADS, WIDTH),
 ) -> LoweringRequest:
-    """Rows over 131072 tokens of latents, ``rows`` of each sequence; ``heads``: query and KV heads
-    and their width, GPT-OSS's if nothing else is said."""
+    """Return a request of rows over 131072 tokens of latents, ``rows`` for each sequence.
+
+    ``heads`` are query heads, KV heads and their width, by default those of GPT-OSS.
+    """
     q_heads, kv_heads, width = heads
     total = batch * rows
     tensors = {
@@ -50,13 +52,13 @@ def request(
         indices["selected"] = (total, 1, LISTED)
     if viewed:
         indices["page_position"] = (batch, PAGES)
-    given = {"bfloat16": tensors, "float32": floats, "int32": indices}
-    infos = {n: TensorInfo(s, dtype) for dtype, group in given.items() for n, s in group.items()}
+    by_dtype = {"bfloat16": tensors, "float32": floats, "int32": indices}
+    infos = {n: TensorInfo(s, dtype) for dtype, group in by_dtype.items() for n, s in group.items()}
     return LoweringRequest(infos, {"scale": width**-0.5, "window": 0})
 
 
 def compile_all(entry: int, shapes: Sequence[tuple[int, int]], **form: Any) -> None:
-    """For batches of so many rows each; the compiler refuses hot kernels that spill."""
+    """Compile batches with these numbers of rows; the compiler rejects hot kernels that spill."""
     assert OP.lower is not None
     requests = [request(entry, batch=b, rows=r, **form) for b, r in shapes]
     kernels = [launch.kernel for r in requests for launch in OP.lower(r).launches]
@@ -72,9 +74,10 @@ def test_ctas_of_many_splits_and_lists_spill_no_register() -> None:
 @pytest.mark.parametrize("viewed", [False, True], ids=["positions", "views"])
 @pytest.mark.parametrize("lists", [False, True], ids=["plain", "lists"])
 @pytest.mark.parametrize("entry", [256, 432, 496, 512, 768])
-def test_no_width_spills_registers(entry: int, lists: bool, viewed: bool) -> None:
-    """In CTAs that take single splits, in those that take groups of them, with two rows each, and
-    where rows share keys."""
+def test_no_width_of_latents_spills_registers(entry: int, lists: bool, viewed: bool) -> None:
+    """Cover CTAs of single splits and of groups of splits, with two rows each and with
+    shared keys.
+    """
     compile_all(entry, [(1, 1), (8, 1), (8, 2), (8, 4)], lists=lists, viewed=viewed)
 
 
@@ -83,7 +86,7 @@ def test_no_width_spills_registers(entry: int, lists: bool, viewed: bool) -> Non
     ("width", "entry", "shares"),
     [(32, 128, True), (32, 192, True), (32, 208, False), (16, 64, True), (16, 80, False)],
 )
-def test_narrow_heads_spill_no_registers_where_rows_share_keys(
+def test_narrow_heads_with_shared_keys_spill_no_registers(
     width: int, entry: int, shares: bool
 ) -> None:
     names = ("rebuild_keys", "attend_stored")
@@ -98,7 +101,7 @@ def test_narrow_heads_spill_no_registers_where_rows_share_keys(
 
 @pytest.mark.parametrize(("heads", "width"), [(64, 64), (16, 128), (128, 128), (20, 256)])
 def test_values_of_many_splits_spill_no_register(heads: int, width: int) -> None:
-    """Absorbed queries over 131072 tokens: one CTA, and two, have a multiprocessor."""
+    """Use absorbed queries over 131072 tokens, with one or two CTAs on a multiprocessor."""
     tensors = {
         "q": (3, heads, 576), "c_pool": (PAGES, 1, PAGE, 576), "w_v": (512, heads, width),
         "attended": (3, heads, width),
@@ -118,8 +121,8 @@ def test_values_of_many_splits_spill_no_register(heads: int, width: int) -> None
 
 @pytest.mark.parametrize("rows", [4, 32])
 @pytest.mark.parametrize("entry", [256, 320, 384, 448, 496, 512])
-def test_launches_find_their_shared_memory(entry: int, rows: int) -> None:
-    """What a kernel notes stands in front of what it is given, from a multiple of 1024 on."""
+def test_offsets_in_shared_memory(entry: int, rows: int) -> None:
+    """A kernel's own shared memory precedes its buffers, which begin at a multiple of 1024."""
     assert OP.lower is not None
     for launch in OP.lower(request(entry, batch=8, rows=rows)).launches:
         noted = (

@@ -1,4 +1,4 @@
-"""Sizes of an engine: defaults, limits, and refusals with their numbers."""
+"""Sizes of an engine: defaults, limits, and errors with values."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_limits_without_options(geometries: Geometries) -> None:
     assert engine_sizes.draft_default == DraftShape(1, 3, 3)
 
 
-def test_the_hosts_chains_leave_the_drafts_steps_as_they_are(geometries: Geometries) -> None:
+def test_host_proposals_do_not_change_the_steps_of_the_draft(geometries: Geometries) -> None:
     target, draft = geometries
     options = asked_for(backend="cuda", drafter="suffix", suffix_max_tokens=20)
     engine_sizes = compute_engine_sizes(options, target, draft)
@@ -70,7 +70,7 @@ def test_the_hosts_chains_leave_the_drafts_steps_as_they_are(geometries: Geometr
 
 
 def test_each_draft_has_its_own_largest_shape(geometries: Geometries, tmp_path: Path) -> None:
-    """The limits hold all of them; a block drafts no more levels than it has rows behind a root."""
+    """The limits cover all drafts; a block has as many levels as rows after its root."""
     target, draft = geometries
     write_dflash(tmp_path)
     block = replace(read_draft(tmp_path, target, strict=True).geometry, block_size=3)
@@ -93,7 +93,7 @@ def test_each_draft_has_its_own_largest_shape(geometries: Geometries, tmp_path: 
         require_one_view(replace(lossy, model_shapes={"draft": DraftShape(1, 4, 4)}))
 
 
-def test_given_shape_is_limit_and_default(geometries: Geometries) -> None:
+def test_the_requested_shape_is_limit_and_default(geometries: Geometries) -> None:
     options = asked_for(draft_top_k=2, draft_depth=3, draft_tokens=6)
     engine_sizes = compute_engine_sizes(options, *geometries)
     assert engine_sizes.draft_default == DraftShape(2, 3, 6)
@@ -113,8 +113,8 @@ def test_a_gpu_engine_has_steps_for_its_default_draft(
     tokens: int | None,
     max_seq_len: int,
 ) -> None:
-    asked = {"draft_top_k": top_k, "draft_depth": depth, "draft_tokens": tokens}
-    options = asked_for(backend="cuda", max_seq_len=max_seq_len, **asked)
+    changes = {"draft_top_k": top_k, "draft_depth": depth, "draft_tokens": tokens}
+    options = asked_for(backend="cuda", max_seq_len=max_seq_len, **changes)
     try:
         engine_sizes = compute_engine_sizes(options, *geometries)
     except SpecbuildError:
@@ -128,7 +128,7 @@ def test_a_gpu_engine_has_steps_for_its_default_draft(
 
 
 @pytest.mark.parametrize(
-    ("asked", "depth"),
+    ("changes", "depth"),
     [
         ({"draft_top_k": 1}, 4),
         ({"draft_top_k": 1, "draft_tokens": 7}, 7),
@@ -136,15 +136,15 @@ def test_a_gpu_engine_has_steps_for_its_default_draft(
         ({"draft_top_k": 1, "draft_depth": 6, "draft_tokens": 2}, 2),
     ],
 )
-def test_a_chain_on_a_gpu_is_short_unless_more_is_asked(
-    geometries: Geometries, asked: dict[str, int], depth: int
+def test_the_default_chain_on_a_gpu_is_short(
+    geometries: Geometries, changes: dict[str, int], depth: int
 ) -> None:
-    engine_sizes = compute_engine_sizes(asked_for(backend="cuda", **asked), *geometries)
+    engine_sizes = compute_engine_sizes(asked_for(backend="cuda", **changes), *geometries)
     assert engine_sizes.draft_default == DraftShape(1, depth, depth)
 
 
 @pytest.mark.parametrize(
-    ("batch", "asked", "together"),
+    ("batch", "changes", "together"),
     [
         (32, {"draft_top_k": 1, "draft_depth": 7}, None),
         (32, {"draft_top_k": 1, "draft_depth": 8}, 16),
@@ -154,23 +154,23 @@ def test_a_chain_on_a_gpu_is_short_unless_more_is_asked(
         (64, {}, None),
     ],
 )
-def test_a_draft_that_few_sequences_can_verify_together_is_warned_of(
-    geometries: Geometries, batch: int, asked: dict[str, int], together: int | None
+def test_warns_of_a_draft_that_few_sequences_can_verify_together(
+    geometries: Geometries, batch: int, changes: dict[str, int], together: int | None
 ) -> None:
-    options = asked_for(backend="cuda", max_batch_size=batch, **asked)
+    options = asked_for(backend="cuda", max_batch_size=batch, **changes)
     engine_sizes = compute_engine_sizes(options, *geometries)
-    said, rows = batch_warnings(engine_sizes), engine_sizes.limits.draft_tokens + 1
+    warnings, rows = batch_warnings(engine_sizes), engine_sizes.limits.draft_tokens + 1
     if together is None:
-        assert said == () and (not asked or batch * rows <= 256)
+        assert warnings == () and (not changes or batch * rows <= 256)
     else:
         assert together * rows <= 256 < 2 * together * rows
-        assert f"only {together} of {batch} sequences can draft at once" in said[0]
+        assert f"only {together} of {batch} sequences can draft at once" in warnings[0]
     assert all(
         backend_of(name).check_engine_sizes(engine_sizes) == () for name in ("cpu", "tensorrt")
     )
 
 
-def test_no_draft_is_warned_of_where_there_is_none(geometries: Geometries) -> None:
+def test_no_warning_of_drafts_without_a_draft(geometries: Geometries) -> None:
     engine_sizes = compute_engine_sizes(
         asked_for(backend="cuda", max_batch_size=64), geometries[0], None
     )
@@ -186,8 +186,8 @@ def test_groups_cover_every_layer_once(geometries: Geometries) -> None:
     ]
 
 
-def test_window_layers_do_not_reserve_the_context(geometries: Geometries) -> None:
-    """Reserved for the full context, they would double the memory of a cache."""
+def test_window_layers_do_not_reserve_the_full_context(geometries: Geometries) -> None:
+    """Reserving the full context would double the memory of the cache."""
     target = replace(geometries[0], max_positions=131072)
     options = asked_for(max_seq_len=131072, max_batch_size=1)
     pages = {
@@ -220,15 +220,15 @@ def test_draft_options_need_a_draft(geometries: Geometries) -> None:
         compute_engine_sizes(asked_for(draft_depth=2), geometries[0], None)
 
 
-def test_candidates_of_a_shape_count_its_levels() -> None:
+def test_the_number_of_candidates_counts_all_levels() -> None:
     for k in range(1, 5):
         for depth in range(1, 5):
             levels = [k] + [k * k] * (depth - 1)
             assert DraftShape(k, depth, 1).candidates == sum(levels)
 
 
-def test_draft_past_its_trained_context_is_warned_of(geometries: Geometries) -> None:
-    """A known draft gave 2.3 tokens a step at 2k and 1.09 at 16k; a window keeps it up."""
+def test_warns_of_a_draft_beyond_its_trained_context(geometries: Geometries) -> None:
+    """A published draft reached 2.3 tokens a step at 2k and 1.09 at 16k; a window avoids that."""
     draft = replace(geometries[1], max_positions=256)
     limits = compute_engine_sizes(asked_for(), geometries[0], draft).limits
     [warning] = context_warnings(draft, limits)
@@ -240,7 +240,7 @@ def test_draft_past_its_trained_context_is_warned_of(geometries: Geometries) -> 
     assert context_warnings(replace(draft, max_positions=512), limits) == ()
 
 
-def test_draft_window_bounds_the_drafts_pages(geometries: Geometries) -> None:
+def test_a_draft_window_bounds_the_pages_of_the_draft(geometries: Geometries) -> None:
     target = replace(geometries[0], max_positions=131072)
     options = asked_for(max_seq_len=131072, max_batch_size=1, draft_window=64)
     pages = (
@@ -252,7 +252,7 @@ def test_draft_window_bounds_the_drafts_pages(geometries: Geometries) -> None:
     assert pages * 50 < everything
 
 
-def test_draft_window_may_not_widen(geometries: Geometries) -> None:
+def test_rejects_a_wider_draft_window(geometries: Geometries) -> None:
     draft = replace(geometries[1], sliding_window=32)
     with pytest.raises(SpecbuildError, match="wider than the draft's own window of 32"):
         windowed_draft(draft, asked_for(draft_window=64))
@@ -263,7 +263,7 @@ def test_default_limits_fit_a_short_context(geometries: Geometries) -> None:
     assert engine_sizes.limits.draft_tokens == 23
 
 
-def test_children_of_a_node_fit_the_draft_vocabulary(geometries: Geometries) -> None:
+def test_rejects_more_children_than_draft_tokens(geometries: Geometries) -> None:
     small = replace(geometries[1], vocab=4)
     limits = compute_engine_sizes(asked_for(), geometries[0], small).limits
     assert limits.draft_top_k == 4
@@ -290,24 +290,26 @@ def test_a_gpu_engine_drafts_short_chains_over_larger_bf16_pages(geometries: Geo
         assert group.pool_axes == ("pages", "kv_heads", "page_size", "width")
 
 
-def test_a_gpu_engine_takes_a_tree_that_is_asked_for(geometries: Geometries) -> None:
+def test_a_gpu_engine_uses_a_requested_tree(geometries: Geometries) -> None:
     options = asked_for(backend="cuda", draft_top_k=3, draft_depth=4, draft_tokens=12)
     engine_sizes = compute_engine_sizes(options, *geometries)
     assert engine_sizes.draft_default == DraftShape(3, 4, 12)
 
 
 @pytest.mark.parametrize("page_size", [8, 48])
-def test_pages_that_kernels_do_not_take_are_refused(geometries: Geometries, page_size: int) -> None:
+def test_rejects_page_sizes_that_kernels_do_not_support(
+    geometries: Geometries, page_size: int
+) -> None:
     with pytest.raises(SpecbuildError, match=f"--page-size {page_size}: .* powers of two from 16"):
         compute_engine_sizes(asked_for(backend="cuda", page_size=page_size), *geometries)
 
 
-def test_a_window_as_wide_as_the_drafts_own_changes_nothing(geometries) -> None:
+def test_a_window_equal_to_that_of_the_draft_changes_nothing(geometries) -> None:
     draft = replace(geometries[1], sliding_window=32)
     assert windowed_draft(draft, asked_for(draft_window=32)) == draft
 
 
-def test_a_sequence_holds_the_draft_and_its_root(geometries) -> None:
+def test_a_sequence_has_space_for_the_draft_and_its_root(geometries) -> None:
     sizes = {"draft_top_k": 1, "draft_depth": 8, "draft_tokens": 8}
     with pytest.raises(SpecbuildError, match="a draft of 8 tokens does not fit a sequence of 8"):
         compute_engine_sizes(asked_for(**sizes, max_seq_len=8), *geometries)
@@ -327,35 +329,35 @@ INDEXED = replace(GPT_OSS_20B, indexer=IndexerGeometry((1,), 1, 32, False, None,
 
 def test_recent_tokens_cover_a_draft_and_its_root() -> None:
     shape = DraftShape(1, 8, 8)
-    asked = asked_for(dsa=True, dsa_recent_tokens=8)
+    build_options = asked_for(dsa=True, dsa_recent_tokens=8)
     with pytest.raises(
         SpecbuildError, match=r"--dsa-recent-tokens 8 does not cover a draft of depth 8 .* to 9"
     ):
-        dsa_of(asked, INDEXED, shape, max_seq_len=16384)
+        dsa_of(build_options, INDEXED, shape, max_seq_len=16384)
     enough = dsa_of(asked_for(dsa=True, dsa_recent_tokens=9), INDEXED, shape, max_seq_len=16384)
     assert enough is not None and enough.recent_tokens == 9
 
 
-def test_full_agreement_may_be_asked_for() -> None:
-    asked = asked_for(dsa=True, dsa_min_agreement=1.0)
-    config = dsa_of(asked, INDEXED, DraftShape(0, 0, 0), max_seq_len=16384)
+def test_full_agreement_may_be_requested() -> None:
+    build_options = asked_for(dsa=True, dsa_min_agreement=1.0)
+    config = dsa_of(build_options, INDEXED, DraftShape(0, 0, 0), max_seq_len=16384)
     assert config is not None and config.min_agreement == 1
 
 
-def test_a_threshold_that_no_sequence_passes_is_warned_of() -> None:
-    asked = asked_for(dsa_threshold=4096)
-    for max_seq_len, told in ((4096, 1), (4097, 0)):
-        config = dsa_of(asked, INDEXED, DraftShape(0, 0, 0), max_seq_len=max_seq_len)
-        assert len(dsa_warnings(config, max_seq_len=max_seq_len)) == told
+def test_warns_of_a_threshold_that_no_sequence_reaches() -> None:
+    build_options = asked_for(dsa_threshold=4096)
+    for max_seq_len, num_warnings in ((4096, 1), (4097, 0)):
+        config = dsa_of(build_options, INDEXED, DraftShape(0, 0, 0), max_seq_len=max_seq_len)
+        assert len(dsa_warnings(config, max_seq_len=max_seq_len)) == num_warnings
 
 
-def test_the_shortest_sequence_has_room_for_two_tokens() -> None:
+def test_the_shortest_sequence_has_two_tokens() -> None:
     with pytest.raises(SpecbuildError, match="1 has no capacity for a prompt and an output"):
         compute_engine_sizes(asked_for(max_seq_len=1), GPT_OSS_20B, None)
     assert compute_engine_sizes(asked_for(max_seq_len=2), GPT_OSS_20B, None).limits.max_seq_len == 2
 
 
-def test_a_context_that_becomes_shorter_by_default_is_said(target_path: Path) -> None:
+def test_reports_a_context_that_is_reduced_by_default(target_path: Path) -> None:
     inputs = BuildInputs(
         target=SimpleNamespace(geometry=SimpleNamespace(max_positions=131072)),
         drafts=(),
@@ -376,17 +378,19 @@ def test_a_context_that_becomes_shorter_by_default_is_said(target_path: Path) ->
         ({"kv_pages": 1 << 70}, "--kv-pages is [0-9]+; .* at most 2147483647"),
         ({"draft_window": 1 << 70}, "--draft-window is [0-9]+; .* at most 2147483647"),
         ({"draft_depth": 1 << 70}, "--draft-depth is [0-9]+; .* at most 2147483647"),
-        # Each is allowed alone; their product is not.
+        # Each is allowed alone, but their product is not.
         ({"max_batch_size": 2**31 - 1}, "--max-batch-size 2147483647 with sequences of 512 tokens"),
         ({"page_size": 2**31 - 1}, "the largest cache would hold [0-9]+ tokens"),
     ],
 )
-def test_sizes_beyond_32_bits(geometries: Geometries, values: dict[str, int], message: str) -> None:
+def test_rejects_sizes_beyond_32_bits(
+    geometries: Geometries, values: dict[str, int], message: str
+) -> None:
     with pytest.raises(SpecbuildError, match=message):
         compute_engine_sizes(asked_for(**values), *geometries)
 
 
 @pytest.mark.parametrize("text", ["9999999999GiB", "9" * 400, "9" * 400 + "TiB"])
-def test_more_memory_than_64_bits(text: str) -> None:
+def test_rejects_memory_beyond_64_bits(text: str) -> None:
     with pytest.raises(SpecbuildError, match=f"--kv-memory {text} is more than 8 EiB"):
         LimitOptions.from_given({"kv_memory": text})

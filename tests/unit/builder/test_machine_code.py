@@ -1,4 +1,4 @@
-"""Machine code: what counts of a cubin, and what only names it."""
+"""The compared part of machine code: instructions and tables, not names."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def plain(nvrtc: Any) -> dict[str, MachineCode]:
     return code_of(nvrtc, SOURCE)
 
 
-def test_every_entry_has_code_of_its_own(plain: dict[str, MachineCode]) -> None:
+def test_every_entry_has_separate_code(plain: dict[str, MachineCode]) -> None:
     assert set(plain) == {"go", "other"}
     assert plain["go"].digest != plain["other"].digest
     # Only one of them reads the table.
@@ -71,12 +71,12 @@ def test_every_entry_has_code_of_its_own(plain: dict[str, MachineCode]) -> None:
         ("table", "renamed", "go"),
         ("held", "kept", "go"),
         ("other(int* out) {", "third(int* out) {\n  out[1] = 3;", "go"),
-        # What lies beside a table moves it: that counts for the kernel that loads it.
+        # Data before a table moves the table, which matters to the kernel that reads it.
         ("int kUnused = 7;", "int kA = 1, kB = 2; constexpr float kX = 3;", "other"),
         ("4, 1, 5", "4, 2, 5", "other"),
     ],
 )
-def test_names_comments_and_neighbours_do_not_count(
+def test_names_comments_and_other_kernels_are_ignored(
     nvrtc: Any, plain: dict[str, MachineCode], old: str, new: str, entry: str
 ) -> None:
     changed = SOURCE.replace(old, new)
@@ -93,14 +93,14 @@ def test_names_comments_and_neighbours_do_not_count(
         ("held[threadIdx.x / 2]", "held[threadIdx.x / 4]", {"text"}),
     ],
 )
-def test_what_a_gpu_executes_counts(
+def test_changes_of_executed_code_are_detected(
     nvrtc: Any, plain: dict[str, MachineCode], old: str, new: str, parts: set[str]
 ) -> None:
-    found = code_of(nvrtc, SOURCE.replace(old, new))["go"]
-    assert found.digest != plain["go"].digest
-    assert {n for n in found.parts if found.parts[n] != plain["go"].parts.get(n)} >= parts
+    result = code_of(nvrtc, SOURCE.replace(old, new))["go"]
+    assert result.digest != plain["go"].digest
+    assert {n for n in result.parts if result.parts[n] != plain["go"].parts.get(n)} >= parts
 
 
-def test_what_is_no_cubin_is_refused() -> None:
+def test_rejects_data_that_is_not_a_cubin() -> None:
     with pytest.raises(EngineFileError, match="no ELF file"):
         machine_code(b"\x7fELF" + bytes(200), "t.cubin")

@@ -1,4 +1,4 @@
-"""Tactics and machine code: which entries hold for the kernels that are here, shipped ones too."""
+"""Tactics and machine code: which entries are valid for the present kernels, also shipped ones."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ from specbuild.runtime.errors import SpecbuildError
 
 @pytest.fixture(scope="module")
 def choices(target_path: Path) -> list[Choice]:
-    """Every call of a small engine, by defaults."""
+    """Return every call of a small engine with default tactics."""
     return default_choices(target_path)
 
 
 class Recompiled(Compiler):
-    """Gives every kernel of a folder the same code: that of its constants, and of a version."""
+    """A compiler that gives every kernel of a folder code from its constants and a version."""
 
     version = "13.5"
 
@@ -64,7 +64,7 @@ class Recompiled(Compiler):
 
 
 def codes(monkeypatch: pytest.MonkeyPatch, change: str = "") -> MeasuredCode:
-    """Machine code is what :class:`Recompiled` gives."""
+    """Replace machine code by that of :class:`Recompiled`."""
     monkeypatch.setattr(
         measured_code,
         "machine_code",
@@ -74,7 +74,7 @@ def codes(monkeypatch: pytest.MonkeyPatch, change: str = "") -> MeasuredCode:
 
 
 class LikesTheLast:
-    """A GPU on which an op's last candidate is the fastest."""
+    """A GPU on which the last candidate of an op is the fastest."""
 
     device = "NVIDIA H200"
 
@@ -85,12 +85,12 @@ class LikesTheLast:
         return [Measurement((10.0 - i,)) for i in range(len(candidates))]
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Release nothing."""
 
 
 @pytest.fixture
 def changed_sources(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A header of one kernel file is not what it was."""
+    """Change a header of one kernel file."""
     read = kernel_source._read
     monkeypatch.setattr(
         kernel_source,
@@ -111,7 +111,7 @@ def test_unchanged_sources_are_not_compiled(
     assert file.stale_sources() == ()
     assert again.valid_entries(file) == (file, ())
     assert again._compiler.asked == []
-    # Constants of a launch change with Python alone, so a full comparison compiles these too.
+    # Constants of a launch may change in Python alone, so a full comparison compiles these too.
     held, [refused] = again.valid_entries(file, compare_all=True)
     assert held.entries == () and "the machine code of" in refused.reason
     assert codes(monkeypatch).valid_entries(file, compare_all=True) == (file, ())
@@ -130,7 +130,7 @@ def test_unchanged_sources_are_not_compiled(
         ("other code", "13.6", None),
     ],
 )
-def test_changed_sources_are_held_against_their_machine_code(
+def test_changed_sources_are_compared_by_machine_code(
     choices: list[Choice],
     monkeypatch: pytest.MonkeyPatch,
     changed_sources: None,
@@ -138,7 +138,7 @@ def test_changed_sources_are_held_against_their_machine_code(
     version: str,
     reason: str | None,
 ) -> None:
-    """Where another compiler made the code an entry is taken by its sizes, and that is told."""
+    """If another compiler was used, an entry is valid by its sizes, and the user is notified."""
     del changed_sources
     tunable = next(c for c in choices if c.tunable and c.op.name == "Linear")
     entry = codes(monkeypatch).recorded(entry_of(tunable, dict(tunable.candidates[-1])))
@@ -149,18 +149,18 @@ def test_changed_sources_are_held_against_their_machine_code(
     held, refused = code.valid_entries(file)
     book = TacticBook(file, "t.json", code, frozenset(file.stale_sources()))
     lowering = CallLowering(target_of(GPU), book)
-    found = lowering._choose(tunable.op, replace(tunable.request, tactic={}))
-    told = compiler_mismatches([entry, entry], version)
-    assert len(told) == (version != "13.5")
+    result = lowering._choose(tunable.op, replace(tunable.request, tactic={}))
+    mismatches = compiler_mismatches([entry, entry], version)
+    assert len(mismatches) == (version != "13.5")
     if reason is None:
-        assert (found.entry, lowering.left_out) == (entry, ())
-        # Nobody has compared what another compiler made: the sources are not taken for measured.
+        assert (result.entry, lowering.left_out) == (entry, ())
+        # The code of another compiler was not compared, so the sources are not considered measured.
         now = replace(entry, sources=("linear/prefill.cu",))
         assert (held.entries, len(refused)) == (((now,), 0) if version == "13.5" else ((), 1))
         assert held.stale_sources() == ()
         return
-    assert (held.entries, found.entry) == ((), None)
-    assert dict(found.request.tactic) == {}
+    assert (held.entries, result.entry) == ((), None)
+    assert dict(result.request.tactic) == {}
     assert [re.search(reason, each.reason) is not None for each in refused] == [True]
     assert lowering.left_out == refused
     with pytest.raises(SpecbuildError, match=r"t\.json: Linear .*measure with specbuild tune"):
@@ -183,8 +183,8 @@ SHIPPED = [
 ]
 
 
-def test_what_is_shipped_is_of_the_sources_that_are_here() -> None:
-    """Else builds compile to compare: run benchmarks/refresh_tactics.py, which does once."""
+def test_shipped_entries_match_the_present_sources() -> None:
+    """Otherwise builds compile to compare; benchmarks/refresh_tactics.py updates the digests."""
     for name in SHIPPED_FILES.values():
         assert read_tactics(SHIPPED_FOLDER / name).stale_sources() == ()
 
@@ -195,12 +195,12 @@ def test_each_shipped_entry_is_used_at_its_sizes() -> None:
         request = entry_request(entry, target_of(gpu))
         assert isinstance(request, LoweringRequest), entry.key
         lowering = lowerings[gpu]
-        found = lowering._choose(op_named(entry.op), replace(request, tactic={}))
-        assert (found.entry, dict(found.request.tactic)) == (entry, entry.tactic)
+        result = lowering._choose(op_named(entry.op), replace(request, tactic={}))
+        assert (result.entry, dict(result.request.tactic)) == (entry, entry.tactic)
         assert entry.code and entry.compiler
 
 
-def test_a_shipped_entry_gives_the_shape_that_it_was_measured_at() -> None:
+def test_a_shipped_entry_has_the_measured_shape() -> None:
     for gpu, entry in SHIPPED:
         shape = shape_of(entry, target_of(gpu))
         assert isinstance(shape, Shape), entry.key
@@ -209,7 +209,7 @@ def test_a_shipped_entry_gives_the_shape_that_it_was_measured_at() -> None:
 
 
 def test_invalid_entries_are_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The script replaces these entries and keeps the others; on another GPU it refuses."""
+    """The script replaces these entries and keeps the others; on another GPU it fails."""
     monkeypatch.syspath_prepend(str(Path(__file__).parents[3] / "benchmarks"))
     script = importlib.import_module("refresh_tactics")
     file = read_tactics(SHIPPED_FOLDER / SHIPPED_FILES[GPU])
@@ -233,7 +233,7 @@ def test_invalid_entries_are_measured_again(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def same_code(gpu: str, entries: Iterable[TacticEntry]) -> None:
-    """Compiles what the entries launch and holds it against what they were measured with."""
+    """Compile the launches of the entries and compare them with the measured code."""
     try:
         compiler = Compiler(gpu)
         version = compiler.version
@@ -246,12 +246,12 @@ def same_code(gpu: str, entries: Iterable[TacticEntry]) -> None:
     assert [reason for reason in map(code.refusal, compared) if reason is not None] == []
 
 
-def test_a_shipped_entry_has_the_machine_code_that_it_was_measured_with() -> None:
+def test_a_shipped_entry_has_the_measured_machine_code() -> None:
     gpu, entry = next((g, e) for g, e in SHIPPED if e.op == "Linear" and e.tactic)
     same_code(gpu, [entry])
 
 
 @pytest.mark.slow
-def test_all_that_is_shipped_has_the_machine_code_that_it_was_measured_with() -> None:
+def test_all_shipped_entries_have_the_measured_machine_code() -> None:
     for gpu in SHIPPED_FILES:
         same_code(gpu, [entry for of, entry in SHIPPED if of == gpu])

@@ -1,4 +1,4 @@
-"""Passes on small graphs of their own: what they rewrite, and what they must leave alone."""
+"""Passes on small graphs: rewritten nodes, and nodes that must not change."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_only_one_computed_size_is_inferred(
     np.testing.assert_array_equal(run(model, x=x), before)
 
 
-def test_a_reshape_of_a_reshape_reads_the_first_ones_input() -> None:
+def test_consecutive_reshapes_are_merged() -> None:
     b, x = BodyBuilder(), value("x", "T", 12)
     model = graph_of([x], b, b.reshape(b.reshape(x, -1, 3, 4), -1, 6))
     data = np.random.default_rng(0).standard_normal((4, 12)).astype(np.float32)
@@ -80,14 +80,14 @@ def test_a_reshape_of_a_reshape_reads_the_first_ones_input() -> None:
     np.testing.assert_array_equal(run(model, x=data), before)
 
 
-def test_a_size_that_is_copied_keeps_its_reshape() -> None:
+def test_a_reshape_with_a_copied_size_is_not_removed() -> None:
     b, x = BodyBuilder(), value("x", "T", 12)
     model = graph_of([x], b, b.reshape(b.reshape(x, -1, 3, 4), 0, 12))
     assert chained_reshapes(model) == 0
 
 
 @pytest.mark.parametrize(("second", "applied"), [([1, 2, 0], 0), ([2, 0, 1], 1)])
-def test_only_transposes_that_undo_each_other_go(second: list[int], applied: int) -> None:
+def test_only_inverse_transposes_are_removed(second: list[int], applied: int) -> None:
     b, x = BodyBuilder(), value("x", 2, 3, 4)
     there = b.Transpose(x, perm=[1, 2, 0])
     model = graph_of([x], b, b.Neg(b.Transpose(there, perm=second)))
@@ -100,7 +100,7 @@ def test_only_transposes_that_undo_each_other_go(second: list[int], applied: int
 def attention_model(
     *, biased: tuple[bool, bool, bool], inputs: int = 1, trans: int = 1
 ) -> ir.Model:
-    """One attention over three projections, as the export leaves it after retyping."""
+    """Return one attention after three projections, as exported and retyped."""
     b = BodyBuilder()
     x, other = value("x", "T", HIDDEN), value("other", "T", HIDDEN)
     cos, sin = value("cos", 32, WIDTH // 2), value("sin", 32, WIDTH // 2)
@@ -163,9 +163,11 @@ def attention_model(
     ],
     ids=["biases", "no biases", "one bias", "two inputs", "weights the other way"],
 )
-def test_projections_that_one_gemm_cannot_give_stay_apart(options: dict, applied: int) -> None:
+def test_projections_that_one_gemm_cannot_compute_are_not_merged(
+    options: dict, applied: int
+) -> None:
     model = attention_model(**options)
     assert merge_projections(model) == applied
     joined = [name for name in model.graph.initializers if name.startswith("qkv_proj")]
-    wanted = ["qkv_proj.weight"] + ["qkv_proj.bias"] * options["biased"][0]
-    assert joined == (wanted if applied else [])
+    expected = ["qkv_proj.weight"] + ["qkv_proj.bias"] * options["biased"][0]
+    assert joined == (expected if applied else [])

@@ -1,4 +1,4 @@
-"""Pools below the worst case: pages, bytes, and refusals with their numbers."""
+"""Pools below the worst case: pages, bytes, and errors with values."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from specbuild.runtime.engine_dir.geometry import IndexerGeometry, TargetGeometr
 from specbuild.runtime.errors import SpecbuildError
 
 INDEXED = replace(GPT_OSS_20B, indexer=IndexerGeometry((1, 3), 4, 64, True, None, None))
-# Of one slot of GPT-OSS-20B in bf16: K and V of 8 heads of 64, in 12 layers of each kind.
+# One slot of GPT-OSS-20B in bf16: K and V of 8 heads of 64, in 12 layers of each kind.
 SLOT = 2 * 8 * 64 * 2 * 12
 
 
@@ -32,16 +32,16 @@ def planned(target: TargetGeometry = GPT_OSS_20B, **values: Any) -> EngineSizes:
 
 
 def pages_of(engine_sizes: EngineSizes) -> dict[str, int]:
-    """Pages for sequences."""
+    """Return the pages for sequences."""
     return {group.name: group.pages - 1 for group in engine_sizes.groups}
 
 
 def bytes_of(engine_sizes: EngineSizes) -> int:
-    """Of the two groups of GPT-OSS-20B, page 0 included."""
+    """Return the bytes of the two groups of GPT-OSS-20B, including page 0."""
     return sum(group.pages * group.page_size * SLOT for group in engine_sizes.groups)
 
 
-def test_pages_bound_what_keeps_every_token() -> None:
+def test_pages_bound_layers_without_a_window() -> None:
     # 4096 tokens and one root in pages of 64
     assert pages_of(planned())["full"] == 16 * 65
     few = pages_of(planned(kv_pages=200))
@@ -50,7 +50,7 @@ def test_pages_bound_what_keeps_every_token() -> None:
     assert pages_of(planned(INDEXED, max_seq_len=128, kv_pages=17))["indexer"] == 17
 
 
-def test_the_sizes_that_the_servers_page_works_out() -> None:
+def test_the_sizes_in_the_documentation_of_the_server() -> None:
     page = (Path(__file__).parents[3] / "docs" / "serve.md").read_text(encoding="utf-8")
     engine_sizes = planned(max_batch_size=64)
     full, sliding = (
@@ -63,7 +63,7 @@ def test_the_sizes_that_the_servers_page_works_out() -> None:
 
 @examples(30)
 @given(extra=st.integers(0, 600 << 20))
-def test_memory_goes_to_windows_first_and_holds_as_many_tokens_as_fit(extra: int) -> None:
+def test_memory_is_assigned_to_windows_first(extra: int) -> None:
     rings = next(g for g in planned().groups if g.name == "sliding").pages * 64 * SLOT
     least = rings + 66 * 64 * SLOT
     engine_sizes = planned(kv_memory=least + extra)
@@ -72,7 +72,7 @@ def test_memory_goes_to_windows_first_and_holds_as_many_tokens_as_fit(extra: int
     assert bytes_of(engine_sizes) <= least + extra
 
 
-def test_what_holds_no_sequence_of_the_longest_length_is_refused() -> None:
+def test_rejects_memory_for_less_than_one_longest_sequence() -> None:
     with pytest.raises(
         SpecbuildError, match=r"--kv-pages 64: a sequence of 4096 tokens, .* 16, take 65"
     ):
@@ -89,7 +89,7 @@ def test_what_holds_no_sequence_of_the_longest_length_is_refused() -> None:
         planned(kv_pages=0)
 
 
-def test_a_backend_that_changes_the_limits_keeps_the_budget() -> None:
+def test_a_backend_that_changes_the_limits_respects_the_budget() -> None:
     engine_sizes = planned(kv_pages=70)
     larger = with_limits(
         engine_sizes, replace(engine_sizes.limits, max_rows=4 * engine_sizes.limits.max_rows)
@@ -98,17 +98,17 @@ def test_a_backend_that_changes_the_limits_keeps_the_budget() -> None:
     assert pages_of(larger)["sliding"] > pages_of(engine_sizes)["sliding"]
 
 
-def test_how_many_sequences_run_together() -> None:
+def test_the_number_of_concurrent_sequences() -> None:
     engine_sizes = planned(kv_pages=200)
-    found = cache_capacity(engine_sizes.groups, engine_sizes.limits)
-    assert (found.groups["full"].pages, found.groups["full"].tokens) == (200, 12800)
-    # 1024 tokens and a root take 17 pages, 4096 take 65.
-    assert {e.tokens: e.guaranteed_no_evict for e in found.sequences} == {1024: 11, 4096: 3}
+    result = cache_capacity(engine_sizes.groups, engine_sizes.limits)
+    assert (result.groups["full"].pages, result.groups["full"].tokens) == (200, 12800)
+    # 1024 tokens and a root need 17 pages, 4096 need 65.
+    assert {e.tokens: e.guaranteed_no_evict for e in result.sequences} == {1024: 11, 4096: 3}
     whole = planned()
     together = cache_capacity(whole.groups, whole.limits).sequences
     assert {entry.guaranteed_no_evict for entry in together} == {16}
-    # Half of 4096 takes 33 pages, of 1024 9.
-    assert {e.tokens: e.max_utilization for e in found.sequences} == {1024: 16, 4096: 6}
+    # Half of 4096 needs 33 pages, half of 1024 needs 9.
+    assert {e.tokens: e.max_utilization for e in result.sequences} == {1024: 16, 4096: 6}
     lossy = cache_capacity(engine_sizes.groups, engine_sizes.limits, lossy=True).sequences
     assert [e.max_utilization for e in lossy] == [11, 3]
 
@@ -123,11 +123,11 @@ def test_how_many_sequences_run_together() -> None:
         ("2tib", 2 << 40),
     ],
 )
-def test_sizes_are_read(text: str, size: int) -> None:
+def test_parses_sizes(text: str, size: int) -> None:
     assert memory_size("--kv-memory", text) == size
 
 
 @pytest.mark.parametrize("text", ["", "GiB", "4 gigs", "-1GiB", "nanGiB", "infGiB", "0"])
-def test_what_is_no_size_is_refused(text: str) -> None:
+def test_rejects_invalid_sizes(text: str) -> None:
     with pytest.raises(SpecbuildError, match="is not a size: write it as 4GiB"):
         memory_size("--kv-memory", text)

@@ -1,8 +1,8 @@
-"""Prompt programs of every size launch the same kernels: only the tokens of a tile may differ,
-and how the weights of experts with few rows come to them.
+"""Prompt programs of every size launch the same kernels, with other tiles only.
 
-So a row's sums go in one order, whatever the program: the other constants say how K and the context
-are cut.
+The number of tokens of a tile may differ, and how weights of experts with few rows are loaded. A
+row's sums therefore have one order in every program: the other constants determine the splits of K
+and of the context.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from specbuild.builder.backends.cuda.step.programs import PREFILL_ROWS
 from specbuild.plugins_cuda.launches import LoweringRequest, TensorInfo
 from specbuild.plugins_cuda.registry import op_named
 
-# Tokens of a tile, places of the ring that they leave, tiles of tokens there are at most, and the
-# shared memory of ring and outputs.
+# Constants: tokens of a tile, stages of the ring, the maximum number of token tiles, and the shared
+# memory of ring and outputs.
 OF_TOKENS = {"COLUMNS", "STAGES", "MAX_TILES", "SHARED_BYTES"}
-# Weight rows of a tile of few tokens, and the ring that brings them.
+# Weight rows of a tile of few tokens, and the ring that loads them.
 OF_FEW = {"WARPS", "CHUNK_STEPS", "CHUNKS", "WARP_TILES"}
 
 
@@ -43,8 +43,8 @@ def latents(rows: int) -> LoweringRequest:
         "w_v": bf16(512, 8, 64), "b_v": bf16(8, 64),
         "cos": TensorInfo((2048, 32), "float32"), "sin": TensorInfo((2048, 32), "float32"),
     }  # fmt: skip
-    kept = {n: info for n, info in plain.tensors.items() if n not in ("k_pool", "v_pool")}
-    return replace(plain, tensors=kept | others)
+    other_tensors = {n: info for n, info in plain.tensors.items() if n not in ("k_pool", "v_pool")}
+    return replace(plain, tensors=other_tensors | others)
 
 
 REQUESTS: dict[str, tuple[str, Callable[[int], LoweringRequest]]] = {
@@ -61,7 +61,7 @@ REQUESTS: dict[str, tuple[str, Callable[[int], LoweringRequest]]] = {
 def kernels(
     name: str, request: LoweringRequest, tokens: set[str]
 ) -> list[tuple[str, str, str, object]]:
-    """What is launched in order, without the constants of a tile's tokens."""
+    """Return the launches in order, without the constants of token tiles."""
     lower = op_named(name).lower
     assert lower is not None
     return [
@@ -87,7 +87,7 @@ def test_every_size_launches_the_same_kernels(layer: str) -> None:
 
 
 @pytest.mark.parametrize("layer", REQUESTS)
-def test_candidates_differ_in_tokens_and_in_the_instruction_alone(layer: str) -> None:
+def test_candidates_differ_in_tile_tokens_and_instruction_only(layer: str) -> None:
     """``wgmma`` 0 computes the same products in the same order; ``tune`` compares their bits."""
     name, request_of = REQUESTS[layer]
     op, tokens = op_named(name), OF_TOKENS | OF_FEW | {"WGMMA"}

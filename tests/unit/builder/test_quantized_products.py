@@ -34,14 +34,14 @@ EIGHT_BITS = ("Q5_0", "Q5_1", "Q5_K", "Q6_K", "Q8_0")
 
 @dataclass(frozen=True)
 class Weight:
-    """A weight as a checkpoint stores it, and its values float32 [N, K] from elsewhere."""
+    """A weight as stored in a checkpoint, and its independently computed values float32 [N, K]."""
 
     recipe: Recipe
     values: np.ndarray
 
 
 def of_gguf(folder: Path, kind: str, seed: int = 0, rows: int = ROWS) -> Weight:
-    """Random weights in a type of GGUF; their values are gguf-py's."""
+    """Return random weights in a GGUF type, with the values of gguf-py."""
     drawn = torch.randn(rows, COLUMNS, generator=torch.Generator().manual_seed(seed))
     file = folder / f"{kind}-{seed}.gguf"
     raw, values = stored(drawn, kind)
@@ -55,7 +55,7 @@ def recipe_for(name: str, values: torch.Tensor, source: QuantizedSource | None) 
 
 
 def grouped(bits: int, group: int, *, ordered: bool = False) -> Weight:
-    """Codes with a zero point for each group, as AWQ and GPTQ have them."""
+    """Return values with a zero point for each group, as in AWQ and GPTQ."""
     rng = np.random.default_rng(bits + group)
     codes = rng.integers(0, 1 << bits, (ROWS, COLUMNS))
     scales = rng.uniform(0.01, 0.02, (ROWS, COLUMNS // group)).astype(np.float32)
@@ -79,7 +79,7 @@ def grouped(bits: int, group: int, *, ordered: bool = False) -> Weight:
 
 
 def products(weights: Sequence[Weight], *, exact: bool = False) -> ort.InferenceSession:
-    """A session with one output for each weight, all products of one input."""
+    """Return a session with one output for each weight; all products have one input."""
     b = BodyBuilder()
     x = ir.Value(name="x", shape=ir.Shape(["T", COLUMNS]), type=ir.TensorType(FLOAT))
     graph = ir.Graph([x], [], nodes=[], name="g", opset_imports={"": 23, "com.microsoft": 1})
@@ -95,7 +95,7 @@ def products(weights: Sequence[Weight], *, exact: bool = False) -> ort.Inference
 
 
 def rewritten(graph: ir.Graph, *, exact: bool = False) -> ort.InferenceSession:
-    """The graph after the pass, in a session."""
+    """Return a session of the graph after the pass."""
     model = ir.Model(graph, ir_version=11)
     assert quantize_products(model, exact=exact, statistics=QuantizedWeights()) > 0
     remove_unused(model)
@@ -108,30 +108,30 @@ def rewritten(graph: ir.Graph, *, exact: bool = False) -> ort.InferenceSession:
     session = ort.InferenceSession(
         portable_proto(model).SerializeToString(), options, providers=["CPUExecutionProvider"]
     )
-    session.arrays = data  # the session reads them where they are
+    session.arrays = data  # the session reads them in place
     return session
 
 
 def multiplied(session: ort.InferenceSession, x: np.ndarray) -> list[np.ndarray]:
-    found: list[np.ndarray] = session.run(None, {"x": x})
-    return found
+    result: list[np.ndarray] = session.run(None, {"x": x})
+    return result
 
 
-def error(found: np.ndarray, values: np.ndarray, x: np.ndarray) -> float:
-    """The largest error of a product over the largest of its numbers."""
+def error(result: np.ndarray, values: np.ndarray, x: np.ndarray) -> float:
+    """Return the largest error of a product relative to its largest value."""
     reference = x.astype(np.float64) @ values.T.astype(np.float64)
-    return float(np.abs(found - reference).max() / np.abs(reference).max())
+    return float(np.abs(result - reference).max() / np.abs(reference).max())
 
 
 @pytest.mark.parametrize("exact", [False, True], ids=["fast", "exact"])
 @pytest.mark.parametrize("kind", [*FOUR_BITS, *EIGHT_BITS])
-def test_a_product_has_the_values_of_the_file(tmp_path: Path, kind: str, *, exact: bool) -> None:
-    """Inputs with a single one give single weights, which no rounding of activations changes."""
+def test_products_have_the_values_of_the_file(tmp_path: Path, kind: str, *, exact: bool) -> None:
+    """Inputs with a single 1 give single weights, which rounding of activations does not change."""
     weight = of_gguf(tmp_path, kind)
-    (found,) = multiplied(products([weight], exact=exact), np.eye(COLUMNS, dtype=np.float32))
+    (result,) = multiplied(products([weight], exact=exact), np.eye(COLUMNS, dtype=np.float32))
     largest = np.abs(weight.values).max()
     bound = 3e-7 if kind in FOUR_BITS else 8e-7
-    assert np.abs(found.T - weight.values).max() <= bound * largest
+    assert np.abs(result.T - weight.values).max() <= bound * largest
 
 
 @pytest.mark.parametrize("kind", [*FOUR_BITS, *EIGHT_BITS])
@@ -150,12 +150,12 @@ def test_exact_math_has_the_error_of_float32(tmp_path: Path, kind: str) -> None:
 @pytest.mark.parametrize("ordered", [False, True], ids=["in order", "by another order"])
 def test_groups_have_zero_points_and_any_order(bits: int, group: int, *, ordered: bool) -> None:
     weight = grouped(bits, group, ordered=ordered)
-    (found,) = multiplied(products([weight]), np.eye(COLUMNS, dtype=np.float32))
-    assert np.abs(found.T - weight.values).max() <= 8e-7 * np.abs(weight.values).max()
+    (result,) = multiplied(products([weight]), np.eye(COLUMNS, dtype=np.float32))
+    assert np.abs(result.T - weight.values).max() <= 8e-7 * np.abs(weight.values).max()
 
 
-def test_products_of_one_input_are_one_product(tmp_path: Path) -> None:
-    """Weights of one form are merged; another form, float32 and biases are computed beside them."""
+def test_products_of_one_input_are_merged(tmp_path: Path) -> None:
+    """Weights of one format are merged; others, float32 weights and biases are separate."""
     plain = np.random.default_rng(3).standard_normal((8, COLUMNS)).astype(np.float32)
     weights = [
         of_gguf(tmp_path, "Q4_K", 1),
@@ -188,7 +188,7 @@ def test_products_of_one_input_are_one_product(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_K", "Q6_K", "Q4_0"])
-def test_an_embedding_shares_the_codes_of_its_head(tmp_path: Path, kind: str) -> None:
+def test_an_embedding_shares_the_quantized_head(tmp_path: Path, kind: str) -> None:
     weight = of_gguf(tmp_path, kind)
     b = BodyBuilder()
     x = ir.Value(name="x", shape=ir.Shape(["T", COLUMNS]), type=ir.TensorType(FLOAT))
@@ -209,13 +209,13 @@ def test_an_embedding_shares_the_codes_of_its_head(tmp_path: Path, kind: str) ->
     np.testing.assert_allclose(head, weight.values[:, :4].T, rtol=0, atol=4e-6)
 
 
-def test_fp8_codes_are_dequantized_and_reported() -> None:
+def test_fp8_weights_are_dequantized_and_reported() -> None:
     form = QuantizedForm("fp8 128x128", "e4m3", 8, (128, 128), 0)
     values = torch.ones(ROWS, COLUMNS)
     codes = values.to(torch.float8_e4m3fn)
     tensor = QuantizedTensor(form, codes, torch.ones(1, 4))
-    found = QuantizedWeights()
+    result = QuantizedWeights()
     recipe = recipe_for("w", values, QuantizedSource(form, lambda: tensor))
-    assert found.form_of(recipe) is None
-    ((name, reason),) = found.dequantized
+    assert result.form_of(recipe) is None
+    ((name, reason),) = result.dequantized
     assert name == "fp8 128x128" and "FP8" in reason

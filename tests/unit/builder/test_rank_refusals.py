@@ -1,4 +1,4 @@
-"""What engines of several ranks do not compute yet is refused by name."""
+"""Features that engines of several ranks do not support are rejected by name."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ STATES = GatedDelta(key_heads=16, value_heads=32, key_width=128, value_width=128
          "has a feed-forward with GELU"),
     ],
 )  # fmt: skip
-def test_parts_of_hybrids_and_of_gemma_are_refused(changes: dict[str, Any], part: str) -> None:
+def test_rejects_hybrids_and_gemma(changes: dict[str, Any], part: str) -> None:
     require_shares(GPT_OSS_20B, 2)
     expected = (
         f"--tensor-parallel 2: the model {part}, which several GPUs do not support; "
@@ -62,14 +62,14 @@ def test_parts_of_hybrids_and_of_gemma_are_refused(changes: dict[str, Any], part
         require_shares(replace(GPT_OSS_20B, **changes), 2)
 
 
-def test_trained_latents_are_refused() -> None:
+def test_rejects_trained_latents() -> None:
     expected = "--tensor-parallel 4: trained latents (mla_kv.safetensors) do not support several"
     with pytest.raises(SpecbuildError, match=re.escape(expected)):
         require_shares(replace(GPT_OSS_20B, latent_dims=(512,) * 24), 4)
 
 
 @pytest.mark.parametrize(("field", "flag"), [("specpv", "--specpv"), ("dsa", "--dsa")])
-def test_modes_of_one_gpu_are_refused(tmp_path: Path, field: str, flag: str) -> None:
+def test_rejects_modes_of_one_gpu(tmp_path: Path, field: str, flag: str) -> None:
     write_llama(tmp_path, num_hidden_layers=1)
     _, engine_sizes = fused_engine(tmp_path, None, max_seq_len=64, max_batch_size=1, page_size=16)
     with_mode: Any = {field: object()}

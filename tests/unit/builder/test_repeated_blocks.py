@@ -1,4 +1,4 @@
-"""A target whose kinds of blocks are exported once is the graph of an export of all its layers."""
+"""A target whose block kinds are exported once gives the graph of an export of all layers."""
 
 from __future__ import annotations
 
@@ -37,23 +37,25 @@ MODELS: dict[str, tuple[Callable[[Path], None], int]] = {
 
 
 def computed(graph: ir.Graph) -> dict[str, str]:
-    """What each output is, through every node down to ports and weights, whatever names are."""
-    known: dict[ir.Value, str] = {}
+    """Describe how each output is computed from ports and weights, independent of names."""
+    numbers: dict[ir.Value, str] = {}
 
-    def told(value: ir.Value | None) -> str:
+    def described(value: ir.Value | None) -> str:
         if value is None:
             return ""
-        if value not in known:
-            known[value] = f"{value.name} {value.dtype} {value.shape}"
-        return known[value]
+        if value not in numbers:
+            numbers[value] = f"{value.name} {value.dtype} {value.shape}"
+        return numbers[value]
 
     for node in graph:
         attributes = sorted(str(attribute) for attribute in node.attributes.values())
-        said = repr((node.op_identifier(), attributes, [told(value) for value in node.inputs]))
+        described_node = repr(
+            (node.op_identifier(), attributes, [described(value) for value in node.inputs])
+        )
         for place, value in enumerate(node.outputs):
-            shown = f"{said} {place} {value.dtype} {value.shape}"
-            known[value] = sha256(shown.encode()).hexdigest()
-    return {value.name or "": known[value] for value in graph.outputs}
+            line = f"{described_node} {place} {value.dtype} {value.shape}"
+            numbers[value] = sha256(line.encode()).hexdigest()
+    return {value.name or "": numbers[value] for value in graph.outputs}
 
 
 @pytest.mark.parametrize(
@@ -61,7 +63,7 @@ def computed(graph: ir.Graph) -> dict[str, str]:
     [name if "qwen3" in name or "latents" in name else pytest.param(name, marks=pytest.mark.slow)
      for name in MODELS],
 )  # fmt: skip
-def test_the_graph_is_that_of_the_whole(
+def test_the_graph_equals_an_export_of_all_layers(
     model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write, kinds = MODELS[model]
@@ -80,14 +82,14 @@ def test_the_graph_is_that_of_the_whole(
     with exported_anew():
         block_graph = graphs.block_graph
         monkeypatch.setattr(graphs, "block_graph", counted)
-        found = graphs.target_graph(g, engine_sizes, (0, g.layers - 1), torch.bfloat16)
+        result = graphs.target_graph(g, engine_sizes, (0, g.layers - 1), torch.bfloat16)
         monkeypatch.setattr(graphs, "call_blocks", lambda *_: [])
-        wanted = graphs.target_graph(g, engine_sizes, (0, g.layers - 1), torch.bfloat16)
+        expected = graphs.target_graph(g, engine_sizes, (0, g.layers - 1), torch.bfloat16)
     assert len(set(exported)) == len(exported) == kinds < g.layers
-    assert BLOCK_DOMAIN not in found.graph.opset_imports and not found.functions
-    assert computed(found.graph) == computed(wanted.graph)
+    assert BLOCK_DOMAIN not in result.graph.opset_imports and not result.functions
+    assert computed(result.graph) == computed(expected.graph)
     weights = [
         {name: (value.dtype, value.shape) for name, value in graph.initializers.items()}
-        for graph in (found.graph, wanted.graph)
+        for graph in (result.graph, expected.graph)
     ]
     assert weights[0] == weights[1]

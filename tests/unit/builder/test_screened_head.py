@@ -1,4 +1,4 @@
-"""Which steps of an engine screen their head, and what is stored for it."""
+"""The steps of an engine that use the int8-prefiltered head, and its stored tensors."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> LoweredEngine:
     )
 
 
-def test_steps_of_few_rows_without_logits_screen(engine: LoweredEngine) -> None:
+def test_steps_of_few_rows_without_logits_use_the_prefilter(engine: LoweredEngine) -> None:
     seen = set()
     for entry, program in engine.programs:
         entries = {kernel.entry for kernel in program.kernels}
@@ -49,7 +49,7 @@ def test_steps_of_few_rows_without_logits_screen(engine: LoweredEngine) -> None:
     assert seen == {(True, True), (True, False), (False, False)}
 
 
-def test_codes_and_errors_are_stored_of_the_packed_head(engine: LoweredEngine) -> None:
+def test_int8_values_and_errors_of_the_packed_head_are_stored(engine: LoweredEngine) -> None:
     weights = engine.weights
     (codes,) = (name for name in weights if name.endswith(".codes"))
     packed = weights[codes.removesuffix(".codes")].checked()
@@ -60,7 +60,7 @@ def test_codes_and_errors_are_stored_of_the_packed_head(engine: LoweredEngine) -
 
 @pytest.mark.parametrize("temperature", [0.0, *slow(0.9)])
 def test_ranks_share_a_prefiltered_head(tmp_path: Path, temperature: float) -> None:
-    """Its codes too; it chooses what the exact head chooses."""
+    """The int8 values are split too; the selected tokens equal those of the exact head."""
     write_llama(tmp_path, num_hidden_layers=1, vocab_size=320, intermediate_size=128)
     model, engine_sizes = fused_engine(
         tmp_path, None, max_seq_len=64, max_batch_size=1, page_size=16, tensor_parallel=2
@@ -91,9 +91,9 @@ def test_ranks_share_a_prefiltered_head(tmp_path: Path, temperature: float) -> N
     ("changes", "message"),
     [({"weights_dtype": "fp8"}, "--prefilter-head needs a bf16 head; with --weights-dtype fp8")],
 )
-def test_a_head_of_fewer_bytes_is_not_screened(changes: dict[str, str], message: str) -> None:
-    asked = BuildOptions.from_flat(
+def test_a_head_of_fewer_bytes_has_no_prefilter(changes: dict[str, str], message: str) -> None:
+    build_options = BuildOptions.from_flat(
         model=Path("m"), output=Path("o"), backend="cuda", prefilter_head=True, **changes
     )
     with pytest.raises(SpecbuildError, match=message):
-        CUDA.options(asked)
+        CUDA.options(build_options)

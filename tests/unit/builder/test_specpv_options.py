@@ -1,4 +1,4 @@
-"""What a build says of SpecPV's numbers: every invariant is an error that names them."""
+"""SpecPV's options: every violated invariant is an error with its values."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from specbuild.runtime.errors import SpecbuildError
 
 
 def options(**changes: Any) -> BuildOptions:
-    given = {"specpv": True, "max_seq_len": 16384, **changes}
-    return BuildOptions.from_flat(model=Path("m"), output=Path("o"), **given)
+    arguments = {"specpv": True, "max_seq_len": 16384, **changes}
+    return BuildOptions.from_flat(model=Path("m"), output=Path("o"), **arguments)
 
 
-def test_defaults_are_the_published_ones() -> None:
+def test_defaults_equal_the_published_values() -> None:
     engine_sizes = compute_engine_sizes(options(), GPT_OSS_20B, None)
     assert engine_sizes.specpv == SpecPv(16, 2, 256, 8, 64, 4096, 32, "mean", "dot")
     assert {group.page_size for group in engine_sizes.groups} == {16}
     assert engine_sizes.views is not None
-    # sink, retrieved, then the window with an incomplete block, one token, and the buffer
+    # Sink, retrieved blocks, then the window with an incomplete block, one token, and the buffer.
     assert engine_sizes.views.entries == 2 + 256 + -(-(9 * 16 - 1 + 1 + 64) // 16)
 
 
@@ -34,8 +34,8 @@ def test_without_the_flag_nothing_changes() -> None:
     assert compute_engine_sizes(options(specpv=False), GPT_OSS_20B, None).specpv is None
 
 
-def test_launches_hold_what_is_fed_again() -> None:
-    """Every sequence of a batch may take a full step at once."""
+def test_launches_have_rows_for_reverified_tokens() -> None:
+    """Every sequence of a batch may run a full step at the same time."""
     engine_sizes = compute_engine_sizes(
         options(max_batch_size=9, specpv_n_spec_tokens_buf=100), GPT_OSS_20B, None
     )
@@ -57,7 +57,7 @@ def test_launches_hold_what_is_fed_again() -> None:
         ({"specpv_full_refresh_interval": -1}, "refresh-interval is -1; it must be at least 0"),
     ],
 )
-def test_a_broken_invariant_is_an_error_with_its_numbers(
+def test_a_violated_invariant_is_an_error_with_its_values(
     changes: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(SpecbuildError, match=message):
@@ -74,12 +74,14 @@ def test_a_broken_invariant_is_an_error_with_its_numbers(
         ),
     ],
 )
-def test_sequences_on_a_gpu_take_full_steps_in_turn(changes: dict[str, Any], message: str) -> None:
+def test_full_steps_alternate_between_sequences_on_a_gpu(
+    changes: dict[str, Any], message: str
+) -> None:
     with pytest.raises(SpecbuildError, match=message):
         compute_engine_sizes(options(backend="cuda", **changes), GPT_OSS_20B, None)
 
 
-def test_views_are_chosen_by_keys_that_latent_layers_do_not_cache() -> None:
+def test_rejects_views_without_layers_that_cache_keys() -> None:
     full = [i for i, kind in enumerate(GPT_OSS_20B.layer_types) if kind == "full_attention"]
     dims = tuple(64 if i in (0, full[1], full[4]) else 0 for i in range(GPT_OSS_20B.layers))
     latent = replace(GPT_OSS_20B, latent_dims=dims)
@@ -97,30 +99,30 @@ def test_views_are_chosen_by_keys_that_latent_layers_do_not_cache() -> None:
         compute_engine_sizes(options(backend="cuda"), some, None)
 
 
-def test_the_defaults_let_eight_sequences_take_turns() -> None:
+def test_the_defaults_support_alternating_eight_sequences() -> None:
     engine_sizes = compute_engine_sizes(
         options(backend="cuda", max_batch_size=8), GPT_OSS_20B, None
     )
     assert engine_sizes.specpv is not None and engine_sizes.specpv.n_spec_tokens_buf == 64
 
 
-def test_a_model_without_full_attention_has_nothing_to_view() -> None:
+def test_rejects_a_model_without_full_attention() -> None:
     sliding = replace(GPT_OSS_20B, layer_types=("sliding_attention",) * GPT_OSS_20B.layers)
     with pytest.raises(SpecbuildError, match="no full-attention layer"):
         compute_engine_sizes(options(), sliding, None)
 
 
-def test_the_default_buffer_has_room_for_three_more_steps_of_a_large_tree() -> None:
+def test_the_default_buffer_fits_three_more_steps_of_a_large_tree() -> None:
     shape = DraftShape(8, 8, 60)
     specpv = specpv_of(options(), GPT_OSS_20B, shape, page_size=16, max_seq_len=16384)
     assert specpv is not None and specpv.n_spec_tokens_buf == 60 + 1 + 4 * 9
 
 
-def test_sequences_that_do_not_divide_take_a_turn_more() -> None:
-    """Seven at a time of 16: three turns, so that four more steps must fit a buffer."""
-    asked = options(specpv_n_spec_tokens_buf=30)
+def test_a_remainder_of_sequences_needs_one_more_full_step() -> None:
+    """With seven of 16 sequences at a time, four more steps must fit into a buffer."""
+    build_options = options(specpv_n_spec_tokens_buf=30)
     shape = DraftShape(1, 4, 4)
-    specpv = specpv_of(asked, GPT_OSS_20B, shape, page_size=16, max_seq_len=16384)
+    specpv = specpv_of(build_options, GPT_OSS_20B, shape, page_size=16, max_seq_len=16384)
     assert specpv is not None
     require_full_step_rows(
         replace(specpv, n_spec_tokens_buf=25), shape, batch=16, most_rows=80 + 7 * 25

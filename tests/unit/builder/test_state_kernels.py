@@ -1,4 +1,4 @@
-"""What the compiler says of kernels for hybrid models at true sizes: no registers are spilled."""
+"""Compiler reports for kernels of hybrid models at real sizes: no registers are spilled."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ KEY_HEADS, WIDTH, TAPS, NODES = 16, 128, 4, 8
 
 @cache
 def compiler() -> Compiler:
-    """One for all tests: it keeps what it has compiled."""
+    """A compiler for all tests, which caches its results."""
     return Compiler("sm_90a")
 
 
 def compile_default(op: OpSpec, request: LoweringRequest) -> None:
-    """Compile the default launches; SpecbuildError where a hot kernel spills."""
+    """Compile the default launches; SpecbuildError if a hot kernel spills."""
     assert op.lower is not None
     kernels = [launch.kernel for launch in op.lower(request).launches]
     required(compiler().compile(kernels, lambda: None))
@@ -31,7 +31,7 @@ def compile_default(op: OpSpec, request: LoweringRequest) -> None:
 @pytest.mark.parametrize("value_heads", [48, 32, 64], ids=["27B", "35B-A3B", "397B"])
 @pytest.mark.parametrize("rows", [1, 4, 8, 0], ids=["1 row", "4 rows", "8 rows", "prompts"])
 def test_recurrent_states_do_not_spill(value_heads: int, rows: int) -> None:
-    """Prompts with the kernels for their chunks."""
+    """Prompts use the kernels for chunks."""
     batch, keys, values = 4, KEY_HEADS * WIDTH, value_heads * WIDTH
     total, channels = batch * rows or 2048, 2 * keys + values
     shapes = {

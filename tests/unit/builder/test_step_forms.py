@@ -1,4 +1,4 @@
-"""The step programs of an engine: how many there are, and that each combination finds one."""
+"""The step programs of an engine: their number, and that each combination has one."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ CHAIN, TREE = DraftShape(1, 4, 4), DraftShape(4, 5, 15)
 def parts(
     *, specpv: bool = False, dsa: bool = False, checks: bool = True, prefilter_head: bool = False
 ) -> Any:
-    """What of an engine's parts says which steps it has."""
+    """Return the parts of an engine that determine its steps."""
     views = SimpleNamespace(config=SimpleNamespace(n_spec_tokens_buf=BUFFER))
     sizes = SimpleNamespace(sparse=dsa, checks=dsa and checks)
     return SimpleNamespace(
@@ -49,7 +49,7 @@ def parts(
 
 
 def by_draft(shapes: tuple[DraftShape, ...]) -> dict[str, tuple[DraftShape, ...]]:
-    """The shapes of an engine's only draft."""
+    """Return the shapes of an engine's only draft."""
     return {"": shapes} if shapes else {}
 
 
@@ -78,7 +78,7 @@ def entries(forms: list[StepForm]) -> list[ProgramEntry]:
 
 
 def counts(shape: DraftShape, batch: int, **modes: bool) -> tuple[int, int]:
-    """Steps of an engine with these modes, and of one without."""
+    """Return the number of steps of an engine with these modes, and of one without."""
     shapes = draft_shapes(shape)
     return (
         len(step_forms(parts(**modes), by_draft(shapes), batch)),
@@ -93,14 +93,14 @@ def counts(shape: DraftShape, batch: int, **modes: bool) -> tuple[int, int]:
 def test_lossy_modes_add_at_most_a_quarter(
     modes: str, prefilter_head: bool, shape: DraftShape, batch: int
 ) -> None:
-    found, plain = counts(
+    result, plain = counts(
         shape, batch, prefilter_head=prefilter_head, **dict.fromkeys(modes.split(), True)
     )
-    assert found <= 1.25 * plain
+    assert result <= 1.25 * plain
 
 
-def test_the_example_has_its_numbers() -> None:
-    """Four sequences and chains of up to four: as many as the records say."""
+def test_the_number_of_programs_of_the_example() -> None:
+    """The engine has four sequences and chains of up to four; the records state these numbers."""
     assert counts(CHAIN, 4, specpv=True, dsa=True) == (43, 36 + 1)
     assert len(exact_forms(parts(specpv=True, dsa=True), by_draft(draft_shapes(CHAIN)), 4)) == 288
 
@@ -116,62 +116,68 @@ def test_without_a_lossy_mode_every_step_is_exact() -> None:
 @pytest.mark.parametrize("modes", ["specpv", "dsa", "specpv dsa"])
 @pytest.mark.parametrize("drafted", [False, True], ids=["alone", "drafted"])
 @pytest.mark.parametrize("batch", [1, 2, 4, 64])
-def test_every_combination_is_callable(
+def test_every_combination_has_a_program(
     batch: int, drafted: bool, modes: str, prefilter_head: bool
 ) -> None:
-    """What an exact program did, one does that may do more; what does no more is not left out."""
-    made: Any = parts(prefilter_head=prefilter_head, **dict.fromkeys(modes.split(), True))
+    """Every combination of an exact engine has a program with at least the requested modes."""
+    engine_parts: Any = parts(prefilter_head=prefilter_head, **dict.fromkeys(modes.split(), True))
     shapes = draft_shapes(TREE) if drafted else ()
-    exact = entries(exact_forms(made, by_draft(shapes), batch))
-    forms = step_forms(made, by_draft(shapes), batch)
+    exact = entries(exact_forms(engine_parts, by_draft(shapes), batch))
+    forms = step_forms(engine_parts, by_draft(shapes), batch)
     assert len({form.name for form in forms}) == len(forms)
     table = ProgramTable(SimpleNamespace(programs=entries(forms)))  # type: ignore[arg-type]
-    for wanted in exact:
-        shape = DraftShape(wanted.draft_top_k, wanted.draft_depth, wanted.draft_tokens)
-        capacity = min(wanted.reverified, table.refresh_capacity(shape, batch=wanted.batch))
-        assert (capacity > 0) == (wanted.reverified > 0)
-        found = table.step(
+    for expected in exact:
+        shape = DraftShape(expected.draft_top_k, expected.draft_depth, expected.draft_tokens)
+        capacity = min(expected.reverified, table.refresh_capacity(shape, batch=expected.batch))
+        assert (capacity > 0) == (expected.reverified > 0)
+        result = table.step(
             None if shape == NO_DRAFT else shape,
-            batch=wanted.batch,
-            full_logits=wanted.full_logits,
-            extends=wanted.extends,
+            batch=expected.batch,
+            full_logits=expected.full_logits,
+            extends=expected.extends,
             reverified=capacity or None,
-            sparse=wanted.sparse,
-            checks=wanted.checks,
+            sparse=expected.sparse,
+            checks=expected.checks,
         )
-        assert found.batch >= wanted.batch and found.reverified >= capacity
-        assert found.full_logits >= wanted.full_logits and found.extends >= wanted.extends
-        assert found.sparse >= wanted.sparse and found.checks >= wanted.checks
-        # Two passes are for checks, and for more than one buffer at once.
-        assert found.checks == wanted.checks or wanted.reverified > BUFFER
-        hot = not (wanted.reverified or wanted.full_logits or wanted.checks or wanted.extends)
-        if hot and (wanted.sparse or "dsa" not in modes):
-            assert (found.batch, found.rows) == (wanted.batch, wanted.rows)
+        assert result.batch >= expected.batch and result.reverified >= capacity
+        assert result.full_logits >= expected.full_logits and result.extends >= expected.extends
+        assert result.sparse >= expected.sparse and result.checks >= expected.checks
+        # Two passes are for checks, and for several buffers at once.
+        assert result.checks == expected.checks or expected.reverified > BUFFER
+        hot = not (
+            expected.reverified or expected.full_logits or expected.checks or expected.extends
+        )
+        if hot and (expected.sparse or "dsa" not in modes):
+            assert (result.batch, result.rows) == (expected.batch, expected.rows)
 
 
 def test_hot_steps_are_exact() -> None:
-    """Steps over views, and those in which indexers choose, have their batch and no spare rows."""
-    made = parts(specpv=True, dsa=True)
+    """Steps over views, and steps with selecting indexers, have their exact batch and no
+    spare rows.
+    """
+    engine_parts = parts(specpv=True, dsa=True)
     table = ProgramTable(
-        SimpleNamespace(programs=entries(step_forms(made, by_draft(draft_shapes(CHAIN)), 4)))  # type: ignore[arg-type]
+        SimpleNamespace(
+            programs=entries(step_forms(engine_parts, by_draft(draft_shapes(CHAIN)), 4))
+        )  # type: ignore[arg-type]
     )
     for batch, logits, sparse, shape in product(
         (1, 2, 4), (False, True), (False, True), (None, CHAIN)
     ):
-        found = table.step(shape, batch=batch, full_logits=logits, sparse=sparse)
-        assert (found.reverified, found.sparse, found.extends) == (0, sparse, False)
-        # Whole steps are of every other batch.
-        assert found.batch == (batch if sparse or batch != 2 else 4)
+        result = table.step(shape, batch=batch, full_logits=logits, sparse=sparse)
+        assert (result.reverified, result.sparse, result.extends) == (0, sparse, False)
+        # Full steps exist for every other batch.
+        assert result.batch == (batch if sparse or batch != 2 else 4)
 
 
-def test_a_refresh_has_the_room_that_is_asked_for_in_every_form() -> None:
-    """The host is told of no more rows than each program has that it may then launch."""
-    made = parts(specpv=True, dsa=True)
-    forms = step_forms(made, by_draft(draft_shapes(CHAIN)), 64)
+def test_a_refresh_has_the_requested_rows_in_every_program() -> None:
+    """The host is notified of at most the rows of each program that it may launch."""
+    engine_parts = parts(specpv=True, dsa=True)
+    forms = step_forms(engine_parts, by_draft(draft_shapes(CHAIN)), 64)
     table = ProgramTable(SimpleNamespace(programs=entries(forms)))  # type: ignore[arg-type]
     for shape, batch in product((None, *draft_shapes(CHAIN)), (1, 3, 8, 17)):
         capacity = table.refresh_capacity(shape, batch=batch)
-        assert capacity >= refresh_capacities(made.views, 32, shape or NO_DRAFT)[0]
+        assert capacity >= refresh_capacities(engine_parts.views, 32, shape or NO_DRAFT)[0]
         for sparse, checks in ((False, False), (True, False), (True, True)):
             step = table.step(
                 shape, batch=batch, full_logits=True, reverified=capacity, sparse=sparse,
@@ -194,15 +200,15 @@ def test_a_refresh_has_the_room_that_is_asked_for_in_every_form() -> None:
     ],
 )
 def test_ragged_steps(shape: DraftShape, batch: int, rows: dict[int, list[int]]) -> None:
-    """For the longest chain, and for others where rows are many; never for trees."""
+    """They exist for the longest chain, and for others with many rows; never for trees."""
     forms = step_forms(parts(), by_draft(draft_shapes(shape)), batch)
-    found: dict[int, list[int]] = {}
+    by_key: dict[int, list[int]] = {}
     for form in forms:
         if form.ragged_rows:
             assert form.batch < form.ragged_rows < form.batch * (form.shape.draft_tokens + 1)
             assert form.name.endswith(f".rows-{form.ragged_rows}")
-            found.setdefault(form.batch, []).append(form.rows)
-    assert found == rows
+            by_key.setdefault(form.batch, []).append(form.rows)
+    assert by_key == rows
     table = ProgramTable(SimpleNamespace(programs=entries(forms)))  # type: ignore[arg-type]
     for ragged in table.ragged_shapes():
         smallest = table.min_sequences(ragged)
@@ -216,7 +222,7 @@ def test_ragged_steps(shape: DraftShape, batch: int, rows: dict[int, list[int]])
 @pytest.mark.parametrize("longest", [1, 10, 64, 127])
 @pytest.mark.parametrize("batch", [1, 2, 4, 8, 16, 32, 64, 128])
 def test_steps_with_host_chains(batch: int, longest: int) -> None:
-    """Ragged ones are fewer, hold longer chains, and as many tokens together as equal ones."""
+    """Ragged steps are fewer, have longer chains, and as many tokens in total as uniform ones."""
     equal, ragged = (host_proposal_sizes(batch, longest, ragged=kind) for kind in (False, True))
     assert all(rows == batch * (most + 1) <= MAX_DECODE_ROWS for most, rows in equal)
     assert [rows for _, rows in ragged] == sorted({rows for _, rows in ragged})
@@ -231,7 +237,7 @@ def test_steps_with_host_chains(batch: int, longest: int) -> None:
 @pytest.mark.parametrize("shape", [CHAIN, TREE, DraftShape(1, 3, 3), DraftShape(1, 7, 7)])
 @pytest.mark.parametrize("batch", [4, 16, 32, 64])
 def test_ragged_steps_do_not_add_programs(shape: DraftShape, batch: int) -> None:
-    """With a draft and suffix decoding: what chains of the draft add, chains of the host save."""
+    """With a draft and suffix decoding, chains of the draft add what chains of the host save."""
     added = sum(
         form.ragged_rows > 0 for form in step_forms(parts(), by_draft(draft_shapes(shape)), batch)
     )
@@ -246,12 +252,12 @@ def test_ragged_steps_do_not_add_programs(shape: DraftShape, batch: int) -> None
     assert added <= saved
 
 
-def test_several_drafts_have_steps_of_their_own() -> None:
-    """Those of one alone, under its name; what no draft has a part in is there once."""
-    made = parts()
-    made.drafts = {name: SimpleNamespace(geometry=None) for name in ("eagle3", "dflash")}
+def test_several_drafts_have_separate_steps() -> None:
+    """Each has the steps of a single draft, under its name; steps without a draft exist once."""
+    engine_parts = parts()
+    engine_parts.drafts = {name: SimpleNamespace(geometry=None) for name in ("eagle3", "dflash")}
     shapes = {"eagle3": draft_shapes(TREE), "dflash": draft_shapes(CHAIN)}
-    forms = step_forms(made, shapes, 4)
+    forms = step_forms(engine_parts, shapes, 4)
     assert len({form.name for form in forms}) == len(forms)
     for drafter, of_draft in shapes.items():
         alone = step_forms(parts(), by_draft(of_draft), 4)
@@ -272,17 +278,17 @@ def test_several_drafts_have_steps_of_their_own() -> None:
         table.check_shape(named("dflash", TREE))
 
 
-def test_each_draft_bounds_its_own_batches() -> None:
-    """A launch has room for the rows of the deepest draft, which wait for every one."""
+def test_each_draft_has_its_own_largest_batch() -> None:
+    """A launch has rows for the deepest draft, which wait for every draft."""
     block = DFlashGeometry.__new__(DFlashGeometry)
     object.__setattr__(block, "block_size", 16)
     object.__setattr__(block, "causal", False)
-    made = parts()
-    made.drafts = {
+    engine_parts = parts()
+    engine_parts.drafts = {
         "eagle3": SimpleNamespace(geometry=None),
         "dflash": SimpleNamespace(geometry=block),
     }
-    forms = step_forms(made, {"eagle3": (CHAIN,), "dflash": (CHAIN,)}, 64)
+    forms = step_forms(engine_parts, {"eagle3": (CHAIN,), "dflash": (CHAIN,)}, 64)
     most = {
         name: max(f.batch for f in forms if f.drafter == name) for name in ("eagle3", "dflash", "")
     }

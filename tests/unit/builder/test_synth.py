@@ -1,4 +1,4 @@
-"""Synthetic models: what they are said to do is what engines built of them do."""
+"""Synthetic models: engines built from them have the stated behaviour."""
 
 from __future__ import annotations
 
@@ -70,12 +70,12 @@ def engine_of(path: Path, *, draft: bool) -> Engine:
 
 @pytest.fixture(scope="module", params=[0.5, *slow(0.7, 0.9)])
 def drafted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory):
-    """A model, and what its engine gives by a shape of drafts: each run once."""
+    """A model, and its engine's outputs for a draft shape; each run is cached."""
     model = tiny(request.param)
     path = tmp_path_factory.mktemp("synth") / "checkpoints"
     write(model, path)
-    engine, asked = engine_of(path, draft=True), written_prompts(path / "prompts.jsonl")
-    return model, cache(lambda shape: run(engine, asked, shape))
+    engine, inputs = engine_of(path, draft=True), written_prompts(path / "prompts.jsonl")
+    return model, cache(lambda shape: run(engine, inputs, shape))
 
 
 @pytest.mark.parametrize("shape", [None, CHAIN, DraftShape(2, LEVELS, 6)], ids=str)
@@ -90,8 +90,8 @@ def test_greedy_output_follows_the_permutation(drafted, shape: DraftShape | None
             token = emitted
 
 
-def test_chain_is_accepted_where_the_rules_agree(drafted) -> None:
-    """The histogram is the one that the two successor tables give, step by step."""
+def test_chains_are_accepted_if_the_rules_agree(drafted) -> None:
+    """The histogram equals that of the two successor tables, step by step."""
     model, records = drafted
     target, draft = successors(model)
     for record in records(CHAIN):
@@ -106,7 +106,7 @@ def test_chain_is_accepted_where_the_rules_agree(drafted) -> None:
         assert list(record.stats.acceptance_histogram) == expected
 
 
-def test_every_position_is_accepted_as_often_as_asked(drafted) -> None:
+def test_every_position_has_the_requested_acceptance(drafted) -> None:
     model, records = drafted
     histogram = np.sum([record.stats.acceptance_histogram for record in records(CHAIN)], axis=0)
     for position in range(LEVELS):
@@ -114,16 +114,16 @@ def test_every_position_is_accepted_as_often_as_asked(drafted) -> None:
         assert accepted / reached == pytest.approx(model.options.acceptance, abs=0.05)
 
 
-def test_routing_is_spread_and_the_stream_keeps_its_token(tmp_path: Path) -> None:
-    """By transformers' GPT-OSS: experts touched by n tokens, and what the layers add."""
+def test_routing_is_balanced_and_layers_preserve_the_token(tmp_path: Path) -> None:
+    """Use transformers' GPT-OSS: experts selected for n tokens, and the outputs of layers."""
     from transformers import GptOssForCausalLM
 
     model = tiny(None)
     write(model, tmp_path / "m")
-    theirs = GptOssForCausalLM.from_pretrained(tmp_path / "m" / "target", dtype=torch.float32)
+    hf_model = GptOssForCausalLM.from_pretrained(tmp_path / "m" / "target", dtype=torch.float32)
     ids = torch.tensor(model.prompts()).flatten()[None]
     with torch.no_grad():
-        out = theirs.float().eval()(ids, output_hidden_states=True, output_router_logits=True)
+        out = hf_model.float().eval()(ids, output_hidden_states=True, output_router_logits=True)
     (moe,) = model.target.feed_forwards
     assert torch.equal(out.logits[0].argmax(-1), model.rules.after()[ids[0]])
     for logits in out.router_logits:
@@ -139,21 +139,21 @@ def test_routing_is_spread_and_the_stream_keeps_its_token(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("name", GPT_OSS_SYNTH.geometries)
-def test_no_distance_looks_like_none(name: str) -> None:
-    """Rotates a pair of rows through the engine's own tables, in bf16 as a GPU stores them."""
+def test_no_distance_of_positions_resembles_zero(name: str) -> None:
+    """Rotate pairs of rows by the engine's own tables, in bf16 as on a GPU."""
     named = named_geometry(name)
     d = draft_geometry(named.target, named.draft)
     positions = named.target.max_positions
     cos, sin = rope_tables(d.rope, d.head_dim, positions)
     length = self_amplitudes(d, positions).float()
     keys = torch.cat((length * cos, length * sin), dim=1).bfloat16().float()
-    scores = keys @ keys[-1] / math.sqrt(d.head_dim)  # the query is the last position's
+    scores = keys @ keys[-1] / math.sqrt(d.head_dim)  # the query is at the last position
     assert scores[-1] - scores[:-1].max() > MARGIN - 4
-    # Not all of the softmax's other terms together weigh anything.
+    # The other terms of the softmax add up to a negligible weight.
     assert torch.softmax(scores, 0)[-1] > 1 - 1e-6
 
 
-def test_narrow_slow_heads_are_refused() -> None:
+def test_rejects_narrow_heads_with_slow_rotations() -> None:
     named = named_geometry("tiny")
     d = draft_geometry(named.target, named.draft)
     narrow = dataclasses.replace(d, head_dim=2, rope=Rope(theta=10000.0))
@@ -161,7 +161,7 @@ def test_narrow_slow_heads_are_refused() -> None:
         self_amplitudes(narrow, 131072)
 
 
-def test_checkpoints_are_what_their_readers_expect(tmp_path: Path) -> None:
+def test_checkpoints_can_be_read(tmp_path: Path) -> None:
     model = tiny(0.7)
     write(model, tmp_path / "m")
     target = read_target(tmp_path / "m" / "target", strict=True)
@@ -179,7 +179,7 @@ def test_checkpoints_are_what_their_readers_expect(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["gpt-oss-20b", "gpt-oss-120b"])
-def test_true_geometry_and_experts(name: str) -> None:
+def test_published_geometry_and_experts(name: str) -> None:
     model = SynthModel(SynthOptions(name, acceptance=0.7))
     billions = {"gpt-oss-20b": 13.76, "gpt-oss-120b": 65.25}[name]
     target_bytes = sum(tensor.nbytes for tensor in model.target_tensors.values())
@@ -194,7 +194,7 @@ def test_true_geometry_and_experts(name: str) -> None:
     assert set(scales.unique().tolist()) <= set(range(127 - 14, 127 - 8))
 
 
-def test_a_part_is_the_same_alone_and_in_the_whole() -> None:
+def test_a_part_is_equal_alone_and_in_the_full_model() -> None:
     model = tiny(0.7)
     for name, tensor in (model.target_tensors | model.draft_tensors).items():
         whole, length = tensor.load(), tensor.shape[0]
@@ -219,7 +219,7 @@ def test_noise_is_normal_independent_and_depends_on_seed_and_name() -> None:
     assert torch.equal(Noise(1).normal("a", rows.flip(0), 320), one.flip(0))
 
 
-def test_rules_are_permutations_and_close_over_the_draft_vocabulary() -> None:
+def test_rules_are_permutations_within_the_draft_vocabulary() -> None:
     model = tiny(0.6)
     target, draft = successors(model)
     vocabulary = set(model.draft_rules.vocabulary.tolist())
@@ -231,19 +231,19 @@ def test_rules_are_permutations_and_close_over_the_draft_vocabulary() -> None:
     while token not in seen:
         seen.add(token)
         token = target[token]
-    assert seen == vocabulary  # one cycle: output does not repeat itself before its end
+    assert seen == vocabulary  # one cycle: the output repeats itself only at its end
     agreeing = np.mean([target[token] == draft[token] for token in vocabulary])
     assert agreeing == pytest.approx(0.6, abs=0.03)
 
 
 @pytest.mark.parametrize("acceptance", [0.0, 1.0])
-def test_certain_drafts(acceptance: float) -> None:
+def test_drafts_with_acceptance_0_or_1(acceptance: float) -> None:
     target, draft = successors(tiny(acceptance))
-    agreeing = [target[token] == said for token, said in draft.items()]
+    agreeing = [target[token] == proposed for token, proposed in draft.items()]
     assert set(agreeing) == {bool(acceptance)}
 
 
-def test_prompts_hold_tokens_of_the_cycle_only() -> None:
+def test_prompts_contain_tokens_of_the_cycle_only() -> None:
     model = tiny(0.7)
     cycle = set(model.rules.cycle.tolist())
     drawn = prompts(model.noise, model.rules, count=7, length=5)
@@ -265,14 +265,14 @@ def test_shards_and_their_index(tmp_path: Path) -> None:
             assert torch.equal(tensor, model.target_tensors[name].load()), name
 
 
-def test_engine_is_the_same_streamed_as_from_checkpoints(tmp_path: Path) -> None:
+def test_a_streamed_engine_equals_one_from_checkpoints(tmp_path: Path) -> None:
     model = tiny(0.7)
     write(model, tmp_path / "m")
-    limits, made = LimitOptions(max_seq_len=64, max_batch_size=1), tmp_path / "m"
-    asked = BuildOptions(made / "target", tmp_path / "a", made / "draft", limits=limits)
-    build(asked, SilentProgress())
-    asked = BuildOptions(Path("tiny"), tmp_path / "b", limits=limits)
-    build_engine(model, asked, SilentProgress())
+    limits, folder = LimitOptions(max_seq_len=64, max_batch_size=1), tmp_path / "m"
+    options = BuildOptions(folder / "target", tmp_path / "a", folder / "draft", limits=limits)
+    build(options, SilentProgress())
+    options = BuildOptions(Path("tiny"), tmp_path / "b", limits=limits)
+    build_engine(model, options, SilentProgress())
     names = sorted(file.name for file in (tmp_path / "a").iterdir() if file.is_file())
     assert names == sorted(file.name for file in (tmp_path / "b").iterdir() if file.is_file())
     for name in names:
@@ -281,7 +281,7 @@ def test_engine_is_the_same_streamed_as_from_checkpoints(tmp_path: Path) -> None
     assert prompts_beside(tmp_path / "b").read_bytes() == written
 
 
-def test_unique_layers_are_stored_once_and_named_again(tmp_path: Path) -> None:
+def test_repeated_layers_refer_to_stored_ones(tmp_path: Path) -> None:
     sizes = {"max_seq_len": MAX_SEQ_LEN, "max_batch_size": PROMPTS}
     outputs, weights = [], []
     for unique in (4, 2):
@@ -320,8 +320,8 @@ def test_layers_that_cache_latents_follow_the_same_permutation(tmp_path: Path) -
     manifest = read_manifest(options.output)
     assert manifest.target.latent_dims == (32,) * 4
     assert {g.name for g in manifest.cache_groups} == {"latent", "latent_sliding", "draft"}
-    kept = [name for name in manifest.tensors if name.startswith("model.layers.")]
-    assert not any(name.endswith("k_proj.weight") for name in kept)
+    names = [name for name in manifest.tensors if name.startswith("model.layers.")]
+    assert not any(name.endswith("k_proj.weight") for name in names)
     target, _ = successors(model)
     for record in run(
         Engine.load(options.output), written_prompts(prompts_beside(options.output)), CHAIN
@@ -358,7 +358,7 @@ def test_layers_that_cache_latents_follow_the_same_permutation(tmp_path: Path) -
         (["--geometry", "tiny", "--output", "taken", "--force"], "was not written by synth"),
     ],
 )
-def test_bad_options(
+def test_rejects_invalid_synth_options(
     arguments: list[str],
     message: str,
     tmp_path: Path,
@@ -387,7 +387,7 @@ def test_command_writes_and_replaces(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert (tmp_path / "m" / "prompts.jsonl").read_text() != first
 
 
-def test_a_lone_disagreement_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_single_disagreement_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     noise = Noise(0)
     rules = token_rules(noise, vocab=40, first_special=30, in_text=20)
     right = torch.ones(20, dtype=torch.bool)

@@ -1,4 +1,4 @@
-"""Synthetic drafts whose acceptance differs from prompt to prompt."""
+"""Synthetic drafts whose acceptance differs between prompts."""
 
 from __future__ import annotations
 
@@ -29,29 +29,29 @@ from specbuild.runtime.errors import SpecbuildError
 
 
 def shares(model: SynthModel) -> list[float]:
-    """How often the draft is right behind each prompt, up to where the next one begins."""
+    """Return the draft's accuracy after each prompt, up to the beginning of the next prompt."""
     target, draft = successors(model)
     length = len(model.rules.cycle) // model.options.prompts
-    found = []
+    results = []
     for ids in model.prompts():
         token, right = ids[-1], 0
         for _ in range(length):
             right += draft[token] == target[token]
             token = target[token]
-        found.append(right / length)
-    return found
+        results.append(right / length)
+    return results
 
 
-def test_every_prompt_has_its_own_acceptance() -> None:
+def test_each_prompt_has_a_different_acceptance() -> None:
     model = tiny((0.4, 0.9), prompts=8)
-    asked = model.prompt_acceptances
-    assert sorted(asked) == pytest.approx([0.4 + 0.5 * (i + 0.5) / 8 for i in range(8)])
-    assert asked != sorted(asked)
-    assert shares(model) == pytest.approx(asked, abs=0.06)
-    assert tiny((0.4, 0.9), prompts=8, seed=1).prompt_acceptances != asked
+    requested = model.prompt_acceptances
+    assert sorted(requested) == pytest.approx([0.4 + 0.5 * (i + 0.5) / 8 for i in range(8)])
+    assert requested != sorted(requested)
+    assert shares(model) == pytest.approx(requested, abs=0.06)
+    assert tiny((0.4, 0.9), prompts=8, seed=1).prompt_acceptances != requested
 
 
-def test_a_range_changes_the_draft_alone() -> None:
+def test_a_range_changes_the_draft_only() -> None:
     ranged, fixed = tiny((0.2, 0.8)), tiny(0.5)
     assert ranged.prompts() == fixed.prompts()
     assert ranged.rules.before.equal(fixed.rules.before)
@@ -62,11 +62,11 @@ def test_a_range_changes_the_draft_alone() -> None:
 
 @pytest.mark.parametrize("count", [1, 3])
 @pytest.mark.parametrize("both", [0.0, 1.0])
-def test_ends_that_are_equal(count: int, both: float) -> None:
+def test_a_range_of_one_value(count: int, both: float) -> None:
     assert shares(tiny((both, both), prompts=count)) == [both] * count
 
 
-def test_outputs_are_accepted_by_their_own_rate(tmp_path: Path) -> None:
+def test_outputs_have_the_acceptance_of_their_prompt(tmp_path: Path) -> None:
     model = tiny((0.1, 0.95))
     options = BuildOptions(
         model=tmp_path,
@@ -84,7 +84,7 @@ def test_outputs_are_accepted_by_their_own_rate(tmp_path: Path) -> None:
     assert max(rates) - min(rates) > 0.5
 
 
-def test_a_range_is_read() -> None:
+def test_parses_a_range() -> None:
     assert probabilities("--acceptance", "0.4:0.9") == (0.4, 0.9)
     assert probabilities("--acceptance", 0.7) == probabilities("--acceptance", "0.7") == 0.7
     assert SynthOptions.from_given({"geometry": "tiny", "acceptance": "0:1"}).acceptance == (0, 1)

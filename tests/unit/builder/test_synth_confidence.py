@@ -1,4 +1,4 @@
-"""Synthetic drafts that are surer where they are right: measured by the draft in plain torch."""
+"""Synthetic drafts with higher confidence for right tokens, measured in plain torch."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ LENGTH = 384
 
 
 def area(right: np.ndarray, wrong: np.ndarray) -> float:
-    """The share of pairs in which the right one has the higher value; equal ones count half."""
+    """Return the share of pairs in which the right value is higher; equal values count half."""
     above = (right[:, None] > wrong).mean()
     return float(above + 0.5 * (right[:, None] == wrong).mean())
 
 
 @pytest.mark.parametrize("auc", [0.5, 0.8, 0.9])
-def test_the_largest_probability_has_the_area(tmp_path: Path, auc: float) -> None:
+def test_the_largest_probability_has_the_requested_auc(tmp_path: Path, auc: float) -> None:
     model = tiny(0.6, confidence_auc=auc)
     write_checkpoints(model, tmp_path / "checkpoints", SilentProgress(), force=False)
     target = load_target(tmp_path / "checkpoints" / "target")
@@ -42,10 +42,10 @@ def test_the_largest_probability_has_the_area(tmp_path: Path, auc: float) -> Non
         output = target(ids[None], output_hidden_states=True)
         layers = model.draft.aux_layers  # hidden_states has the embedding first
         aux = torch.cat([output.hidden_states[layer + 1][0] for layer in layers], dim=-1)
-        # A row of the draft has the hidden states of a position and the token behind it.
+        # A row of the draft has the hidden states of a position and the next token.
         rows = LENGTH - 1
-        found = draft.run(ids[1:], draft.fuse(aux)[:rows], torch.arange(rows))
-        q = found.logits.double().softmax(dim=-1)
+        result = draft.run(ids[1:], draft.fuse(aux)[:rows], torch.arange(rows))
+        q = result.logits.double().softmax(dim=-1)
     following, says = successors(model)
     drafted = draft.target_ids[q.argmax(dim=-1)].tolist()
     tokens = ids[1:].tolist()
@@ -56,14 +56,14 @@ def test_the_largest_probability_has_the_area(tmp_path: Path, auc: float) -> Non
     assert area(sure[right], sure[~right]) == pytest.approx(auc, abs=0.07)
 
 
-def test_confidence_changes_the_probabilities_alone() -> None:
+def test_confidence_changes_the_probabilities_only() -> None:
     plain, surer = tiny(0.6), tiny(0.6, confidence_auc=0.8)
     assert successors(plain) == successors(surer)
     assert plain.prompts() == surer.prompts()
     assert plain.draft_rules.confidence is None and surer.draft_rules.confidence is not None
 
 
-def test_what_has_no_confidence_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_rejects_drafts_without_confidence(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SpecbuildError, match="sometimes right"):
         tiny(1.0, confidence_auc=0.8)
     with pytest.raises(SpecbuildError, match="sometimes right"):

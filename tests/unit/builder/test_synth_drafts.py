@@ -1,4 +1,4 @@
-"""Synthetic drafts of every kind: they are accepted exactly where the token rules agree."""
+"""Synthetic drafts of every kind are accepted exactly if the token rules agree."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from specbuild.runtime.engine_dir.files import read_manifest
 from specbuild.runtime.engine_dir.manifest import DraftShape
 from specbuild.runtime.errors import SpecbuildError
 
-# By kind: the geometry of the model, and the levels of a chain. EAGLE3: test_synth.py.
+# For each kind, the geometry of the model, and the levels of a chain. EAGLE3: test_synth.py.
 MODELS = {
     "p-eagle": ("tiny", "p-eagle", POSITIONS - 1),
     "dflash": ("tiny", "dflash", BLOCK - 1),
@@ -54,8 +54,8 @@ def model_of(geometry: str, kind: str, **changes: int) -> SynthModel:
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory):
-    """A model, its engine, and the records of its chains; each kind at its first use."""
+def cases(tmp_path_factory: pytest.TempPathFactory):
+    """Return a function: a model, its engine, and the records of its chains, cached by kind."""
 
     @cache
     def make(name: str):
@@ -75,9 +75,9 @@ def made(tmp_path_factory: pytest.TempPathFactory):
 
 
 @each_model
-def test_chains_are_accepted_where_the_rules_agree(made, name: str) -> None:
-    """A level is right if the draft's rule agrees after the target's previous token."""
-    model, _, records = made(name)
+def test_chains_are_accepted_exactly_if_the_rules_agree(cases, name: str) -> None:
+    """A level is accepted if the draft's rule agrees after the target's previous token."""
+    model, _, records = cases(name)
     target, draft = successors(model)
     for record in records:
         expected = expected_histogram(record, target, draft, MODELS[name][2])
@@ -85,8 +85,8 @@ def test_chains_are_accepted_where_the_rules_agree(made, name: str) -> None:
 
 
 @each_model
-def test_every_position_is_accepted_as_often_as_requested(made, name: str) -> None:
-    model, _, records = made(name)
+def test_every_position_is_accepted_as_often_as_requested(cases, name: str) -> None:
+    model, _, records = cases(name)
     histogram = np.sum([record.stats.acceptance_histogram for record in records], axis=0)
     for position in range(MODELS[name][2]):
         reached, accepted = histogram[position:].sum(), histogram[position + 1 :].sum()
@@ -96,9 +96,7 @@ def test_every_position_is_accepted_as_often_as_requested(made, name: str) -> No
 @pytest.mark.parametrize(
     ("kind", "geometry"), [("p-eagle", PEagleGeometry), *slow(("dflash", DFlashGeometry))]
 )
-def test_checkpoints_are_what_their_reader_expects(
-    tmp_path: Path, kind: str, geometry: type
-) -> None:
+def test_draft_checkpoints_can_be_read(tmp_path: Path, kind: str, geometry: type) -> None:
     model = tiny(0.78, draft_kind=kind)
     write_checkpoints(model, tmp_path / "m", SilentProgress(), force=False)
     target = read_target(tmp_path / "m" / "target", strict=True)
@@ -114,10 +112,10 @@ def test_layers_and_heads_of_p_eagle() -> None:
 
 
 @pytest.mark.parametrize("name", ["p-eagle", *slow("dflash")])
-def test_an_engine_of_the_checkpoints_is_the_same(made, tmp_path: Path, name: str) -> None:
-    """As one that is built without writing them."""
+def test_an_engine_from_the_checkpoints_is_equal(cases, tmp_path: Path, name: str) -> None:
+    """It equals an engine that is built without writing the checkpoints."""
     _, kind, levels = MODELS[name]
-    model, streamed, _ = made(name)
+    model, streamed, _ = cases(name)
     write_checkpoints(model, tmp_path / "m", SilentProgress(), force=False)
     options = BuildOptions(
         model=tmp_path / "m" / "target",
@@ -134,7 +132,7 @@ def test_an_engine_of_the_checkpoints_is_the_same(made, tmp_path: Path, name: st
 
 @pytest.fixture(scope="module")
 def lowered(tmp_path_factory: pytest.TempPathFactory):
-    """A model and its CUDA engine's programs, by kind and the largest draft."""
+    """Return a function: a model and its CUDA engine's programs, by kind and the largest draft."""
 
     @cache
     def make(kind: str, shape: DraftShape, acceptance: float = 0.78):
@@ -151,8 +149,8 @@ def lowered(tmp_path_factory: pytest.TempPathFactory):
 
 @pytest.mark.parametrize("depth", [6, 2])
 @pytest.mark.parametrize("kind", ["p-eagle", *slow("eagle3", "dflash")])
-def test_cuda_programs_accept_where_the_rules_agree(lowered, kind: str, depth: int) -> None:
-    """Every level, after prompts, after plain steps, and after any number of accepted drafts."""
+def test_cuda_programs_accept_exactly_if_the_rules_agree(lowered, kind: str, depth: int) -> None:
+    """Check every level, after prompts, after plain steps, and after any accepted drafts."""
     model, engine = lowered(kind, DraftShape(1, 6, 6))
     target, draft = successors(model)
     host, shape = PlanHost(engine), DraftShape(1, depth, depth)
@@ -176,8 +174,8 @@ def test_cuda_programs_accept_where_the_rules_agree(lowered, kind: str, depth: i
 
 
 @pytest.mark.parametrize("kind", ["p-eagle", *slow("dflash")])
-def test_one_pass_makes_trees(lowered, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
-    """The best nodes by the logits of its levels; of these the target's tokens are accepted."""
+def test_trees_from_one_pass(lowered, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    """The tree has the best nodes by the logits of the levels; the target's tokens are accepted."""
     tree = DraftShape(2, 6, 9)
     model, engine = lowered(kind, tree, 0.5)
     target, _ = successors(model)
@@ -191,7 +189,7 @@ def test_one_pass_makes_trees(lowered, monkeypatch: pytest.MonkeyPatch, kind: st
     total = 0
     for shape in (tree, DraftShape(1, 4, 4), tree, DraftShape(1, 2, 2), tree):
         for row, step in enumerate(host.step(step_name(2, shape))):
-            # A block of DFlash runs completely: its later levels are not used.
+            # A block of DFlash runs completely, so its later levels are unused.
             logits = drafted.logits.view(2, -1, drafted.logits.shape[-1])[row]
             paths = drafted.paths(row)
             assert paths == likeliest(logits, ids, shape)
@@ -208,7 +206,7 @@ def test_one_pass_makes_trees(lowered, monkeypatch: pytest.MonkeyPatch, kind: st
     ("name", "aux_layers"),
     [("gpt-oss-20b", (1, 6, 11, 16, 21)), ("gpt-oss-120b", (1, 9, 17, 25, 33))],
 )
-def test_sizes_are_those_of_published_dflash_drafts(name: str, aux_layers: tuple[int, ...]) -> None:
+def test_sizes_equal_published_dflash_drafts(name: str, aux_layers: tuple[int, ...]) -> None:
     target = named_geometry(name).target
     draft = synth_draft("dflash").geometry(target, DraftSizes(vocab=32000, inner=17280))
     assert isinstance(draft, DFlashGeometry)
@@ -216,7 +214,7 @@ def test_sizes_are_those_of_published_dflash_drafts(name: str, aux_layers: tuple
     assert (draft.aux_layers, draft.block_size, draft.causal) == (aux_layers, 8, False)
 
 
-def test_sizes_are_those_of_the_published_mtp_layer() -> None:
+def test_sizes_equal_the_published_mtp_layer() -> None:
     model = model_of("mimo-7b", "mtp")
     assert isinstance(model.draft, MtpGeometry)
     assert (model.draft.kv_heads, model.draft.head_dim, model.draft.aux_layers) == (8, 128, (35,))
@@ -224,7 +222,7 @@ def test_sizes_are_those_of_the_published_mtp_layer() -> None:
     assert count / 1e9 == pytest.approx(0.211, abs=0.001)
 
 
-def test_mtp_needs_a_model_that_has_such_a_layer(tmp_path: Path) -> None:
+def test_rejects_mtp_for_a_model_without_such_a_layer(tmp_path: Path) -> None:
     with pytest.raises(SpecbuildError, match="--draft-kind mtp: a gpt_oss has no MTP layer"):
         model_of("tiny", "mtp")
     with pytest.raises(SpecbuildError, match="--draft-kind mtp needs --engine"):
@@ -232,7 +230,7 @@ def test_mtp_needs_a_model_that_has_such_a_layer(tmp_path: Path) -> None:
         write_checkpoints(model, tmp_path / "m", SilentProgress(), force=False)
 
 
-def test_a_kind_needs_a_draft(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_rejects_a_kind_without_a_draft(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["--geometry", "tiny", "--draft-kind", "p-eagle", "--output", str(tmp_path / "m")]
     assert main(["synth", *arguments]) == 2
     assert "--draft-kind p-eagle needs a draft; add --draft" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Synthetic models of families beside GPT-OSS: true sizes, and a behaviour that is known."""
+"""Synthetic models of other families: published sizes, and a known behaviour."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ TINY = (
     "tiny-glm4-moe", "tiny-minimax-m2", "tiny-gemma3", "tiny-gemma4",
     "tiny-gemma4-moe",
 )  # fmt: skip
-# Each fourth layer has keys and values, so fewer make no engine.
+# Every fourth layer has keys and values, so an engine needs at least four layers.
 HYBRID = ("tiny-qwen3.5", "tiny-qwen3.5-moe", "tiny-qwen3-next")
 PARTS = (
     "model_type", "layers", "hidden", "vocab", "q_heads", "kv_heads", "head_dim", "attention",
@@ -68,24 +68,24 @@ PARTS = (
 
 
 def read_back(target: TargetGeometry) -> TargetGeometry:
-    """The geometry that the reader makes of the configuration."""
+    """Return the geometry that the reader derives from the configuration."""
     family = target_family(target.model_type)
     assert family.synth is not None
     config = Config("config.json", "config.json", family.synth.config(target, 1))
-    found, warnings = family.checkpoint.read_config(Path("none"), config, strict=True)
+    result, warnings = family.checkpoint.read_config(Path("none"), config, strict=True)
     assert warnings == ()
-    return found
+    return result
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_sizes_are_those_published(name: str) -> None:
+def test_sizes_equal_published_models(name: str) -> None:
     target = named_geometry(name).target
-    known, billions = FAMILIES[PUBLISHED[name]]
+    published, billions = FAMILIES[PUBLISHED[name]]
     for part in PARTS:
-        assert getattr(target, part) == getattr(known, part), part
+        assert getattr(target, part) == getattr(published, part), part
     shapes = target_family(target.model_type).checkpoint.tensors(target).values()
     count = sum(math.prod(tensor.shape) for tensor in shapes)
-    if known.tied_head:  # a synthetic head is its own
+    if published.tied_head:  # a synthetic head is not tied
         count -= target.vocab * target.hidden
     assert count / 1e9 == pytest.approx(billions, rel=0.01)
 
@@ -98,7 +98,7 @@ def test_configurations_are_read_back(name: str, layers: int | None) -> None:
 
 
 @pytest.mark.parametrize("name", HYBRID)
-def test_hybrids_are_read_back_if_a_layer_has_keys(name: str) -> None:
+def test_configurations_of_hybrids_are_read_back(name: str) -> None:
     named = named_geometry(name)
     assert read_back(named.with_layers(4)) == named.target
     with pytest.raises(SpecbuildError, match=r"--layers 3 leaves .* use 4 or more"):
@@ -112,8 +112,8 @@ BY_CLASS = (
 
 
 @pytest.mark.parametrize("name", BY_CLASS)
-def test_models_have_the_parameters_of_their_class(name: str) -> None:
-    """By transformers' own class of the configuration, without memory."""
+def test_models_have_the_parameters_of_their_class_in_transformers(name: str) -> None:
+    """Count by transformers' class for the configuration, without memory."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     target = named_geometry(name).target
@@ -135,17 +135,19 @@ def test_models_have_the_parameters_of_their_class(name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_graphs_of_true_sizes_ask_for_the_tensors_that_are_made(name: str) -> None:
-    """Of the first two layers, and of the draft that goes with them."""
+def test_generated_tensors_match_the_graphs_at_published_sizes(name: str) -> None:
+    """Use the first two layers, and the matching draft."""
     model = SynthModel(SynthOptions(geometry=name, layers=2, acceptance=0.7))
     assert model.draft is not None and 12000 <= model.draft.vocab <= 32000
     options = BuildOptions(model=Path(name), output=Path("unused"))
     engine_sizes = compute_engine_sizes(options, model.target, model.draft)
     tensors = model.checkpoints()[0].tensors
     graph = target_graph(model.target, engine_sizes, model.draft.aux_layers, torch.bfloat16).graph
-    asked = {n: value.shape for n, value in graph.initializers.items() if "rope_" not in n}
-    assert asked.keys() == tensors.keys()
-    assert all(asked[n] == tensor.shape for n, tensor in tensors.items())
+    expected_shapes = {
+        n: value.shape for n, value in graph.initializers.items() if "rope_" not in n
+    }
+    assert expected_shapes.keys() == tensors.keys()
+    assert all(expected_shapes[n] == tensor.shape for n, tensor in tensors.items())
     drafted = draft_graph(
         model.draft, model.target, engine_sizes, torch.bfloat16
     ).graph.initializers
@@ -156,12 +158,12 @@ def test_graphs_of_true_sizes_ask_for_the_tensors_that_are_made(name: str) -> No
 
 
 def tiny(name: str = "tiny-mla", **options: object) -> SynthModel:
-    asked = {"acceptance": 0.9, "prompts": 2, "prompt_tokens": 12} | options
-    return SynthModel(SynthOptions(geometry=name, **asked))  # type: ignore[arg-type]
+    arguments = {"acceptance": 0.9, "prompts": 2, "prompt_tokens": 12} | options
+    return SynthModel(SynthOptions(geometry=name, **arguments))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", [*TINY, *HYBRID])
-def test_checkpoints_are_what_their_readers_expect(tmp_path: Path, name: str) -> None:
+def test_checkpoints_can_be_read(tmp_path: Path, name: str) -> None:
     model = tiny(name)
     write_checkpoints(model, tmp_path / "m", SilentProgress(), force=False)
     target = read_target(tmp_path / "m" / "target", strict=True)
@@ -181,8 +183,8 @@ def test_checkpoints_are_what_their_readers_expect(tmp_path: Path, name: str) ->
         *[pytest.param(name, marks=pytest.mark.slow) for name in (*TINY[1:], *HYBRID)],
     ],
 )
-def test_an_engine_follows_the_models_rules(tmp_path: Path, name: str) -> None:
-    """Greedy decoding walks the permutation, and drafts are accepted."""
+def test_an_engine_follows_the_rules_of_the_model(tmp_path: Path, name: str) -> None:
+    """Greedy decoding follows the permutation, and drafts are accepted."""
     model = tiny(name)
     options = BuildOptions.from_flat(
         model=Path(name), output=tmp_path / "engine", max_seq_len=128, max_batch_size=2
@@ -190,22 +192,22 @@ def test_an_engine_follows_the_models_rules(tmp_path: Path, name: str) -> None:
     build_engine(model, options, SilentProgress())
     engine = Engine.load(options.output)
     lines = prompts_beside(options.output).read_text().splitlines()
-    asked = [
+    requests = [
         Prompt(id=str(i), prompt_ids=tuple(json.loads(line)["prompt_ids"]))
         for i, line in enumerate(lines)
     ]
     after = dict(itertools.pairwise(model.rules.cycle.tolist()))
     accepted = 0
     params, chain = GenerateParams(max_new_tokens=24, ignore_eos=True), DraftShape(1, 3, 3)
-    for event in engine.generate(asked, params, speculation=chain):
+    for event in engine.generate(requests, params, speculation=chain):
         if isinstance(event, FinishEvent):
             ids = (event.record.prompt_ids[-1], *event.record.output_ids)
             assert all(after.get(a, b) == b for a, b in itertools.pairwise(ids))
             accepted += sum(event.record.stats.acceptance_histogram[1:])
-    assert accepted > 10  # steps that kept a draft, of some 14
+    assert accepted > 10  # steps that accepted a draft, of some 14
 
 
-def test_what_such_a_model_has_by_itself_is_not_asked_for() -> None:
+def test_rejects_options_that_the_model_determines() -> None:
     for option in ("latent", "indexer"):
         with pytest.raises(SpecbuildError, match="--latent and --indexer are for"):
             tiny(**{option: 16})
@@ -213,8 +215,8 @@ def test_what_such_a_model_has_by_itself_is_not_asked_for() -> None:
             tiny("tiny-llama", **{option: 16})
 
 
-def test_unique_layers_are_so_many_of_each_kind(tmp_path: Path) -> None:
-    """A dense layer stands for dense ones, one with experts for those that have some."""
+def test_unique_layers_are_counted_for_each_kind(tmp_path: Path) -> None:
+    """A dense layer represents dense ones, one with experts those with experts."""
     model = tiny(unique_layers=1)
     kinds = model.target.layer_feed_forwards
     assert len(set(kinds)) == 2

@@ -1,4 +1,6 @@
-"""Synthetic engines with indexers (DSA): their greedy text is known whatever they attend to."""
+"""Synthetic engines with indexers (DSA): their greedy text does not depend on the selected
+tokens.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ from specbuild.runtime.engine_dir.files import read_manifest
 
 
 @pytest.mark.slow
-def test_layers_with_indexers_choose_tokens(tmp_path: Path) -> None:
+def test_layers_with_indexers_select_tokens(tmp_path: Path) -> None:
     model = tiny(0.7, indexer=16, unique_layers=2)
     options = BuildOptions(
         Path("tiny"),

@@ -1,4 +1,4 @@
-"""Synthetic checkpoints of quantized weights: they are read, and follow the same rules."""
+"""Synthetic checkpoints with quantized weights can be read, and follow the same rules."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ def model(name: str | None, geometry: str = "tiny-llama", **changes: object) -> 
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_checkpoints_decode_as_their_rules_say(tmp_path: Path, name: str) -> None:
-    made = model(name)
-    write_checkpoints(made, tmp_path / "out", SilentProgress(), force=False)
+def test_quantized_checkpoints_follow_their_rules(tmp_path: Path, name: str) -> None:
+    synthetic = model(name)
+    write_checkpoints(synthetic, tmp_path / "out", SilentProgress(), force=False)
     target = tmp_path / "out" / "target"
     read = read_target(target, strict=True)
     plain = model(None).target_tensors
@@ -43,12 +43,12 @@ def test_checkpoints_decode_as_their_rules_say(tmp_path: Path, name: str) -> Non
             assert tensor.quantized is None
             continue
         assert tensor.quantized is not None and tensor.quantized.form.name == FORMATS[name]
-        # As large as the bf16 model's.
+        # As large as in the bf16 model.
         ratio = tensor.load().std() / plain[key].load().float().std()
         assert math.isclose(ratio, 1, rel_tol=0.25), key
     engine = tmp_path / "engine"
     build(BuildOptions(model=target, output=engine), SilentProgress())
-    after, _ = successors(made)
+    after, _ = successors(synthetic)
     for prompt, record in zip(
         prompts := written_prompts(tmp_path / "out" / "prompts.jsonl"),
         run(Engine.load(engine), prompts, None),
@@ -73,11 +73,11 @@ MIXTURES = {"q8_0": {"Q8_0": 3}, "q4_k_m": {"Q4_K": 2, "Q6_K": 1}}
 
 @pytest.mark.parametrize("name", MIXTURES)
 @pytest.mark.parametrize("geometry", ["tiny-llama", "tiny-qwen3"])
-def test_gguf_files_are_read_by_gguf_py_and_decode(
+def test_gguf_files_are_read_by_gguf_py_and_follow_their_rules(
     tmp_path: Path, name: str, geometry: str
 ) -> None:
-    made = model(name, geometry)
-    write_checkpoints(made, tmp_path / "out", SilentProgress(), force=False)
+    synthetic = model(name, geometry)
+    write_checkpoints(synthetic, tmp_path / "out", SilentProgress(), force=False)
     file = tmp_path / "out" / "target" / "model.gguf"
     kinds: dict[str, Counter[str]] = {}
     for tensor in gguf.GGUFReader(file).tensors:
@@ -85,13 +85,13 @@ def test_gguf_files_are_read_by_gguf_py_and_decode(
         kind = tensor.tensor_type.name
         kinds.setdefault(stem, Counter())[kind] += 1
         values = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
-        if stem in TWINS:  # given numbers, rounded
-            expected = made.target_tensors[TWINS[stem]].load().float().numpy()
+        if stem in TWINS:  # the stored values, rounded
+            expected = synthetic.target_tensors[TWINS[stem]].load().float().numpy()
             error = np.abs(values - expected).max() / np.abs(expected).max()
             assert error < {"Q4_K": 0.07, "Q6_K": 0.04, "Q8_0": 0.005}[kind]
         elif stem in STEMS:
             layer = tensor.name.split(".")[1]
-            twin = made.target_tensors[f"model.layers.{layer}.{STEMS[stem]}.weight"]
+            twin = synthetic.target_tensors[f"model.layers.{layer}.{STEMS[stem]}.weight"]
             assert twin.std is not None
             assert math.isclose(values.std(), twin.std, rel_tol=0.1), tensor.name
             assert abs(values.mean()) < 0.05 * twin.std, tensor.name
@@ -103,7 +103,7 @@ def test_gguf_files_are_read_by_gguf_py_and_decode(
     build(BuildOptions(model=file, output=engine), SilentProgress())
     prompts = written_prompts(tmp_path / "out" / "prompts.jsonl")[:1]
     (record,) = run(Engine.load(engine), prompts, None)
-    after, _ = successors(made)
+    after, _ = successors(synthetic)
     assert list(record.output_ids[1:]) == [after[token] for token in record.output_ids[:-1]]
 
 
@@ -114,15 +114,15 @@ def test_half_of_the_layers_of_llama_have_more_bits(layers: int, count: int) -> 
 
 
 def test_experts_are_stacked_in_one_tensor(tmp_path: Path) -> None:
-    made = model("q8_0", "tiny-qwen3-moe", acceptance=None)
-    write_checkpoints(made, tmp_path / "out", SilentProgress(), force=False)
+    synthetic = model("q8_0", "tiny-qwen3-moe", acceptance=None)
+    write_checkpoints(synthetic, tmp_path / "out", SilentProgress(), force=False)
     read = read_target(tmp_path / "out" / "target" / "model.gguf", strict=True)
-    assert read.geometry.moe == made.target.moe
+    assert read.geometry.moe == synthetic.target.moe
     assert read.source_types["blk.N.ffn_up_exps.weight"] == {"Q8_0": 3}
     assert read.source_types["blk.N.ffn_gate_inp.weight"] == {"F32": 3}
 
 
-def test_models_that_have_no_such_file(tmp_path: Path) -> None:
+def test_rejects_models_without_a_gguf_architecture(tmp_path: Path) -> None:
     with pytest.raises(SpecbuildError, match="q8_0 needs --output"):
         model("q8_0", acceptance=None).checkpoints()
     with pytest.raises(SpecbuildError, match="no GGUF file is written of a phi3"):
@@ -136,13 +136,13 @@ def test_models_that_have_no_such_file(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
-def test_an_engine_is_that_of_the_checkpoint(tmp_path: Path) -> None:
-    made = model("int4-g128", "tiny-qwen3", acceptance=None)
-    write_checkpoints(made, tmp_path / "out", SilentProgress(), force=False)
+def test_an_engine_equals_that_of_the_checkpoint(tmp_path: Path) -> None:
+    synthetic = model("int4-g128", "tiny-qwen3", acceptance=None)
+    write_checkpoints(synthetic, tmp_path / "out", SilentProgress(), force=False)
     read = tmp_path / "read"
     build(BuildOptions(model=tmp_path / "out" / "target", output=read), SilentProgress())
     options = BuildOptions(model=Path("tiny-qwen3"), output=tmp_path / "engine")
-    report, _ = build_engine(made, options, SilentProgress())
+    report, _ = build_engine(synthetic, options, SilentProgress())
     assert report.source_types["model.layers.N.mlp.up_proj.weight"] == {"int4 g128": 3}
     weights = [
         (folder / "weights.safetensors").read_bytes() for folder in (read, tmp_path / "engine")
@@ -157,7 +157,9 @@ def test_an_engine_is_that_of_the_checkpoint(tmp_path: Path) -> None:
         ("tiny-qwen3-moe", "int4-g128", "stores groups of 128 inputs, but model.layers.0.mlp.exp"),
     ],
 )
-def test_models_that_have_no_such_format(geometry: str, name: str, message: str) -> None:
+def test_rejects_formats_that_the_model_does_not_support(
+    geometry: str, name: str, message: str
+) -> None:
     with pytest.raises(SpecbuildError) as error:
         assert model(name, geometry, acceptance=None).target_tensors
     assert message in str(error.value)

@@ -1,4 +1,4 @@
-"""Synthetic models of a given entropy, and drafts at a given distance: measured by references."""
+"""Synthetic models with a given entropy, and drafts at a given distance, measured by references."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def text_ids(model: SynthModel) -> torch.Tensor:
 
 
 def next_token(target: PreTrainedModel, ids: torch.Tensor) -> torch.Tensor:
-    """The distribution after each of ``ids`` [n], float64 [n, V]."""
+    """Return the distribution after each of ``ids`` [n], float64 [n, V]."""
     with torch.no_grad():
         return target(ids[None]).logits[0].double().softmax(dim=-1)
 
@@ -67,12 +67,12 @@ def measured(
             # The chain of one position: rows up to it, then a row for each further level.
             tokens, states = ids[1 : root + 2], hidden[: root + 1]
             for level in range(LEVELS):
-                found = draft.run(tokens, states, torch.arange(len(tokens)))
+                result = draft.run(tokens, states, torch.arange(len(tokens)))
                 q = torch.zeros_like(p[0])
-                q[draft.target_ids] = found.logits[-1].double().softmax(dim=-1)
+                q[draft.target_ids] = result.logits[-1].double().softmax(dim=-1)
                 distances.append(float((q - p[root + level + 1]).abs().sum()) / 2)
                 tokens = torch.cat([tokens, ids[root + level + 2 :][:1]])
-                states = torch.cat([states, found.recurrence[-1:]])
+                states = torch.cat([states, result.recurrence[-1:]])
     following = model.rules.after()[ids]
     return {
         "requested entropy": entropy,
@@ -83,11 +83,11 @@ def measured(
     }
 
 
-def test_the_target_has_the_entropy(measured: dict[str, float]) -> None:
+def test_the_target_has_the_requested_entropy(measured: dict[str, float]) -> None:
     assert measured["entropy"] == pytest.approx(measured["requested entropy"], rel=0.06)
 
 
-def test_the_draft_has_the_distance(measured: dict[str, float]) -> None:
+def test_the_draft_has_the_requested_distance(measured: dict[str, float]) -> None:
     assert measured["tv"] == pytest.approx(measured["requested tv"], rel=0.15)
 
 
@@ -95,7 +95,7 @@ def test_greedy_decoding_follows_the_permutation(measured: dict[str, float]) -> 
     assert measured["greedy"] > 0.85
 
 
-def test_repeated_layers_keep_the_entropy(tmp_path: Path) -> None:
+def test_repeated_layers_do_not_change_the_entropy(tmp_path: Path) -> None:
     model = tiny(None, target_entropy=2.0, unique_layers=1)
     g, count = model.target, 6
     model.target = replace(
@@ -104,9 +104,9 @@ def test_repeated_layers_keep_the_entropy(tmp_path: Path) -> None:
         layer_types=count * g.layer_types,
         layer_feed_forwards=count * g.layer_feed_forwards,
     )
-    made = {name: model.target_tensors[model.origin(name)] for name in model.target_tensors}
+    tensors = {name: model.target_tensors[model.origin(name)] for name in model.target_tensors}
     write_json(tmp_path / "config.json", model.config_fields)
-    write_shards(tmp_path, made, SilentProgress())
+    write_shards(tmp_path, tensors, SilentProgress())
     p = next_token(load_target(tmp_path), text_ids(model))
     assert -float(torch.special.xlogy(p, p).sum(dim=-1).mean()) == pytest.approx(2.0, rel=0.03)
     outside = torch.ones(g.vocab, dtype=torch.bool)
@@ -114,7 +114,7 @@ def test_repeated_layers_keep_the_entropy(tmp_path: Path) -> None:
     assert float(p[:, outside].sum(dim=-1).max()) < 1e-3
 
 
-def test_groups_of_tokens_follow_one_another() -> None:
+def test_groups_of_tokens_form_a_cycle() -> None:
     model = spread_model(1.5, 0.4)
     spread, rules = model.spread, model.rules
     assert spread is not None and model.draft is not None
@@ -134,7 +134,7 @@ def test_groups_of_tokens_follow_one_another() -> None:
     assert -float((p * p.log()).sum()) == pytest.approx(1.5, abs=1e-3)
 
 
-def test_what_no_model_has_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_rejects_impossible_values(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     for entropy in (0.0, math.log(64)):
         with pytest.raises(SpecbuildError, match="--target-entropy"):
             spread_model(entropy).spread  # noqa: B018

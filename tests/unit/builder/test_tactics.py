@@ -1,4 +1,4 @@
-"""Tactic files, and what a build makes of them."""
+"""Tactic files, and their use in a build."""
 
 from __future__ import annotations
 
@@ -59,13 +59,13 @@ entries = st.builds(
 
 @pytest.fixture(scope="module")
 def choices(target_path: Path) -> list[Choice]:
-    """Every call of a small engine, by defaults."""
+    """Return every call of a small engine with default tactics."""
     return default_choices(target_path)
 
 
 @examples(15)
 @given(st.lists(entries, max_size=4), st.randoms())
-def test_a_file_reads_back_as_it_was_written_in_one_order(
+def test_a_written_file_can_be_read_and_is_sorted(
     tmp_path_factory: pytest.TempPathFactory, drawn: list[TacticEntry], random: Any
 ) -> None:
     path = tmp_path_factory.mktemp("tactics") / "t.json"
@@ -80,7 +80,7 @@ def test_a_file_reads_back_as_it_was_written_in_one_order(
     assert file == file.with_entries(unique[:1])
 
 
-def test_rows_share_an_entry_up_to_a_power_of_two_and_pools_of_any_size_do() -> None:
+def test_keys_round_rows_up_and_ignore_pool_sizes() -> None:
     op = op_named("RmsQkvRope")
 
     def key(rows: int, pages: int, columns: int = 96) -> dict[str, str]:
@@ -123,9 +123,9 @@ def test_rows_share_an_entry_up_to_a_power_of_two_and_pools_of_any_size_do() -> 
                         "entries": [d["entries"][0] | {"sources": [name]}],
                     }
                 ),
-                said,
+                error,
             )
-            for name, said in (
+            for name, error in (
                 ("a\0b.cu", "is not the name of a kernel file"),
                 ("\ud800.cu", "half a surrogate pair"),
             )
@@ -136,7 +136,7 @@ def test_rows_share_an_entry_up_to_a_power_of_two_and_pools_of_any_size_do() -> 
         ),
     ],
 )
-def test_a_file_that_is_none_is_refused_in_a_sentence(
+def test_rejects_invalid_files(
     tmp_path: Path, choices: list[Choice], change: Any, message: str
 ) -> None:
     tunable = next(choice for choice in choices if choice.tunable)
@@ -148,7 +148,7 @@ def test_a_file_that_is_none_is_refused_in_a_sentence(
 
 
 @pytest.mark.parametrize("data", [b"", b"{", b"\xff", b"NaN", b"[" * 100_000])
-def test_bytes_that_are_no_json_are_refused(tmp_path: Path, data: bytes) -> None:
+def test_rejects_files_that_are_not_json(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "t.json").write_bytes(data)
     with pytest.raises(
         SpecbuildError, match=r"t\.json(: got tactic file version| is not a tactic file)"
@@ -158,19 +158,19 @@ def test_bytes_that_are_no_json_are_refused(tmp_path: Path, data: bytes) -> None
         read_tactics(tmp_path / "none.json")
 
 
-def test_a_file_of_another_gpu_is_refused(tmp_path: Path) -> None:
+def test_rejects_a_file_of_another_gpu(tmp_path: Path) -> None:
     write_tactics(tmp_path / "t.json", tactic_file.tactic_file("sm_100a", "B200", []))
     with pytest.raises(SpecbuildError, match=r"measured for sm_100a \(B200\), but .* for sm_90a"):
         tactics_from_file(tmp_path / "t.json", GPU)
 
 
-def test_what_is_shipped_is_a_valid_file() -> None:
+def test_shipped_files_are_valid() -> None:
     for gpu, name in SHIPPED_FILES.items():
         book = shipped_tactics(gpu)
         assert (book.file.gpu, book.name) == (gpu, name)
 
 
-def test_an_entry_is_taken_where_its_tactic_is_a_candidate(choices: list[Choice]) -> None:
+def test_an_entry_is_used_if_its_tactic_is_a_candidate(choices: list[Choice]) -> None:
     tunable = {id(c.op): c for c in choices if c.tunable}.values()
     assert {c.op.name for c in tunable} >= {"Linear", "RmsMoe", "RmsQkvRope"}
     for choice in tunable:
@@ -179,16 +179,18 @@ def test_an_entry_is_taken_where_its_tactic_is_a_candidate(choices: list[Choice]
             file = tactic_file.tactic_file(GPU, "GPU", [entry_of(choice, tactic)])
             lowering = CallLowering(target_of(GPU), TacticBook(file, "t.json"))
             untuned = replace(choice.request, tactic={})
-            found = lowering._choose(choice.op, untuned)
-            assert dict(found.request.tactic) == expected
-            # What is not used is not counted either: --tuned-only refuses it.
-            assert (found.entry is None) == (tactic != expected)
+            result = lowering._choose(choice.op, untuned)
+            assert dict(result.request.tactic) == expected
+            # Unused entries are not counted either: --tuned-only rejects them.
+            assert (result.entry is None) == (tactic != expected)
             assert choice.op.lower is not None
-            assert found.lowering == choice.op.lower(replace(untuned, tactic=expected))
+            assert result.lowering == choice.op.lower(replace(untuned, tactic=expected))
 
 
-def test_a_tactic_that_spills_gives_way(choices: list[Choice]) -> None:
-    """An entry that spills is left out, a default makes space for a candidate, or that is told."""
+def test_a_tactic_that_spills_is_replaced(choices: list[Choice]) -> None:
+    """Such an entry is ignored, a spilling default is replaced by a candidate, or the user
+    is notified.
+    """
     decoding = {c.op.name: c for c in choices if c.tunable and c.request.phase == "decode"}
     some, other = decoding["RmsMoe"], decoding["Linear"]
     drawn = [entry_of(choice, dict(choice.candidates[-1])) for choice in (some, other)]
@@ -198,19 +200,19 @@ def test_a_tactic_that_spills_gives_way(choices: list[Choice]) -> None:
     default = frozenset(launch.kernel for launch in some.lowering.launches)
     spilling = frozenset(launch.kernel for launch in tuned.launches) - default
     assert spilling
-    made = []
+    compiled = []
 
     def make(lowering: CallLowering) -> list[Choice] | Spills:
-        found = [lowering._choose(c.op, replace(c.request, tactic={})) for c in (some, other)]
-        lowering._choices = {repr(choice): choice for choice in found}
-        made.append(found)
-        used = {launch.kernel for choice in found for launch in choice.lowering.launches}
+        result = [lowering._choose(c.op, replace(c.request, tactic={})) for c in (some, other)]
+        lowering._choices = {repr(choice): choice for choice in result}
+        compiled.append(result)
+        used = {launch.kernel for choice in result for launch in choice.lowering.launches}
         if used & spilling:
             return Spills("these spill", frozenset(used & spilling))
-        return found
+        return result
 
     lowering, (first, second) = without_spills(target_of(GPU), book, make)
-    assert len(made) == 2
+    assert len(compiled) == 2
     assert [refused.reason for refused in lowering.left_out] == ["these spill"]
     assert first.entry is None and first.lowering == some.lowering
     assert second.entry is not None and second.request.tactic == other.candidates[-1]
@@ -227,7 +229,7 @@ def test_a_tactic_that_spills_gives_way(choices: list[Choice]) -> None:
         without_spills(target_of(GPU), book, make)
 
 
-def test_tuned_only_lists_what_has_no_entry(choices: list[Choice]) -> None:
+def test_tuned_only_lists_requests_without_an_entry(choices: list[Choice]) -> None:
     empty = no_tactics(GPU)
     moe = next(c for c in choices if c.op.name == "RmsMoe" and c.request.phase == "decode")
     with pytest.raises(SpecbuildError, match=r"RmsMoe .*decode at 1, 2, 8, 64 rows") as refused:

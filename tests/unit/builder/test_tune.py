@@ -1,4 +1,4 @@
-"""``tune``: programs that are read back from a plan, the choice of a tactic, a rewritten engine."""
+"""``tune``: programs read from a plan, the selection of a tactic, a rewritten engine."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def nothing_is_shipped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Non
 
 
 class LikesTheLast:
-    """A GPU on which an op's last candidate is the fastest."""
+    """A GPU on which the last candidate of an op is the fastest."""
 
     device = "NVIDIA H200"
 
@@ -109,7 +109,7 @@ def found(lowered: LoweredEngine) -> ReadPlan:
 
 
 def read_back(lowered: LoweredEngine) -> ReadPlan:
-    """The engine's programs as its files give them back."""
+    """Return the engine's programs as read from its files."""
     host = PlanHost(lowered)
     files = {
         entry.file: program_bytes(lowered.writer.program(program))
@@ -119,24 +119,22 @@ def read_back(lowered: LoweredEngine) -> ReadPlan:
 
 
 @pytest.fixture(scope="module")
-def likes_last(found: ReadPlan) -> TacticBook:
-    """Every shape's last candidate."""
-    entries, _ = measured(found)
+def last_candidates(result: ReadPlan) -> TacticBook:
+    """Return the last candidate for every shape."""
+    entries, _ = measured(result)
     return TacticBook(tactic_file(GPU, "NVIDIA H200", entries), "t.json")
 
 
-def measured(found: ReadPlan) -> tuple[list[Any], list[Any]]:
+def measured(result: ReadPlan) -> tuple[list[Any], list[Any]]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Compiler, "compile", lambda *_: None)
         patch.setattr(Compiler, "missing", lambda *_: ())
-        shapes = shapes_of(found, target_of(GPU))
+        shapes = shapes_of(result, target_of(GPU))
         return measure_all(shapes, Compiler(GPU), LikesTheLast(), SILENT, float("inf"))
 
 
-def test_programs_that_are_read_back_are_written_as_they_were(
-    lowered: LoweredEngine, found: ReadPlan
-) -> None:
-    writer, programs = lower_again(found, CallLowering(target_of(GPU)))
+def test_read_programs_are_written_unchanged(lowered: LoweredEngine, result: ReadPlan) -> None:
+    writer, programs = lower_again(result, CallLowering(target_of(GPU)))
     assert writer.buffers == lowered.writer.buffers
     assert writer.kernels == lowered.writer.kernels
     assert [entry for entry, _ in programs] == [entry for entry, _ in lowered.programs]
@@ -146,44 +144,44 @@ def test_programs_that_are_read_back_are_written_as_they_were(
         ), entry.name
 
 
-def test_other_tactics_compute_the_same_by_other_launches(
-    lowered: LoweredEngine, found: ReadPlan, likes_last: TacticBook
+def test_other_tactics_give_equal_results_by_other_launches(
+    lowered: LoweredEngine, result: ReadPlan, last_candidates: TacticBook
 ) -> None:
-    writer, programs = lower_again(found, CallLowering(target_of(GPU), likes_last))
+    writer, programs = lower_again(result, CallLowering(target_of(GPU), last_candidates))
     assert set(writer.kernels) != set(lowered.writer.kernels)
-    said = []
+    runs = []
     for engine in (lowered, replace(lowered, writer=writer, programs=programs)):
         host = PlanHost(engine)
         first = host.admit(0, [3, 1, 4, 1, 5, 9, 2, 6], budget=40)
-        said.append((first, [host.step("step@1.draft-2-1-2") for _ in range(4)]))
-    assert said[0] == said[1]
+        runs.append((first, [host.step("step@1.draft-2-1-2") for _ in range(4)]))
+    assert runs[0] == runs[1]
 
 
-def test_a_program_of_another_version_is_refused(lowered: LoweredEngine) -> None:
+def test_rejects_a_program_of_another_version(lowered: LoweredEngine) -> None:
     plan = PlanHost(lowered).plan
     entry, program = lowered.programs[0]
-    known = json.loads(program_bytes(lowered.writer.program(program)))
-    known["ops"][0]["op"] = "Unheard"
+    document = json.loads(program_bytes(lowered.writer.program(program)))
+    document["ops"][0]["op"] = "Unheard"
     with pytest.raises(EngineFileError, match=r"cannot be lowered again \(.*Unheard"):
-        read_programs(plan, lambda _: json.dumps(known).encode())
+        read_programs(plan, lambda _: json.dumps(document).encode())
     del entry
 
 
-def test_every_tunable_shape_of_an_engine_can_be_drawn(found: ReadPlan) -> None:
-    assert drawn_ops(found) >= {
+def test_every_tunable_shape_of_an_engine_can_be_drawn(result: ReadPlan) -> None:
+    assert drawn_ops(result) >= {
         "Linear", "RmsMoe", "RmsQkvRope", "RmsHead", "HeadChoose", "PagedTreeAttention",
         "RmsSwiglu",
     }  # fmt: skip
 
 
-def test_shapes_of_one_of_several_gpus_are_tuned_on_one(checkpoints: Path) -> None:
-    """Ops that exchange data are their own peers."""
+def test_shapes_of_several_gpus_are_tuned_on_one(checkpoints: Path) -> None:
+    """Ops that exchange data use themselves as peers."""
     ranked = lowered_engine(checkpoints / "target", None, **SIZES, tensor_parallel=2)
     assert drawn_ops(read_back(ranked)) >= {"LinearPartial", "RankMoe", "RmsQkvRope"}
 
 
 @pytest.mark.parametrize("storage", STORAGES, ids=lambda storage: storage.name)
-def test_a_quantised_weight_is_drawn_as_its_kernels_read_it(storage: Storage) -> None:
+def test_drawn_quantized_weights_have_the_packed_layout(storage: Storage) -> None:
     tiles, blocks = 5, 3
     shape = (tiles, storage.units(blocks), storage.elements)
     infos = {
@@ -199,7 +197,7 @@ def test_a_quantised_weight_is_drawn_as_its_kernels_read_it(storage: Storage) ->
     assert 0.5 < values.std().item() * (32 * blocks) ** 0.5 < 2.0
 
 
-def test_attention_is_timed_at_contexts_that_its_tables_hold() -> None:
+def test_attention_is_measured_at_contexts_within_its_tables() -> None:
     op = op_named("PagedTreeAttention")
     infos = {
         "q": TensorInfo((12, 8, 64), "bfloat16"),
@@ -229,21 +227,21 @@ def test_attention_is_timed_at_contexts_that_its_tables_hold() -> None:
     [
         ([((10.0,), 0), ((9.0,), 0), ((8.0,), 0)], [2, 1]),
         ([((10.0,), 0), ((9.85,), 0)], []),  # within the noise
-        ([((10.0,), 0), ((5.0,), 1), ((9.0,), 0)], [2]),  # one other value
+        ([((10.0,), 0), ((5.0,), 1), ((9.0,), 0)], [2]),  # one different value
         ([((10.0,), 0), ((5.0,), None), ((9.0,), 0)], [2]),  # failed
         ([((10.0, 10.0), 0), ((5.0, 10.5), 0)], []),  # slower at long contexts
         ([((10.0, 10.0), 0), ((9.0, 10.1), 0)], [1]),
         ([((10.0,), 0)], []),
     ],
 )
-def test_the_default_stays_unless_another_is_surely_faster(
+def test_the_default_is_kept_unless_another_is_clearly_faster(
     candidates: list[tuple[tuple[float, ...], int | None]], expected: list[int]
 ) -> None:
     assert fastest([Measurement(*candidate) for candidate in candidates]) == expected
 
 
 def fake_cubin(_: Any, source: Any, options: tuple[str, ...]) -> tuple[bytes, str]:
-    """Bytes that stand for machine code, and a log with every entry of the source."""
+    """Return bytes that represent machine code, and a log with every entry of the source."""
     text = source.path.read_text()
     names = _ENTRY.findall(text)
     assert names, source.name
@@ -252,13 +250,13 @@ def fake_cubin(_: Any, source: Any, options: tuple[str, ...]) -> tuple[bytes, st
 
 
 def fake_code(cubin: bytes, _: str) -> Mapping[str, SimpleNamespace]:
-    """Every entry's machine code is the bytes."""
+    """Return the bytes as the machine code of every entry."""
     return defaultdict(lambda: SimpleNamespace(digest=cubin.decode()))
 
 
 @pytest.fixture(scope="module")
 def engine(checkpoints: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """An engine whose kernels are not really compiled; never changed."""
+    """An engine whose kernels are not really compiled; read only."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(nvrtc, "_compiled", fake_cubin)
         patch.setattr(measured_code, "machine_code", fake_code)
@@ -287,10 +285,10 @@ def tuned(engine: Path, **changes: Any) -> tuple[TuneReport, LikesTheLast]:
     return tune_engine(TuneOptions(engine, **changes), SILENT, lambda _: timer), timer
 
 
-def test_a_tuned_engine_is_what_a_build_with_the_file_gives(
+def test_a_tuned_engine_equals_a_build_with_the_file(
     engine: Path, checkpoints: Path, tmp_path: Path
 ) -> None:
-    """Its weights, which stay those of a build by defaults, included."""
+    """This includes its weights, which equal those of a build with defaults."""
     before = contents(engine)
     shutil.copytree(engine, tmp_path / "engine")
     weights = (tmp_path / "engine" / "weights.safetensors").stat().st_ino
@@ -312,7 +310,7 @@ def test_a_tuned_engine_is_what_a_build_with_the_file_gives(
     assert left == {"engine", "engine.tactics.json", "fresh"}
 
 
-def test_what_the_file_holds_is_not_measured_again(engine: Path, tmp_path: Path) -> None:
+def test_entries_of_the_file_are_not_measured_again(engine: Path, tmp_path: Path) -> None:
     shutil.copytree(engine, tmp_path / "engine")
     path, file = tmp_path / "engine", tmp_path / "t.json"
     report, timer = tuned(path, output=file, ops=("Linear",), max_rows=8)
@@ -329,7 +327,7 @@ def test_what_the_file_holds_is_not_measured_again(engine: Path, tmp_path: Path)
     assert contents(path) == first
 
 
-def test_only_the_programs_that_are_used(engine: Path, tmp_path: Path) -> None:
+def test_only_used_programs_are_tuned(engine: Path, tmp_path: Path) -> None:
     shutil.copytree(engine, tmp_path / "engine")
     path, file = tmp_path / "engine", tmp_path / "t.json"
     programs = read_plan(path, read_manifest(path)).programs
@@ -342,7 +340,7 @@ def test_only_the_programs_that_are_used(engine: Path, tmp_path: Path) -> None:
         tuned(path, output=file, programs=frozenset({"step@999"}))
 
 
-def test_what_cannot_be_tuned_is_refused(
+def test_rejects_engines_that_cannot_be_tuned(
     engine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = contents(engine)
@@ -364,7 +362,7 @@ def test_what_cannot_be_tuned_is_refused(
     assert contents(engine) == before
 
 
-def test_tuned_only_builds_nothing_where_a_shape_is_missing(
+def test_tuned_only_builds_nothing_if_a_shape_is_missing(
     engine: Path, checkpoints: Path, tmp_path: Path
 ) -> None:
     del engine

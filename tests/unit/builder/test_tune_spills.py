@@ -1,4 +1,4 @@
-"""What tune makes of a shape whose default kernel spills registers."""
+"""``tune`` with a shape whose default kernel spills registers."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ REQUEST = LoweringRequest(
 
 
 class AllAlike:
-    """A GPU on which no candidate is faster than another."""
+    """A GPU on which all candidates have the same speed."""
 
     device = "NVIDIA H200"
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Release nothing."""
 
     def measure(
         self, _op: OpSpec, _request: LoweringRequest, candidates: Sequence[Candidate]
@@ -41,8 +41,8 @@ class AllAlike:
 
 def entry_where(monkeypatch: pytest.MonkeyPatch, spilling: Collection[Kernel]) -> TacticEntry:
     def compiled(_: Compiler, kernels: Sequence[Kernel], *__: object) -> Spills | None:
-        found = frozenset(kernels) & frozenset(spilling)
-        return Spills("it spills", found) if found else None
+        result = frozenset(kernels) & frozenset(spilling)
+        return Spills("it spills", result) if result else None
 
     monkeypatch.setattr(Compiler, "compile", compiled)
     monkeypatch.setattr(Compiler, "missing", lambda *_: ())
@@ -59,14 +59,14 @@ def kernels_of(tactic: dict[str, int]) -> set[Kernel]:
     return {launch.kernel for launch in OP.lower(request).launches}
 
 
-def test_a_default_that_spills_gives_way_as_in_a_build(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_default_that_spills_is_replaced_as_in_a_build(monkeypatch: pytest.MonkeyPatch) -> None:
     assert OP.tactics is not None
     second = dict(OP.tactics(REQUEST)[1])
     assert entry_where(monkeypatch, ()).tactic == {}
     assert entry_where(monkeypatch, kernels_of({}) - kernels_of(second)).tactic == second
 
 
-def test_a_shape_all_of_whose_kernels_spill_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rejects_a_shape_all_of_whose_kernels_spill(monkeypatch: pytest.MonkeyPatch) -> None:
     assert OP.tactics is not None
     every = {kernel for tactic in OP.tactics(REQUEST) for kernel in kernels_of(dict(tactic))}
     with pytest.raises(SpecbuildError, match="it spills"):

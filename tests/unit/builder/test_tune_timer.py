@@ -1,4 +1,4 @@
-"""The GPU timer over a device of bytes: what it times, compares, and gives back."""
+"""The GPU timer on a fake device: measurements, comparisons, and released memory."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ MICROSECONDS = {
 
 
 class Bytes:
-    """A device whose kernels are named after what they do; memory is a bytearray a block."""
+    """A device whose kernels are named after their effect; a memory block is a bytearray."""
 
     device_name = "a device of bytes"
 
@@ -136,34 +136,36 @@ def timer(monkeypatch: pytest.MonkeyPatch) -> GpuTimer:
 
 
 @pytest.mark.parametrize("phase", ["decode", "prefill"])
-def test_times_are_of_one_call_and_other_results_are_told(timer: GpuTimer, phase: Phase) -> None:
+def test_times_are_per_call_and_different_results_are_reported(
+    timer: GpuTimer, phase: Phase
+) -> None:
     names = ["plain", "fast", "wrong", "lazy", "failing"]
-    found = timer.measure(op_named("Linear"), request(phase), candidates(*names))
-    assert [m.us[0] for m in found] == pytest.approx([MICROSECONDS[n] for n in names])
-    assert [m.differing for m in found] == [0, 0, 1, ROWS * OUTPUTS, None]
+    result = timer.measure(op_named("Linear"), request(phase), candidates(*names))
+    assert [m.us[0] for m in result] == pytest.approx([MICROSECONDS[n] for n in names])
+    assert [m.differing for m in result] == [0, 0, 1, ROWS * OUTPUTS, None]
 
 
-def test_a_prompt_that_is_cut_owes_the_bits_of_the_whole(timer: GpuTimer) -> None:
-    """By the default and by each candidate; one differs where a launch has fewer rows."""
+def test_chunks_of_a_prompt_must_have_the_bits_of_the_full_prompt(timer: GpuTimer) -> None:
+    """The default and each candidate are checked; one differs in launches of fewer rows."""
     op, whole = op_named("Linear"), request("prefill", PROMPT_ROWS)
     cuts = cuts_of(op, whole)
     names = ["plain", "fast", "narrow", "lazy"]
-    given = [
+    candidates_with_splits = [
         Candidate(
             lowering(name, PROMPT_ROWS),
             tuple(tuple(lowering(name, piece.rows) for piece in cut) for cut in cuts),
         )
         for name in names
     ]
-    found = timer.measure(op, whole, given)
-    assert [m.differing for m in found] == [0, 0, 6, 3 * PROMPT_ROWS * OUTPUTS]
+    result = timer.measure(op, whole, candidates_with_splits)
+    assert [m.differing for m in result] == [0, 0, 6, 3 * PROMPT_ROWS * OUTPUTS]
     blocks: Any = timer._runner.blocks  # type: ignore[attr-defined]
     timer.close()
     assert not blocks
 
 
 @pytest.mark.parametrize("rows", [64, 100, 256, 1024, 2048])
-def test_cuts_have_every_row_once_in_three_sizes(rows: int) -> None:
+def test_chunks_cover_every_row_once_in_three_sizes(rows: int) -> None:
     whole = request("prefill", rows)
     cuts = cuts_of(op_named("Linear"), whole)
     assert len(cuts) == 2
@@ -184,35 +186,35 @@ def test_cuts_have_every_row_once_in_three_sizes(rows: int) -> None:
     ("changed", "count"), [((), 0), ((0,), 1), ((2, 3), 1), ((0, 2, 9), 3)], ids=str
 )
 def test_values_that_differ_in_a_bit_are_counted(changed: tuple[int, ...], count: int) -> None:
-    """Ten bytes are five values of two; NaN equals itself, and zero is not minus zero."""
-    wanted = {"y": np.full(10, 0xFF, np.uint8), "z": np.zeros(2, np.float32)}
-    found = {name: array.copy() for name, array in wanted.items()}
-    found["y"][list(changed)] ^= 0x10
+    """Ten bytes are five values of two bytes; NaN equals itself, and 0 differs from −0."""
+    expected = {"y": np.full(10, 0xFF, np.uint8), "z": np.zeros(2, np.float32)}
+    result = {name: array.copy() for name, array in expected.items()}
+    result["y"][list(changed)] ^= 0x10
     nbytes = {"y": 2, "z": 4}
-    assert differing_values(wanted, found, nbytes) == count
-    found["z"][1] = -0.0
-    assert differing_values(wanted, found, nbytes) == count + 1
-    assert differing_values(wanted, {"y": found["y"]}, nbytes) is None
+    assert differing_values(expected, result, nbytes) == count
+    result["z"][1] = -0.0
+    assert differing_values(expected, result, nbytes) == count + 1
+    assert differing_values(expected, {"y": result["y"]}, nbytes) is None
 
 
 def test_candidates_are_timed_in_both_orders(timer: GpuTimer) -> None:
     timer.measure(op_named("Linear"), request("decode"), candidates("plain", "fast"))
-    # Twice each time: once to learn how many launches to take.
+    # Each time is measured twice: first to determine the number of launches.
     turns: Any = timer._runner
     assert turns.timed == ["plain"] * 2 + ["fast"] * 4 + ["plain"] * 2
 
 
-def test_weights_stay_until_others_come_and_nothing_is_left(timer: GpuTimer) -> None:
+def test_weights_are_released_with_the_next_ones_and_at_the_end(timer: GpuTimer) -> None:
     op, device = op_named("Linear"), timer._runner
     blocks: Any = device.blocks  # type: ignore[attr-defined]
     timer.measure(op, request("decode"), candidates("plain"))
-    kept = set(blocks)
-    assert len(kept) > 1
+    blocks_before = set(blocks)
+    assert len(blocks_before) > 1
     timer.measure(op, request("decode"), candidates("fast"))
-    assert set(blocks) == kept
+    assert set(blocks) == blocks_before
     other = request("decode")
     infos = {**other.tensors, "weight": TensorInfo(packed_shape(48, COLUMNS), "bfloat16")}
     timer.measure(op, LoweringRequest(infos, {}), candidates("plain"))
-    assert not kept & set(blocks)
+    assert not blocks_before & set(blocks)
     timer.close()
     assert not blocks

@@ -59,15 +59,15 @@ def test_all_forms_agree(name: str, with_sinks: bool) -> None:
     sinks = torch.tensor([0.3, -1.0, 2.0, 0.0]) if with_sinks else None
     seen = torch.ones(ROWS, ROWS).tril().bool()
     _, scene = scene_of(module, seen, torch.arange(ROWS), sinks)
-    found = {form: attend(scene) for form, attend in FORMS.items()}
-    assert len(found) == 3 and found["naive"].std() > 0.05
-    for attended in found.values():
-        torch.testing.assert_close(attended, found["naive"], atol=1e-5, rtol=1e-5)
+    result = {form: attend(scene) for form, attend in FORMS.items()}
+    assert len(result) == 3 and result["naive"].std() > 0.05
+    for attended in result.values():
+        torch.testing.assert_close(attended, result["naive"], atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("name", GEOMETRIES)
 @torch.no_grad()
-def test_the_definition_is_transformers(name: str) -> None:
+def test_the_definition_equals_transformers(name: str) -> None:
     from transformers import DeepseekV3Config
     from transformers.models.deepseek_v3 import modeling_deepseek_v3 as theirs
 
@@ -80,21 +80,21 @@ def test_the_definition_is_transformers(name: str) -> None:
         attention_bias=False, attn_implementation="eager",
     )  # fmt: skip
     reference = theirs.DeepseekV3Attention(config, 0).eval()
-    reference.load_state_dict(module.state_dict())  # by name: strict
+    reference.load_state_dict(module.state_dict())  # load by name, strictly
     x, positions, (cos, sin) = inputs(g)
     doubled = tuple(torch.cat([table, table], dim=-1)[None] for table in (cos, sin))
     hidden = torch.full((ROWS, ROWS), -torch.inf).triu(1)[None, None]
-    wanted = reference(x[None], doubled, hidden)[0][0]
+    expected = reference(x[None], doubled, hidden)[0][0]
     seen = torch.ones(ROWS, ROWS).tril().bool()
     _, scene = scene_of(module, seen, positions, None)
     for attend in FORMS.values():
-        found = module.o_proj(attend(scene).flatten(1))
-        torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-5)
+        result = module.o_proj(attend(scene).flatten(1))
+        torch.testing.assert_close(result, expected, atol=1e-5, rtol=1e-5)
 
 
 @torch.no_grad()
-def test_the_paged_form_decodes_a_tree_as_the_naive_one() -> None:
-    """A prompt, then a tree whose siblings share positions, over pages in falling order."""
+def test_the_paged_form_of_a_tree_equals_the_naive_one() -> None:
+    """Run a prompt, then a tree whose siblings share positions, over pages in falling order."""
     module = module_of("512 + 64, heads of 64")
     g = module.geometry
     parents = (-1, 0, 0, 1, 1, 2)
@@ -112,12 +112,12 @@ def test_the_paged_form_decodes_a_tree_as_the_naive_one() -> None:
     for node, lineage in enumerate(lineages):
         seen[prompt + node, [prompt + ancestor for ancestor in lineage]] = True
     x, scene = scene_of(module, seen, positions, None)
-    wanted = module.o_proj(FORMS["naive"](scene).flatten(1))
+    expected = module.o_proj(FORMS["naive"](scene).flatten(1))
     tables = rope_tables(Rope(theta=10000.0), g.rope_dim, len(positions))
     table = torch.arange(5, 0, -1, dtype=torch.int32).view(1, 1, 1, -1)
     pool = LatentPool(torch.full((6, 1, PAGE, g.entry_width), torch.nan))
     bits = [sum(1 << ancestor for ancestor in lineage) for lineage in lineages]
-    found = []
+    results = []
     for rows, words in ((range(prompt), [0] * prompt), (range(prompt, len(positions)), bits)):
         slot = torch.arange(rows.start, rows.stop, dtype=torch.int32)
         write = table.flatten()[slot // PAGE] * PAGE + slot % PAGE
@@ -129,5 +129,5 @@ def test_the_paged_form_decodes_a_tree_as_the_naive_one() -> None:
         )
         view = GroupView(table, slot, torch.tensor([prompt], dtype=torch.int32), write)
         part, pool, *_ = module(x[rows.start : rows.stop], pool, view, launch, tables)
-        found.append(part)
-    torch.testing.assert_close(torch.cat(found), wanted, atol=1e-5, rtol=1e-5)
+        results.append(part)
+    torch.testing.assert_close(torch.cat(results), expected, atol=1e-5, rtol=1e-5)

@@ -60,7 +60,7 @@ def load(module: torch.nn.Module, draft: DraftCheckpoint, shared: dict[str, torc
 
 
 def level(first: int, rows: int) -> tuple[Launch, GroupView]:
-    """Rows at positions first, first + 1, …; the page table is in falling order."""
+    """Return rows at positions first, first + 1, …; the page table is in falling order."""
     positions = torch.arange(first, first + rows, dtype=torch.int32)
     table = torch.arange(PAGES - 1, 0, -1, dtype=torch.int32).view(1, 1, 1, -1)
     slots = table.flatten()[positions // PAGE] * PAGE + positions % PAGE
@@ -76,7 +76,7 @@ def level(first: int, rows: int) -> tuple[Launch, GroupView]:
 
 
 def empty_pools(d: Eagle3Geometry) -> LayerPools | LatentPool:
-    """Whose slots hold nothing that may be read."""
+    """Return pools whose slots must not be read."""
     parts = "kv" if d.mla is None else "c"
     empty = [torch.full((PAGES, d.kv_heads, PAGE, d.head_dim), float("nan")) for _ in parts]
     return LayerPools(*empty) if d.mla is None else LatentPool(*empty)

@@ -29,7 +29,7 @@ def load_module(checkpoint: TargetCheckpoint, aux_layers: tuple[int, ...] = ()) 
 
 
 def launch(rows: range) -> tuple[Launch, GroupView]:
-    """One sequence's chunk over a page table in falling order (no identity to hide behind)."""
+    """Return one sequence's chunk with a page table in falling order, which is no identity."""
     ids = torch.arange(rows.start, rows.stop, dtype=torch.int32)
     table = torch.arange(PAGES - 1, 0, -1, dtype=torch.int32).view(1, 1, 1, -1)
     slots = table.flatten()[ids // PAGE] * PAGE + ids % PAGE
@@ -54,25 +54,27 @@ def test_matches_transformers(tmp_path: Path, experts_format: str, rope_spelling
 
     write_target(tmp_path / "t", experts_format=experts_format, rope_spelling=rope_spelling)
     checkpoint = read_target(tmp_path / "t", strict=True)
-    ours = load_module(checkpoint, aux_layers=(0, 1, 3))
-    # float(): transformers leaves dequantised experts in bf16 whatever dtype is asked for.
-    theirs = GptOssForCausalLM.from_pretrained(tmp_path / "t", dtype=torch.float32).float().eval()
+    module = load_module(checkpoint, aux_layers=(0, 1, 3))
+    # float(): transformers leaves dequantized experts in bf16 for any requested dtype.
+    reference_model = (
+        GptOssForCausalLM.from_pretrained(tmp_path / "t", dtype=torch.float32).float().eval()
+    )
     ids = torch.randint(
         3, checkpoint.geometry.vocab, (70,), generator=torch.Generator().manual_seed(5)
     )
     with torch.no_grad():
-        expected = theirs(ids[None], output_hidden_states=True)
+        expected = reference_model(ids[None], output_hidden_states=True)
         pools, hidden, logits, aux_hidden = fresh_pools(checkpoint), [], [], []
         for rows in (range(33), range(33, 34), range(34, 70)):  # chunks that split pages
             step, view = launch(rows)
-            part, aux_layers, pools, stages, _ = ours(
+            part, aux_layers, pools, stages, _ = module(
                 ids[rows.start : rows.stop].int(), step, (view,), pools, group_of_layer=(0, 0, 0, 0)
             )
             logits.append(part)
             aux_hidden.append(aux_layers)
             hidden.append(torch.stack(stages))
     ours_hidden = torch.cat(hidden, dim=1)
-    # hidden_states[i + 1] is the output of layer i, but for the last, which HF norms.
+    # hidden_states[i + 1] is the output of layer i, except the last, which transformers norms.
     for layer in range(checkpoint.geometry.layers - 1):
         torch.testing.assert_close(
             ours_hidden[layer], expected.hidden_states[layer + 1][0], atol=1e-4, rtol=1e-4

@@ -52,13 +52,13 @@ def test_llama3_equals_transformers() -> None:
     scaling = Llama3Scaling(
         factor=8.0, original_max_positions=8192, low_freq_factor=1.0, high_freq_factor=4.0
     )
-    found = inverse_frequencies(Rope(500000.0, scaling), 128)
-    torch.testing.assert_close(found.float(), expected, rtol=1e-6, atol=0)
+    result = inverse_frequencies(Rope(500000.0, scaling), 128)
+    torch.testing.assert_close(result.float(), expected, rtol=1e-6, atol=0)
     assert factor == 1.0
 
 
 def test_gpt_oss_ramp_bounds() -> None:
-    """Channels up to 8 keep their frequency, those from 18 on are slowed 32 times."""
+    """Channels up to 8 keep their frequency; those from 18 on are divided by 32."""
     plain = inverse_frequencies(Rope(theta=150000.0), 64)
     ratio = plain / inverse_frequencies(YARN, 64)
     torch.testing.assert_close(ratio[:9], torch.ones(9, dtype=torch.float64))
@@ -66,7 +66,7 @@ def test_gpt_oss_ramp_bounds() -> None:
     assert (ratio[9:18].diff() > 0).all()
 
 
-def test_tables_carry_the_attention_factor() -> None:
+def test_tables_include_the_attention_factor() -> None:
     cos, sin = rope_tables(YARN, 64, 100)
     torch.testing.assert_close(
         cos**2 + sin**2, torch.full((100, 32), YARN.attention_factor**2), rtol=1e-5, atol=0
@@ -74,7 +74,7 @@ def test_tables_carry_the_attention_factor() -> None:
 
 
 def test_the_ramp_may_end_past_the_last_channel() -> None:
-    """A long original context under a small theta: no channel turns less than once."""
+    """With a long original context and a small theta, every channel rotates more than once."""
     parameters = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "truncate": True,
                   "original_max_position_embeddings": 131072}  # fmt: skip
     config = LlamaConfig(

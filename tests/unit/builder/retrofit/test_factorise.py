@@ -1,4 +1,4 @@
-"""Factors of keys and values: exact at full rank, best below it, ranks where they are needed."""
+"""Factors of keys and values: exact at full rank, optimal below it, with ranks per layer."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def drawn(*shape: int, seed: int = 0) -> torch.Tensor:
 
 
 def skewed_moment(size: int, seed: int = 1) -> torch.Tensor:
-    """Of inputs that mostly lie in a few directions."""
+    """Return the moment of inputs that mostly lie in a few directions."""
     x = drawn(4 * size, size, seed=seed) * torch.logspace(1, -2, size, dtype=torch.float64)
     x = x @ torch.linalg.qr(drawn(size, size, seed=seed + 1)).Q
     return x.T @ x / len(x)
@@ -34,13 +34,13 @@ def importance_of(hidden: int, kv_width: int) -> Importance:
 
 
 def counted(lost: torch.Tensor, importance: Importance) -> list[float]:
-    """``tr(E M Eᵀ C)`` of the keys and of the values, as a size."""
+    """Return ``tr(E M Eᵀ C)`` of the keys and of the values, as a norm."""
     parts = zip(lost.chunk(2, dim=1), (importance.keys, importance.values), strict=True)
     return [float(torch.trace(e @ m @ e.T @ importance.inputs).sqrt()) for e, m in parts]
 
 
 def relative_error(lost: torch.Tensor, weight: torch.Tensor, importance: Importance) -> float:
-    """Of keys and values together, each by its own size."""
+    """Return the error of keys and values together, each relative to its norm."""
     pairs = zip(counted(lost, importance), counted(weight, importance), strict=True)
     return sum((part / whole) ** 2 for part, whole in pairs) ** 0.5
 
@@ -58,22 +58,22 @@ def test_full_rank_is_exact(hidden: int, kv_width: int, calibrated: bool) -> Non
 
 
 @pytest.mark.parametrize("rank", [1, 5, 15])
-def test_no_factors_of_the_rank_lose_less_of_what_counts(rank: int) -> None:
-    """Eckart–Young: with errors whitened, the least is the tail of the singular values."""
+def test_factors_have_the_least_weighted_error(rank: int) -> None:
+    """By Eckart–Young, the minimum for whitened errors is the tail of the singular values."""
     weight, importance = drawn(30, 16), importance_of(30, 8)
     factors = factors_of(weight, spectrum_of(weight, importance), rank)
-    found = relative_error(factors.down @ factors.up - weight, weight, importance)
+    result = relative_error(factors.down @ factors.up - weight, weight, importance)
     roots = [torch.linalg.cholesky(m) for m in (importance.keys, importance.values)]
     sizes = counted(weight, importance)
     parts = zip(weight.chunk(2, dim=1), roots, sizes, strict=True)
     whitened = torch.cat([part @ root / size for part, root, size in parts], dim=1)
     tail = torch.linalg.svdvals(torch.linalg.cholesky(importance.inputs).T @ whitened)[rank:]
-    assert found == pytest.approx(float(tail.norm()), rel=2e-2)
+    assert result == pytest.approx(float(tail.norm()), rel=2e-2)
     plain = factors_of(weight, spectrum_of(weight, None), rank)
-    assert relative_error(plain.down @ plain.up - weight, weight, importance) > 1.05 * found
+    assert relative_error(plain.down @ plain.up - weight, weight, importance) > 1.05 * result
 
 
-def test_large_keys_leave_room_for_small_values() -> None:
+def test_large_keys_do_not_dominate_small_values() -> None:
     weight = drawn(40, 16)
     weight[:, :8] *= 1000
     factors = factors_of(weight, spectrum_of(weight, None), 8)
@@ -90,7 +90,7 @@ def lost_energy(spectra: list[torch.Tensor], ranks: tuple[int, ...]) -> float:
 
 @settings(max_examples=40, deadline=None)
 @given(st.integers(1, 3), st.integers(1, 5), st.integers(0, 2**31))
-def test_ranks_lose_the_least_energy(layers: int, mean: int, seed: int) -> None:
+def test_ranks_minimize_the_lost_energy(layers: int, mean: int, seed: int) -> None:
     spectra = [drawn(5, seed=seed + i).exp().sort(descending=True).values for i in range(layers)]
     ranks = allocate_ranks(spectra, mean)
     assert sum(ranks) == mean * layers
@@ -99,7 +99,7 @@ def test_ranks_lose_the_least_energy(layers: int, mean: int, seed: int) -> None:
     assert lost_energy(spectra, ranks) == pytest.approx(best, abs=1e-12)
 
 
-def test_ranks_come_in_steps_where_their_mean_does() -> None:
+def test_ranks_are_multiples_of_a_step_if_their_mean_is() -> None:
     spectra = [drawn(64, seed=i).abs().sort(descending=True).values ** (i + 1) for i in range(6)]
     ranks = allocate_ranks(spectra, 24)
     assert sum(ranks) == 6 * 24 and all(rank % 8 == 0 and rank > 0 for rank in ranks)

@@ -1,4 +1,4 @@
-"""What reads keys and values, against queries that are drawn and rotated one by one."""
+"""The importance of errors in keys and values, against individually rotated queries."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def drawn(*shape: int, seed: int) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def test_an_error_of_a_key_counts_by_what_it_does_to_scores() -> None:
+def test_the_error_of_a_key_is_weighted_by_its_effect_on_scores() -> None:
     x = drawn(50, G.hidden, seed=0) + 1.5
     weight, bias = drawn(48, G.hidden, seed=1), drawn(48, seed=2)
     queries = (x @ weight.T + bias).view(50, 6, 8)
@@ -43,7 +43,7 @@ def test_an_error_of_a_key_counts_by_what_it_does_to_scores() -> None:
     assert float(error @ metric @ error) == pytest.approx(total, rel=1e-5)
 
 
-def test_an_error_of_a_value_counts_by_what_it_does_to_the_stream() -> None:
+def test_the_error_of_a_value_is_weighted_by_its_effect_on_the_output() -> None:
     output, error = drawn(G.hidden, 48, seed=4), drawn(16, seed=5)
     by_head = output.view(G.hidden, 6, 8)
     moved = [by_head[:, head] @ error.view(2, 8)[head // 3] for head in range(6)]

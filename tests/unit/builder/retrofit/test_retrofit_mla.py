@@ -1,4 +1,4 @@
-"""``retrofit mla`` end to end: nothing lost at full rank, reports that are true, named errors."""
+"""``retrofit mla`` end to end: exact at full rank, correct reports, named errors."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ VOCAB = 256
 
 @pytest.fixture(scope="module")
 def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Few distinct tokens, so that inputs lie in few directions."""
+    """A text of few distinct tokens, so that inputs lie in few directions."""
     ids = np.random.default_rng(0).zipf(1.5, 900) % 200 + 3
     path = tmp_path_factory.mktemp("text") / "ids.npy"
     np.save(path, ids)
@@ -42,31 +42,31 @@ def model(tmp_path: Path) -> Path:
     return tmp_path / "target"
 
 
-def asked(model: Path, rank: int, **changes: Any) -> LatentOptions:
+def training_options(model: Path, rank: int, **changes: Any) -> LatentOptions:
     return LatentOptions(model=model, rank=rank, sequence_length=50, **changes)
 
 
 @pytest.mark.parametrize("experts_format", ["mxfp4", "bf16"])
-def test_streamed_layers_are_transformers(tmp_path: Path, experts_format: str) -> None:
+def test_streamed_layers_equal_transformers(tmp_path: Path, experts_format: str) -> None:
     write_target(tmp_path, experts_format=experts_format)
     target = read_target(tmp_path, strict=True)
     streamed, reference = StreamedTarget(target.geometry, target.tensors), ReferenceTarget(tmp_path)
     ids = torch.randint(3, VOCAB, (2, 30), generator=torch.Generator().manual_seed(1))
-    wanted = [reference.run(row.numpy()) for row in ids]
+    expected = [reference.run(row.numpy()) for row in ids]
     x = streamed.embedded(ids)
     for index in range(target.geometry.layers):
         layer = streamed.layer(index)
         x = layer.forward(x, layer.normed(x), layer.keys_values)
-        for row, states in zip(x, wanted, strict=True):
+        for row, states in zip(x, expected, strict=True):
             np.testing.assert_allclose(row, states.layers[index], atol=2e-4, rtol=1e-4)
-    for row, states, losses in zip(ids, wanted, streamed.losses(x, ids), strict=True):
+    for row, states, losses in zip(ids, expected, streamed.losses(x, ids), strict=True):
         logits = torch.from_numpy(states.logits[:-1])
         costs = torch.nn.functional.cross_entropy(logits, row[1:], reduction="none")
         torch.testing.assert_close(losses, costs, atol=1e-4, rtol=1e-4)
 
 
 def test_full_rank_changes_nothing(model: Path, text: Path, tmp_path: Path) -> None:
-    report = retrofit_mla(asked(model, 64, calibration=(text,)), SilentProgress())
+    report = retrofit_mla(training_options(model, 64, calibration=(text,)), SilentProgress())
     assert all(row.rank == 64 for row in report.layers) and len(report.layers) == 4
     errors = [(row.key_error, row.value_error) for row in report.layers]
     assert np.max(errors) < 4 * np.finfo(np.float32).eps
@@ -83,9 +83,9 @@ def test_full_rank_changes_nothing(model: Path, text: Path, tmp_path: Path) -> N
     np.testing.assert_allclose(logits, original, atol=2e-4, rtol=1e-4)
 
 
-def test_the_report_is_true(model: Path, text: Path) -> None:
-    """What it says is measured again on the tensors in the file, on the calibration rows."""
-    options = asked(model, 24, calibration=(text,), evaluation=(text,), layers="1,3")
+def test_the_report_has_the_measured_errors(model: Path, text: Path) -> None:
+    """Measure the reported values again on the tensors in the file, with the calibration rows."""
+    options = training_options(model, 24, calibration=(text,), evaluation=(text,), layers="1,3")
     report = retrofit_mla(options, SilentProgress())
     target = read_target(model, strict=True)
     assert target.geometry.latent_dims == tuple(
@@ -129,8 +129,8 @@ def test_the_report_is_true(model: Path, text: Path) -> None:
         assert reported == pytest.approx(float(torch.stack(costs).mean().exp()), rel=1e-3)
 
 
-def test_without_text_it_is_a_plain_svd_of_one_rank(model: Path, tmp_path: Path) -> None:
-    options = asked(model, 10, output=tmp_path / "x.safetensors", dtype="bfloat16")
+def test_without_text_the_result_is_a_plain_svd(model: Path, tmp_path: Path) -> None:
+    options = training_options(model, 10, output=tmp_path / "x.safetensors", dtype="bfloat16")
     report = retrofit_mla(options, SilentProgress())
     assert report.method == "svd" and {row.rank for row in report.layers} == {10}
     assert report.perplexity_before is None and report.layers[0].key_output_error is None
@@ -157,7 +157,7 @@ def test_the_error_names_an_invalid_value(
 ) -> None:
     if changes.get("evaluation"):
         changes = changes | {"evaluation": (text,)}
-    options = replace(asked(model, 8, calibration=(text,)), **changes)
+    options = replace(training_options(model, 8, calibration=(text,)), **changes)
     with pytest.raises(SpecbuildError, match=message):
         retrofit_mla(options, SilentProgress())
     assert not list(model.glob("*mla*"))
@@ -174,18 +174,18 @@ def test_an_output_is_replaced_on_request_only(
     assert main(words) == 2
     assert "exists; use --force" in capsys.readouterr().err
     assert main([*words, "--force"]) == 0
-    shown = capsys.readouterr().out
-    assert "perplexity" in shown and "(4.00 times)" in shown
+    output = capsys.readouterr().out
+    assert "perplexity" in output and "(4.00 times)" in output
 
 
 def test_a_named_output_is_replaced_on_request_only(model: Path, tmp_path: Path) -> None:
     output = tmp_path / "kept.safetensors"
     output.write_bytes(b"mine")
     with pytest.raises(SpecbuildError, match="exists; use --force"):
-        retrofit_mla(asked(model, 8, output=output), SilentProgress())
+        retrofit_mla(training_options(model, 8, output=output), SilentProgress())
     assert output.read_bytes() == b"mine"
     for other in (b"mine", (model / "model.safetensors").read_bytes()):
         output.write_bytes(other)
         with pytest.raises(SpecbuildError, match="is not a file of latents, so --force"):
-            retrofit_mla(asked(model, 8, output=output, force=True), SilentProgress())
+            retrofit_mla(training_options(model, 8, output=output, force=True), SilentProgress())
         assert output.read_bytes() == other

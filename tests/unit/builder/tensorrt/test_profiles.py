@@ -1,4 +1,4 @@
-"""The profiles of TensorRT-RTX engines hold every launch that decoding makes."""
+"""The profiles of TensorRT-RTX engines include every launch of decoding."""
 
 from __future__ import annotations
 
@@ -64,14 +64,14 @@ def role_of(built: EngineSizes, name: str, *scalars: str) -> Role:
 
 
 def taken(role: Role, name: str, sizes: Mapping[str, int]) -> dict[str, int]:
-    """The sizes at which a launch runs; an error where no profile holds it."""
+    """Return the sizes at which a launch runs; raise an error if no profile includes it."""
     profile = role.profiles[chosen_profile(name, role, sizes)]
     return profile_sizes(profile, sizes)
 
 
 @examples(60)
 @given(drawn_sizes, st.data())
-def test_every_launch_has_a_profile_and_is_not_padded(
+def test_every_launch_has_a_profile_without_padding(
     built: EngineSizes, data: st.DataObject
 ) -> None:
     limits = built.limits
@@ -97,15 +97,19 @@ def test_every_launch_has_a_profile_and_is_not_padded(
         run = taken(role_of(built, "expand", "top_k"), "expand", level)
         assert {name: run[name] for name in level} == level
         assert (run["FK"], run["K"]) == (first * k, k)
-    asked = data.draw(st.integers(1, limits.draft_tokens))
+    requested_tokens = data.draw(st.integers(1, limits.draft_tokens))
     most = DraftShape(limits.draft_top_k, limits.draft_depth, 0).candidates
-    candidates = {"B": batch, "M": data.draw(st.integers(asked, most)), "draft_tokens": asked}
+    candidates = {
+        "B": batch,
+        "M": data.draw(st.integers(requested_tokens, most)),
+        "draft_tokens": requested_tokens,
+    }
     run = taken(role_of(built, "select", "draft_tokens"), "select", candidates)
     assert {name: run[name] for name in candidates} == candidates
-    assert (run["N1"], run["W"]) == (asked + 1, -(-(asked + 1) // 32))
+    assert (run["N1"], run["W"]) == (requested_tokens + 1, -(-(requested_tokens + 1) // 32))
 
 
-def test_a_launch_beyond_the_limits_has_none() -> None:
+def test_a_launch_beyond_the_limits_has_no_profile() -> None:
     role = role_of(engine_sizes(2, 64, DraftShape(1, 3, 3)), "choose")
     assert taken(role, "choose", {"R": 8}) == {"R": 8}
     with pytest.raises(SpecbuildError, match="no profile for R 9"):

@@ -32,7 +32,7 @@ from specbuild.runtime.executors.tensorrt.loading import load_weights
 
 pytestmark = needs_tensorrt_rtx
 SIZES = {"hidden": 64, "q_heads": 4, "kv_heads": 2, "head_dim": 32}
-# The library's names of the types that a manifest spells as numpy does.
+# The library's names of the types that a manifest names as NumPy does.
 DTYPES = {"bf16": "bfloat16", "float": "float32", "int32": "int32"}
 
 
@@ -52,14 +52,16 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def bound_as_the_manifest_says(directory: Path, manifest: Manifest) -> None:
-    """The network's bindings are the ports of the manifest, and the engine has their names."""
+    """Compare the network's bindings with the manifest's ports, and the engine's names
+    with both.
+    """
     report = json.loads((directory / "build_report.json").read_text())["tensorrt"]
     assert set(report) == set(manifest.roles)
     for name, role in manifest.roles.items():
         bindings = report[name]["bindings"]
         assert {b["name"] for b in bindings} >= set(role.tensors)
         bindings = [b for b in bindings if b["name"] not in role.tensors]
-        told = [
+        engine_bindings = [
             (b["name"], DTYPES[b["dtype"]], [None if s < 0 else s for s in b["shape"]])
             for b in bindings
         ]
@@ -67,18 +69,18 @@ def bound_as_the_manifest_says(directory: Path, manifest: Manifest) -> None:
             (p.name, p.dtype, [s if isinstance(s, int) else None for s in p.shape])
             for p in (*role.inputs, *role.outputs)
         ]
-        assert [t[:2] for t in told] == [p[:2] for p in ports]
-        # The library works out more sizes than a graph declares, never others.
-        for (_, _, got), (_, _, declared) in zip(told, ports, strict=True):
-            assert len(got) == len(declared)
-            assert all(d is None or g == d for g, d in zip(got, declared, strict=True))
+        assert [t[:2] for t in engine_bindings] == [p[:2] for p in ports]
+        # The library infers some dynamic sizes of a graph, but never other values.
+        for (_, _, result), (_, _, declared) in zip(engine_bindings, ports, strict=True):
+            assert len(result) == len(declared)
+            assert all(d is None or g == d for g, d in zip(result, declared, strict=True))
         serialized = (directory / role.file).read_bytes()
         assert all(b["name"].encode() in serialized for b in bindings)
         assert report[name]["profiles"] == len(role.profiles) > 0
         assert role.layers == report[name]["layers"]
 
 
-def test_engines_are_what_the_manifest_says(engine: Path) -> None:
+def test_engines_match_the_manifest(engine: Path) -> None:
     manifest = read_manifest(engine)
     verify_files(engine, manifest)
     check_engines(engine, manifest)
@@ -89,14 +91,16 @@ def test_engines_are_what_the_manifest_says(engine: Path) -> None:
     bound_as_the_manifest_says(engine, manifest)
     target = manifest.roles["target"]
     assert [profile.name for profile in target.profiles] == ["decode", "prefill"]
-    # One attention with a rotation of Q and of K, and two stored weights of experts.
+    # One attention with rotations of Q and K, and two stored weights of experts.
     assert (target.layers["attention_input"], target.layers["rotary_embedding"]) == (1, 2)
     assert target.layers["dequantize"] == 2
     assert not any("specbuild" in op for role in manifest.roles.values() for op in role.ops)
 
 
-def test_stripped_engines_hold_no_weight_and_name_them_all(engine: Path) -> None:
-    """The weights lie beside, as the checkpoint has them, and load to where inputs are bound."""
+def test_stripped_engines_have_no_weights_but_all_their_names(engine: Path) -> None:
+    """The weights are in separate files in the checkpoint's format, and can be loaded for
+    binding.
+    """
     folder = engine.parent
     stripped = build(folder, "stripped", "--gpu", "sm_120", "--strip-weights")
     manifest = read_manifest(stripped)
@@ -109,10 +113,10 @@ def test_stripped_engines_hold_no_weight_and_name_them_all(engine: Path) -> None
     serialized = (stripped / target.file).read_bytes()
     whole = (engine / "target.engine").read_bytes()
     table = np.ascontiguousarray(tensors["model.embed_tokens.weight"]).view(np.uint8)
-    # A row of it is random: where it lies in a file, it was put there.
+    # The row is random, so it identifies where the file stores it.
     rows = [row.tobytes() for row in table.reshape(len(table), -1)]
     assert all(row in whole for row in rows) and not any(row in serialized for row in rows)
-    # Two codes a byte, as the checkpoint has them.
+    # Two values a byte, as in the checkpoint.
     codes = tensors["model.layers.0.mlp.experts.down_proj_blocks.float4e2m1"]
     with safe_open(folder / "target" / "model.safetensors", "np") as file:
         blocks = file.get_tensor("model.layers.0.mlp.experts.down_proj_blocks")
@@ -124,22 +128,22 @@ def test_stripped_engines_hold_no_weight_and_name_them_all(engine: Path) -> None
     assert set(loaded.addresses) == set(target.tensors)
 
 
-def test_a_moved_engine_is_checked_without_loading_it(
+def test_check_of_a_moved_engine_does_not_load_it(
     engine: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     moved = tmp_path / "moved"
     shutil.copytree(engine, moved)
     assert main(["inspect", str(moved)]) == 0
-    shown = capsys.readouterr().out
-    for told in ("tensorrt_rtx", "sm_89, sm_120", "profile prefill", "pools of sliding"):
-        assert told in shown
+    output = capsys.readouterr().out
+    for part in ("tensorrt_rtx", "sm_89, sm_120", "profile prefill", "pools of sliding"):
+        assert part in output
     assert main(["check", str(moved)]) == 1
     assert "GPU" in capsys.readouterr().out
     assert main(["run", str(moved), "--prompt", "x"]) == 2
     assert "does not run here" in capsys.readouterr().err
 
 
-def test_an_engine_for_another_gpu_is_found_by_its_header(engine: Path, tmp_path: Path) -> None:
+def test_the_header_identifies_an_engine_for_another_gpu(engine: Path, tmp_path: Path) -> None:
     moved = tmp_path / "swapped"
     shutil.copytree(engine, moved)
     serialized = moved / "target.engine"
@@ -172,28 +176,28 @@ def one_node(op: str, domain: str = "") -> bytes:
 
 
 @pytest.mark.parametrize("domain", ["", "specbuild"])
-def test_a_node_that_would_end_the_process_is_refused_by_name(domain: str, tmp_path: Path) -> None:
+def test_rejects_a_node_that_aborts_the_parser(domain: str, tmp_path: Path) -> None:
     request = request_of(one_node("KvWrite", domain), tmp_path, ((domain, "KvWrite"),))
     with pytest.raises(SpecbuildError, match=r"has no op or plugin (specbuild::)?KvWrite"):
         build_engine(request, SilentProgress())
 
 
-def test_a_process_that_ends_is_an_error_of_ours(tmp_path: Path) -> None:
-    """The parser aborts at an unknown node: here it is not told of the node beforehand."""
+def test_an_aborted_subprocess_is_reported_as_an_error(tmp_path: Path) -> None:
+    """The parser aborts at an unknown node, which this test does not check beforehand."""
     request = request_of(one_node("KvWrite", "specbuild"), tmp_path, (("", "Relu"),))
     with pytest.raises(SpecbuildError, match=r"e.engine exited with|rejects the graph"):
         build_engine(request, SilentProgress())
 
 
 class Interrupting(SilentProgress):
-    """Ends the build at the first sign of it."""
+    """Progress that interrupts the build at its first call."""
 
     def advance(self, amount: int) -> None:
         del amount
         raise KeyboardInterrupt
 
 
-def test_a_build_that_is_interrupted_leaves_no_process(
+def test_an_interrupted_build_leaves_no_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started: list[subprocess.Popen[str]] = []
@@ -211,7 +215,7 @@ def test_a_build_that_is_interrupted_leaves_no_process(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("stripped", [(), ("--strip-weights",)], ids=["whole", "stripped"])
-def test_every_role_of_a_draft_too(tmp_path: Path, stripped: tuple[str, ...]) -> None:
+def test_every_role_with_a_draft(tmp_path: Path, stripped: tuple[str, ...]) -> None:
     write_target(tmp_path / "target", layers=4, **SIZES)
     write_latents(tmp_path / "target", {1: 12, 2: 20}, kv_width=64)
     write_draft(tmp_path / "draft", target_layers=4, target_hidden=64, inner=64, **SIZES)
@@ -239,8 +243,8 @@ def test_the_example_builds(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("gpu", ["sm_75", "sm_90", "sm_80,sm_86,sm_89,sm_120,sm_121"])
-def test_headers_name_every_gpu(gpu: str, tmp_path: Path) -> None:
-    """Bits of the header that no other test sees; engines of one node take a moment."""
+def test_headers_identify_every_gpu(gpu: str, tmp_path: Path) -> None:
+    """Check header fields that no other test covers; engines of one node build quickly."""
     if gpu == "sm_90":
         with pytest.raises(SpecbuildError, match="sm_90"):
             build_engine(_relu(tmp_path, gpu), SilentProgress())
@@ -259,18 +263,18 @@ def _relu(tmp_path: Path, gpu: str) -> EngineRequest:
 
 
 class Notes(SilentProgress):
-    """Keeps what a build tells."""
+    """Progress that stores the notes of a build."""
 
     def __init__(self) -> None:
-        self.told: list[str] = []
+        self.messages: list[str] = []
 
     def note(self, message: str) -> None:
-        self.told.append(message)
+        self.messages.append(message)
 
 
 @pytest.mark.slow
-def test_a_layer_of_20b_geometry_takes_what_its_engine_takes(tmp_path: Path) -> None:
-    """The library holds the engine whole, and its compiler; what is ours is next to nothing."""
+def test_memory_of_a_build_with_the_sizes_of_20b(tmp_path: Path) -> None:
+    """The library holds the complete engine and its compiler; the builder's own memory is small."""
     arguments = ["--geometry", "gpt-oss-20b", "--layers", "1", "--output", str(tmp_path)]
     assert main(["synth", *arguments, "--force"]) == 0
     notes = Notes()
@@ -281,10 +285,10 @@ def test_a_layer_of_20b_geometry_takes_what_its_engine_takes(tmp_path: Path) -> 
         limits=LimitOptions(max_batch_size=1),
     )
     report = run_build(options, notes)
-    [told] = [note for note in notes.told if note.startswith("target.engine:")]
-    held, before = (int(n) * 1e6 for n in re.findall(r"(\d+) MB of", told))
+    [memory_note] = [note for note in notes.messages if note.startswith("target.engine:")]
+    held, before = (int(n) * 1e6 for n in re.findall(r"(\d+) MB of", memory_note))
     size = report.tensorrt["target"].engine_bytes
-    # Four bits a weight and a scale in sixteen for every 32 of them, bf16 for the rest.
+    # Experts have four bits a weight and a scale byte for each 32; the others are bf16.
     assert report.weight_bytes < size < 1.05 * report.weight_bytes
     assert before < 200e6
     assert held < size + 1.5e9

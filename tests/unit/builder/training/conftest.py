@@ -1,4 +1,4 @@
-"""A target and a text that drafts are trained on."""
+"""A target, and a text to train drafts on."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="package")
 def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Counting up from random starts: text whose next token follows from the last."""
+    """A text that counts up from random starts, so that a token determines the next one."""
     random = np.random.default_rng(0)
     file = tmp_path_factory.mktemp("text") / "ids.jsonl"
     lines = [

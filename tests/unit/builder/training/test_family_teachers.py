@@ -1,4 +1,4 @@
-"""Teachers of families with grouped-query attention: what drafts learn is what models compute."""
+"""Teachers of families with grouped-query attention: drafts learn from the model's results."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_a_teacher_gives_the_states_and_logits_of_the_model(tmp_path: Path, name: str) -> None:
+def test_a_teacher_has_the_states_and_logits_of_the_model(tmp_path: Path, name: str) -> None:
     kind, changes = KINDS[name]
     write_llama(tmp_path, kind, **changes)
     ids = torch.randint(3, VOCAB, (2, 24), generator=torch.Generator().manual_seed(1))
     plain = load_target(tmp_path, teacher=False)
     plain.set_experts_implementation("eager")
     with torch.no_grad():
-        wanted = plain(ids, use_cache=False, output_hidden_states=True)
+        expected = plain(ids, use_cache=False, output_hidden_states=True)
     teaching = FrozenTarget(load_target(tmp_path), (0, 1)).teach(ids)
-    torch.testing.assert_close(teaching.logits, wanted.logits, rtol=0, atol=2e-4)
-    states = torch.cat([wanted.hidden_states[1], wanted.hidden_states[2]], dim=-1)
+    torch.testing.assert_close(teaching.logits, expected.logits, rtol=0, atol=2e-4)
+    states = torch.cat([expected.hidden_states[1], expected.hidden_states[2]], dim=-1)
     assert teaching.aux_hidden.shape == states.shape
     if len(plain.model.layers) > 2:  # the last of hidden_states is normed
         torch.testing.assert_close(teaching.aux_hidden, states, rtol=0, atol=2e-4)

@@ -1,4 +1,4 @@
-"""A GGUF file as the target of training and verification: the same model in transformers."""
+"""A GGUF file as the target of training and verification equals the model in transformers."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ IDS = torch.tensor([[3, 1, 17, 9, 22, 5]])
 
 
 def assert_same_model(file: Path, model: Path) -> None:
-    found, expected = load_target(file, teacher=False), load_target(model, teacher=False)
+    reference_model, expected = load_target(file, teacher=False), load_target(model, teacher=False)
     weights = expected.state_dict()
-    assert found.state_dict().keys() == weights.keys()
-    for name, tensor in found.state_dict().items():
+    assert reference_model.state_dict().keys() == weights.keys()
+    for name, tensor in reference_model.state_dict().items():
         assert torch.equal(tensor, weights[name]), name
     # Equal weights with another RoPE scaling or window would give other logits.
-    torch.testing.assert_close(found(IDS).logits, expected(IDS).logits, rtol=0, atol=1e-5)
+    torch.testing.assert_close(reference_model(IDS).logits, expected(IDS).logits, rtol=0, atol=1e-5)
 
 
 def llama_file(folder: Path, kind: str) -> Path:
-    """Write a model as ``folder / "model"`` and as the GGUF file that is returned."""
+    """Write a model as ``folder / "model"`` and as a GGUF file, whose path is returned."""
     model = folder / "model"
     write_llama(model, kind, **({"rope_parameters": LLAMA3_ROPE} if kind == "llama" else {}))
     tensors = llama_twin(model, json.loads((model / "config.json").read_text()))
@@ -73,7 +73,7 @@ def test_deepseek(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen3_moe", "mixtral", "smollm3", "phi3", "olmo3"])
-def test_a_draft_is_trained_on_a_gguf_target_and_read_for_it(tmp_path: Path, kind: str) -> None:
+def test_a_draft_trained_on_a_gguf_target_can_be_read(tmp_path: Path, kind: str) -> None:
     file = llama_file(tmp_path, kind)
     text = tmp_path / "ids.jsonl"
     counts = [{"ids": [3 + (start + i) % 25 for i in range(40)]} for start in range(25)]
@@ -87,7 +87,7 @@ def test_a_draft_is_trained_on_a_gguf_target_and_read_for_it(tmp_path: Path, kin
     assert read_draft(output, target, strict=True).geometry.vocab == 28
 
 
-def test_latents_and_indexers_are_for_directories_of_some_families(tmp_path: Path) -> None:
+def test_rejects_gguf_files_for_latents_and_indexers(tmp_path: Path) -> None:
     file = llama_file(tmp_path, "llama")
     for path, message in (
         (file, "is a GGUF file"),

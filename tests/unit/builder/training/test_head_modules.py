@@ -52,7 +52,7 @@ def backbone(model: Path, *, checkpointing: bool = False) -> Backbone:
 
 
 def by_transformers(reference: ReferenceTarget, ids: torch.Tensor) -> torch.Tensor:
-    """Its logits of all rows."""
+    """Return transformers' logits of all rows."""
     return torch.stack([torch.from_numpy(reference.run(row.numpy()).logits) for row in ids])
 
 
@@ -62,10 +62,10 @@ def logits(one: Backbone, ids: torch.Tensor, *, heads: bool) -> torch.Tensor:
         return one.head(one.run(ids).last)
 
 
-def test_the_frozen_backbone_is_transformers(model: Path, ids: torch.Tensor) -> None:
-    """Sinks, windows taken in blocks (8 divides 48) and the rest, by its eager attention."""
-    got = logits(backbone(model), ids, heads=False)
-    torch.testing.assert_close(got, by_transformers(ReferenceTarget(model), ids), **NEAR)
+def test_the_frozen_backbone_equals_transformers(model: Path, ids: torch.Tensor) -> None:
+    """Compare sinks, windows in blocks (8 divides 48) and other parts with the eager attention."""
+    result = logits(backbone(model), ids, heads=False)
+    torch.testing.assert_close(result, by_transformers(ReferenceTarget(model), ids), **NEAR)
 
 
 @settings(max_examples=20, deadline=None)
@@ -73,28 +73,28 @@ def test_the_frozen_backbone_is_transformers(model: Path, ids: torch.Tensor) -> 
     rows=st.integers(1, 40), window=st.integers(0, 12), groups=st.integers(1, 3),
     dim=st.sampled_from([2, 8, 12]), seed=st.integers(0, 9),
 )  # fmt: skip
-def test_attention_is_a_softmax_over_what_is_seen(
+def test_attention_is_a_softmax_over_visible_keys(
     rows: int, window: int, groups: int, dim: int, seed: int
 ) -> None:
     generator = torch.Generator().manual_seed(seed)
     q = torch.randn(2, 2 * groups, rows, dim, generator=generator)
     k, v = torch.randn(2, 2, 2, rows, dim, generator=generator)
     sinks = 3 * torch.randn(2 * groups, generator=generator)
-    got = attend(AttentionInputs(q, k, v, sinks, 0.3, window))
+    result = attend(AttentionInputs(q, k, v, sinks, 0.3, window))
     for head in range(2 * groups):
         for t in range(rows):
             first = max(0, t + 1 - window) if window else 0
             seen = slice(first, t + 1)
             scores = 0.3 * q[:, head, t, None] @ k[:, head // groups, seen].mT
             joined = torch.cat([scores[:, 0], sinks[head].expand(2, 1)], dim=1).softmax(1)
-            wanted = joined[:, None, :-1] @ v[:, head // groups, seen]
-            torch.testing.assert_close(got[:, head, t], wanted[:, 0], atol=1e-5, rtol=1e-5)
+            expected = joined[:, None, :-1] @ v[:, head // groups, seen]
+            torch.testing.assert_close(result[:, head, t], expected[:, 0], atol=1e-5, rtol=1e-5)
 
 
-def test_latents_compute_what_their_file_says(
+def test_latents_equal_the_definition_of_their_file(
     model: Path, ids: torch.Tensor, tmp_path: Path
 ) -> None:
-    """With LoRA and an output projection in the file; and what is written computes the same."""
+    """The file includes LoRA and an output projection; a written file gives the same results."""
     tensors = write_latents(tmp_path, {0: 12, 3: 20})
     name = "model.layers.3.self_attn.o_proj.weight"
     plain = read_target(model, strict=True, mla=False).tensors
@@ -125,7 +125,7 @@ def test_latents_compute_what_their_file_says(
 
 
 def test_checkpointing_changes_no_gradient(model: Path, ids: torch.Tensor, tmp_path: Path) -> None:
-    """Of latents by logits and of indexers by attention, together and in sparse attention."""
+    """Check latents with logits and indexers with attention, together and in sparse attention."""
     tensors = write_latents(tmp_path, {0: 12, 1: 20})
     gradients = []
     for checkpointing in (False, True):
@@ -148,30 +148,30 @@ def test_checkpointing_changes_no_gradient(model: Path, ids: torch.Tensor, tmp_p
     torch.testing.assert_close(*gradients, atol=0, rtol=0)
 
 
-def test_terms_are_what_they_say() -> None:
-    """Against a second writing in fp64, and summed over two halves of a batch."""
+def test_loss_terms_equal_their_definitions() -> None:
+    """Compare with a second implementation in fp64, and with the sum over two half batches."""
     generator = torch.Generator().manual_seed(0)
     head = torch.nn.Linear(8, 30, bias=False)
-    wanted, got = torch.randn(2, 4, 6, 8, generator=generator)
+    expected, result = torch.randn(2, 4, 6, 8, generator=generator)
     counted = torch.rand(4, 6, generator=generator) > 0.3
     weights = {"logits-kl": 1.0, "logits-mse": 2.0, "long-logits-l2": 3.0, "hidden-mse": 4.0}
 
     def lesson(rows: slice) -> Lesson:
-        teacher = States(wanted[rows], {1: wanted[rows], 3: got[rows]})
-        student = States(got[rows], {1: got[rows], 3: got[rows]})
+        teacher = States(expected[rows], {1: expected[rows], 3: result[rows]})
+        student = States(result[rows], {1: result[rows], 3: result[rows]})
         return Lesson(teacher, student, counted[rows], 24, 4)
 
-    found = terms(lesson(slice(None)), head, weights)
-    a, b = (x.double() @ head.weight.double().T for x in (wanted, got))
+    actual = terms(lesson(slice(None)), head, weights)
+    a, b = (x.double() @ head.weight.double().T for x in (expected, result))
     kl = (a.softmax(-1) * (a.log_softmax(-1) - b.log_softmax(-1))).sum(-1)
     square = (a - b).square().mean(-1)
     late = counted & (torch.arange(6) >= 4)
-    hidden = (wanted - got).square().sum(-1) / wanted.square().sum(-1) / 2
+    hidden = (expected - result).square().sum(-1) / expected.square().sum(-1) / 2
     masked = [(kl, counted), (square, counted), (square, late), (hidden, counted)]
     by_hand = torch.stack([(value * mask).sum().double() for value, mask in masked]) / 24
-    torch.testing.assert_close(found.double(), by_hand, atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(actual.double(), by_hand, atol=1e-6, rtol=1e-5)
     halves = [terms(lesson(rows), head, weights) for rows in (slice(0, 1), slice(1, 4))]
-    torch.testing.assert_close(sum(halves), found)
+    torch.testing.assert_close(sum(halves), actual)
 
 
 @settings(max_examples=30, deadline=None)
@@ -179,10 +179,10 @@ def test_terms_are_what_they_say() -> None:
     rows=st.integers(1, 24), top_k=st.integers(1, 26), first=st.integers(0, 4),
     recent=st.integers(1, 5), heads=st.integers(1, 3), seed=st.integers(0, 99),
 )  # fmt: skip
-def test_training_chooses_as_the_op_does(
+def test_training_selects_the_tokens_of_the_op(
     rows: int, top_k: int, first: int, recent: int, heads: int, seed: int
 ) -> None:
-    """A prefill in DsaIndexer's reference, with ties, attends to the same keys."""
+    """A prefill with ties in DsaIndexer's reference attends to the same keys."""
     from specbuild.builder.training.heads.indexers import _always_selected
     from specbuild.plugins_cuda.dsa_indexer.reference import indexer_scores
 
@@ -191,8 +191,8 @@ def test_training_chooses_as_the_op_does(
     keys = torch.randint(-1, 2, (rows, 2), generator=generator).float()
     weights = torch.randint(0, 3, (rows, heads), generator=generator).float()
     seen = torch.ones(rows, rows, dtype=torch.bool).tril()
-    kept = _always_selected(seen, SparsePattern(top_k, first, recent))
-    chosen, _ = choose(indexer_scores(q, keys, weights), seen, kept, top_k)
+    always_selected = _always_selected(seen, SparsePattern(top_k, first, recent))
+    chosen, _ = choose(indexer_scores(q, keys, weights), seen, always_selected, top_k)
     page = 8
     pages = -(-rows // page)
     pool = torch.full((pages + 1, 1, page, 2), float("nan"))
@@ -209,10 +209,13 @@ def test_training_chooses_as_the_op_does(
         assert row[row >= 0].tolist() == mine.nonzero().flatten().tolist()
 
 
-def test_an_indexer_learns_and_judges_attention(
+def test_loss_and_selection_of_an_indexer(
     model: Path, ids: torch.Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its loss by hand; all tokens chosen is plain attention; a relaxed choice has gradients."""
+    """Compute the loss explicitly.
+
+    Selecting all tokens is plain attention; relaxed selection has gradients.
+    """
     monkeypatch.setattr("specbuild.builder.training.heads.indexers._ROWS", 20)
     one = backbone(model)
     plain = logits(one, ids, heads=False)
@@ -264,13 +267,13 @@ def indexer_options(**changes: Any) -> IndexerTraining:
 
 def test_a_long_context_begins_within_the_sequence() -> None:
     options = {"losses": (("long-logits-l2", 1.0),), "sequence_length": 24, "rank": 8}
-    given = {"model": Path("m"), "texts": (Path("t"),), "output": Path("o"), **options}
-    assert LatentTraining(**given, long_context=23).long_context == 23
+    arguments = {"model": Path("m"), "texts": (Path("t"),), "output": Path("o"), **options}
+    assert LatentTraining(**arguments, long_context=23).long_context == 23
     with pytest.raises(SpecbuildError, match="24 tokens never reach the context of 24"):
-        LatentTraining(**given, long_context=24)
+        LatentTraining(**arguments, long_context=24)
 
 
-def test_the_least_of_the_numbers_must_be_sparse() -> None:
+def test_rejects_top_k_values_that_select_every_token() -> None:
     assert indexer_options(top_k=(4, 40)).top_k == (4, 40)
     assert indexer_options(top_k=(27,)).top_k == (27,)
     with pytest.raises(SpecbuildError, match="--top-k 28: selects all tokens of sequences of 32"):
@@ -282,8 +285,8 @@ def test_joint_losses_are_checked_too() -> None:
         indexer_options(joint_losses=(("logits-k", 1.0),))
 
 
-def test_a_relaxed_choice_fades_by_the_scores_that_are_chosen_among() -> None:
-    """A kept key's score, however large, moves no other key."""
+def test_relaxed_weights_depend_on_selectable_scores_only() -> None:
+    """The score of an always selected key has no effect on other keys."""
     inputs = type("Inputs", (), {"visible": lambda _: torch.ones(6, 6, dtype=torch.bool).tril()})()
     pattern = indexers.SparsePattern(2, 1, 1, "relaxed")
     layer = indexers.LayerIndexer(
@@ -295,7 +298,7 @@ def test_a_relaxed_choice_fades_by_the_scores_that_are_chosen_among() -> None:
         scores = torch.arange(36.0).view(1, 6, 6).sin()
         scores[..., 0] = first
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(indexers, "indexer_scores", lambda *_, found=scores: found)
+            patch.setattr(indexers, "indexer_scores", lambda *_, result=scores: result)
             joins.append(layer._attention_bias(x, inputs)[0, 0, 5])
     torch.testing.assert_close(joins[0], joins[1])
     assert joins[0][0] == 0 and (joins[0][1:5] < 0).all()

@@ -1,4 +1,4 @@
-"""LK losses against rejection sampling counted token by token, and gradients in closed form."""
+"""LK losses against rejection sampling counted token by token, and closed-form gradients."""
 
 from __future__ import annotations
 
@@ -35,7 +35,9 @@ def softmax(logits: np.ndarray) -> np.ndarray:
 
 
 def accepted(p: np.ndarray, q: np.ndarray) -> float:
-    """The chance that rejection sampling keeps a token of q for p (arXiv 2211.17192)."""
+    """Return the probability that rejection sampling accepts a token of q for p (arXiv
+    2211.17192).
+    """
     return sum(qx * min(1.0, px / qx) for px, qx in zip(p, q, strict=True) if qx > 0)
 
 
@@ -54,17 +56,17 @@ def case(ids: torch.Tensor, seed: int = 0) -> tuple[list[DraftLogits], Batch, Te
 
 
 def objective(ids: torch.Tensor, lk: LkLoss | None, *, hard: bool = False) -> Objective:
-    known = torch.zeros(VOCAB, dtype=torch.bool).scatter(0, ids, True)
-    return Objective(STEPS, 0.8, ids, known, NO_WORDS, hard, lk)
+    in_draft = torch.zeros(VOCAB, dtype=torch.bool).scatter(0, ids, True)
+    return Objective(STEPS, 0.8, ids, in_draft, NO_WORDS, hard, lk)
 
 
 @pytest.mark.parametrize("hard", [False, True])
-@pytest.mark.parametrize("asked", [ALPHA, LAMBDA, replace(LAMBDA, kl_scale=0.6, kl_decay=1.0)])
+@pytest.mark.parametrize("lk_loss", [ALPHA, LAMBDA, replace(LAMBDA, kl_scale=0.6, kl_decay=1.0)])
 @pytest.mark.parametrize("size", [VOCAB, 6])
-def test_losses_are_those_of_tokens_counted_one_by_one(size: int, asked: LkLoss, hard: bool):
+def test_losses_equal_counting_token_by_token(size: int, lk_loss: LkLoss, hard: bool):
     ids = torch.arange(VOCAB)[:: VOCAB // size][:size]
     predictions, batch, teacher = case(ids)
-    losses = objective(ids, asked, hard=hard).losses(predictions, batch, teacher)
+    losses = objective(ids, lk_loss, hard=hard).losses(predictions, batch, teacher)
     for step in range(STEPS):
         found = []
         for sequence, row in np.ndindex(2, ROWS):
@@ -81,23 +83,25 @@ def test_losses_are_those_of_tokens_counted_one_by_one(size: int, asked: LkLoss,
             found.append((alpha, kl, variation))
         assert 0 < len(found) < 2 * ROWS
         alphas, kls, variations = map(np.array, zip(*found, strict=True))
-        weight = asked.kl_scale * math.exp(-asked.kl_decay * alphas.mean())
+        weight = lk_loss.kl_scale * math.exp(-lk_loss.kl_decay * alphas.mean())
         mixed = weight * kls + (1 - weight) * variations
-        summed = (-np.log(alphas) if asked is ALPHA else mixed).sum()
+        summed = (-np.log(alphas) if lk_loss is ALPHA else mixed).sum()
         assert float(losses[step]) == pytest.approx(summed / (2 * ROWS), rel=1e-5)
 
 
-def gradient(asked: LkLoss, said: torch.Tensor, logits: torch.Tensor) -> np.ndarray:
+def gradient(lk_loss: LkLoss, expected: torch.Tensor, logits: torch.Tensor) -> np.ndarray:
     logits = logits.clone().requires_grad_()
-    lk_losses(asked, said, logits.log_softmax(-1), torch.ones(said.shape[:2])).sum().backward()
+    lk_losses(
+        lk_loss, expected, logits.log_softmax(-1), torch.ones(expected.shape[:2])
+    ).sum().backward()
     assert logits.grad is not None
     return logits.grad[0].numpy()
 
 
 @given(seed=st.integers(0, 10_000), outside=st.integers(0, 5), scale=st.floats(0.1, 6.0))
 @settings(max_examples=40, deadline=None)
-def test_gradients_are_the_closed_forms(seed: int, outside: int, scale: float):
-    """dα/dz_j = q_j·([q_j < p_j] − Σ_{q < p} q): mass outside the draft's tokens moves nothing."""
+def test_gradients_equal_the_closed_forms(seed: int, outside: int, scale: float):
+    """dα/dz_j = q_j·([q_j < p_j] − Σ_{q < p} q): mass outside the draft's tokens has no effect."""
     random = np.random.default_rng(seed)
     rows, width = 4, 7
     p = softmax(scale * random.normal(size=(rows, width + outside)))[:, :width]
@@ -109,47 +113,47 @@ def test_gradients_are_the_closed_forms(seed: int, outside: int, scale: float):
     alpha = np.minimum(p, q).sum(-1, keepdims=True)
     found = gradient(ALPHA, said, given_logits)
     np.testing.assert_allclose(found, -of_alpha / alpha, rtol=1e-9, atol=1e-12)
-    weight = math.exp(-3.0 * alpha.mean())  # a constant: its own slope is left out
+    weight = math.exp(-3.0 * alpha.mean())  # a constant, whose gradient is omitted
     of_kl = q - p / p.sum(-1, keepdims=True)
     mixed = weight * of_kl - (1 - weight) * of_alpha
     found = gradient(LAMBDA, said, given_logits)
     np.testing.assert_allclose(found, mixed, rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize("asked", [ALPHA, LAMBDA])
-def test_a_draft_that_says_nothing_of_the_targets_still_learns(asked: LkLoss):
-    """α is 1e-130 here, which is 0 in fp32: its logarithm and gradient are finite all the same."""
+@pytest.mark.parametrize("lk_loss", [ALPHA, LAMBDA])
+def test_gradients_are_finite_if_no_token_is_accepted(lk_loss: LkLoss):
+    """α is 1e-130, which is 0 in fp32; its logarithm and gradient are still finite."""
     said = torch.tensor([[[300.0, 0.0, 0.0]]]).log_softmax(-1)
     logits = torch.tensor([[[0.0, 300.0, 0.0]]])
-    loss = lk_losses(asked, said, logits.log_softmax(-1), torch.ones(1, 1))
-    slope = gradient(asked, said, logits)
+    loss = lk_losses(lk_loss, said, logits.log_softmax(-1), torch.ones(1, 1))
+    slope = gradient(lk_loss, said, logits)
     assert torch.isfinite(loss).all() and np.isfinite(slope).all()
     assert slope[0, 0] < 0 < slope[0, 1]
 
 
-def test_without_decay_lambda_is_the_kinds_own_loss_to_the_gradient():
+def test_without_decay_loss_and_gradient_equal_the_plain_loss():
     ids = torch.arange(0, VOCAB, 2)
     slopes = []
-    for asked in (None, replace(LAMBDA, kl_decay=0.0)):
+    for lk_loss in (None, replace(LAMBDA, kl_decay=0.0)):
         predictions, batch, teacher = case(ids)
         logits = [step.logits.requires_grad_() for step in predictions]
-        objective(ids, asked).losses(predictions, batch, teacher).sum().backward()
+        objective(ids, lk_loss).losses(predictions, batch, teacher).sum().backward()
         slopes.append(torch.stack([step.grad for step in logits if step.grad is not None]))
     torch.testing.assert_close(*slopes)
 
 
-@pytest.mark.parametrize(("kind", "asked"), [("eagle3", LAMBDA), *slow(("dflash", ALPHA))])
-def test_training_with_it_lowers_it_at_every_position(model, text, tmp_path, kind, asked):
+@pytest.mark.parametrize(("kind", "lk_loss"), [("eagle3", LAMBDA), *slow(("dflash", ALPHA))])
+def test_training_lowers_the_lk_loss_at_every_position(model, text, tmp_path, kind, lk_loss):
     changes: dict[str, Any] = {"draft_vocab": None} if kind == "dflash" else {}
-    options = make_options(model, text, tmp_path / "d", kind=kind, lk=asked, **changes)
+    options = make_options(model, text, tmp_path / "d", kind=kind, lk=lk_loss, **changes)
     report = train_draft(options, SilentProgress())
     first, last = report.losses[0].per_position, report.losses[-1].per_position
     assert all(b < a for a, b in zip(first, last, strict=True))
-    assert report.options["lk"]["lk_loss_type"] == asked.lk_loss_type
+    assert report.options["lk"]["lk_loss_type"] == lk_loss.lk_loss_type
 
 
 @pytest.mark.parametrize(
-    ("asked", "message"),
+    ("lk_loss", "message"),
     [
         (LkLoss(lk_loss_type="lambda", kl_scale=1.5), "kl_scale is 1.5, expected 0 to 1"),
         (LkLoss(lk_loss_type="lambda", kl_decay=-1.0), "kl_decay is -1.0, expected 0 or more"),
@@ -160,6 +164,6 @@ def test_training_with_it_lowers_it_at_every_position(model, text, tmp_path, kin
         (LkLoss(kl_scale=0.5), "kl_scale has an effect only with lk_loss_type lambda"),
     ],
 )
-def test_values_out_of_bounds_or_of_another_loss_are_refused(model, text, tmp_path, asked, message):
+def test_rejects_invalid_loss_options(model, text, tmp_path, lk_loss, message):
     with pytest.raises(SpecbuildError, match=message):
-        make_options(model, text, tmp_path / "d", lk=asked)
+        make_options(model, text, tmp_path / "d", lk=lk_loss)

@@ -1,4 +1,4 @@
-"""Drafts that are trained to draft in one pass, against plain torch run from every row alone."""
+"""Training of drafts that draft in one pass, against plain torch run from every row alone."""
 
 from __future__ import annotations
 
@@ -74,16 +74,18 @@ def case() -> tuple[Batch, TeacherOutputs, TokenWeights]:
     return Batch(ids, counted), teacher, token_weights
 
 
-def objective(token_weights: TokenWeights, known: int, *, hard: bool = False) -> Objective:
-    ids = torch.arange(0, 2 * known, 2) if known < VOCAB else torch.arange(VOCAB)
+def objective(token_weights: TokenWeights, num_known: int, *, hard: bool = False) -> Objective:
+    ids = torch.arange(0, 2 * num_known, 2) if num_known < VOCAB else torch.arange(VOCAB)
     member = torch.zeros(VOCAB, dtype=torch.bool).scatter(0, ids, True)
     return Objective(STEPS, 0.8, ids, member, token_weights, hard)
 
 
-def predict(draft: TrainableDraft, known: int, random: torch.Generator | None) -> list[DraftLogits]:
+def predict(
+    draft: TrainableDraft, num_known: int, random: torch.Generator | None
+) -> list[DraftLogits]:
     batch, teacher, token_weights = case()
     with torch.no_grad():
-        return objective(token_weights, known).predict(draft, batch, teacher, random)
+        return objective(token_weights, num_known).predict(draft, batch, teacher, random)
 
 
 @pytest.mark.parametrize("layers", [1, 3])
@@ -101,8 +103,8 @@ def test_p_eagle_rows_equal_a_pass_from_each_row_alone(layers: int) -> None:
             states = torch.cat([teacher.aux_hidden[sequence, : t + 1], masks])
             ids = torch.cat([batch.ids[sequence, 1 : t + 2], torch.full((STEPS - 1,), MASK)])
             run = reference.run(ids, reference.fuse(states), torch.arange(len(ids)))
-            got = torch.stack([step.logits[sequence, t] for step in steps])
-            torch.testing.assert_close(got, run.logits[t:], rtol=1e-4, atol=1e-4)
+            result = torch.stack([step.logits[sequence, t] for step in steps])
+            torch.testing.assert_close(result, run.logits[t:], rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -120,22 +122,22 @@ def test_dflash_blocks_equal_a_block_at_each_row_alone(layers: int, causal: bool
         for t in range(ROWS):
             states = teacher.aux_hidden[sequence, : t + 1]
             expected = reference.logits(states, int(batch.ids[sequence, t + 1]))
-            got = torch.stack([step.logits[sequence, t] for step in steps])
-            torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
+            result = torch.stack([step.logits[sequence, t] for step in steps])
+            torch.testing.assert_close(result, expected, rtol=1e-4, atol=1e-4)
 
 
-def test_rows_that_are_dropped_change_no_other() -> None:
+def test_dropped_rows_do_not_change_others() -> None:
     p_eagle = drawn(PEagleModule(shape_of(2), mask_token=MASK, keep=0.6))
     dflash = drawn(DFlashModule(shape_of(2), mask_token=MASK, causal=False, anchors=5))
-    for draft, known, counts in ((p_eagle, 20, [9, 5, 3, 2]), (dflash, VOCAB, [5] * 4)):
-        whole = predict(draft, known, None)
-        part = predict(draft, known, torch.Generator().manual_seed(4))
+    for draft, num_known, counts in ((p_eagle, 20, [9, 5, 3, 2]), (dflash, VOCAB, [5] * 4)):
+        whole = predict(draft, num_known, None)
+        part = predict(draft, num_known, torch.Generator().manual_seed(4))
         assert [len(step.rows) for step in part] == counts
         for one, other in zip(part, whole, strict=True):
             torch.testing.assert_close(one.logits, other.logits[:, one.rows])
 
 
-def test_hard_losses_learn_the_targets_best_token() -> None:
+def test_hard_losses_learn_the_best_token_of_the_target() -> None:
     draft = drawn(DFlashModule(shape_of(1), mask_token=MASK, causal=False, anchors=5))
     batch, teacher, token_weights = case()
     with torch.no_grad():
@@ -159,7 +161,7 @@ def trained(model: Path, text: Path, output: Path, kind: str, **changes: Any) ->
 
 
 @pytest.mark.parametrize("kind", ["p-eagle", "dflash", *slow("jetspec")])
-def test_a_trained_draft_is_read_as_its_kind(
+def test_a_trained_draft_can_be_read_as_its_kind(
     model: Path, text: Path, tmp_path: Path, kind: str
 ) -> None:
     report = trained(model, text, tmp_path / "draft", kind)
@@ -175,12 +177,12 @@ def test_a_trained_draft_is_read_as_its_kind(
     else:
         assert isinstance(geometry, DFlashGeometry)
         assert (geometry.block_size, geometry.causal) == (4, kind == "jetspec")
-    # The text counts from 3 to 52: the rarest tokens are the others, of these the last.
+    # The text counts from 3 to 52; of the other tokens, the last is used.
     assert geometry.mask_token == 63
 
 
 @pytest.mark.parametrize("kind", ["p-eagle", *slow("dflash")])
-def test_a_resumed_run_ends_like_an_uninterrupted_one(
+def test_a_resumed_run_equals_an_uninterrupted_one(
     model: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     from specbuild.builder.training import training_loop
@@ -200,8 +202,8 @@ def test_a_resumed_run_ends_like_an_uninterrupted_one(
     assert configs[0] == configs[1]
 
 
-def test_a_draft_begins_where_another_ended(model: Path, text: Path, tmp_path: Path) -> None:
-    """The first position of a P-EAGLE draft is an EAGLE3 draft's, whose weights it takes over."""
+def test_training_may_start_from_another_draft(model: Path, text: Path, tmp_path: Path) -> None:
+    """The first position of a P-EAGLE draft is an EAGLE3 draft, whose weights it loads."""
     changes = {"ttt_steps": 3, "inner": 32, "draft_vocab": 48}
     options = make_options(model, text, tmp_path / "eagle3", **changes)
     before = train_draft(options, SilentProgress()).held_out_text
@@ -230,7 +232,7 @@ def test_a_draft_begins_where_another_ended(model: Path, text: Path, tmp_path: P
         ({"kind": "p-eagle", "layers": 0}, "layers is 0, expected 1 or more"),
     ],
 )
-def test_bad_options_are_one_sentence(
+def test_reports_invalid_training_options_in_one_line(
     model: Path, text: Path, tmp_path: Path, changes: dict[str, Any], message: str
 ) -> None:
     values = {"draft_vocab": None} | changes
@@ -238,7 +240,7 @@ def test_bad_options_are_one_sentence(
         make_options(model, text, tmp_path / "d", **values)
 
 
-def test_a_mask_token_beyond_the_vocabulary_is_refused(
+def test_rejects_a_mask_token_beyond_the_vocabulary(
     model: Path, text: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(SpecbuildError, match="mask_token is 64, expected a token below"):

@@ -1,4 +1,4 @@
-"""The acceptance that training reports is the one that an engine then reaches."""
+"""The acceptance that training reports equals the acceptance in an engine."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PROMPT, LENGTH = 8, 64
 
 
 @pytest.mark.slow
-def test_reported_acceptance_is_that_of_the_engine(tmp_path, monkeypatch):
+def test_reported_acceptance_equals_that_of_the_engine(tmp_path, monkeypatch):
     write_target(tmp_path / "target", hidden=64, vocab=64)
     np.save(tmp_path / "ids.npy", np.random.default_rng(0).integers(3, 64, 6000))
     options = TrainOptions(
@@ -57,12 +57,12 @@ def test_reported_acceptance_is_that_of_the_engine(tmp_path, monkeypatch):
     steps = sum(s.steps for s in stats)
     reached = sum(s.mean_acceptance_length * s.steps for s in stats) / steps
     assert reported.mean_acceptance_length > 1.15
-    # The rows' last tokens are not measured, and the engine's weights are rounded to bf16.
+    # The last tokens of rows are not measured, and the engine's weights are rounded to bf16.
     assert reached == pytest.approx(reported.mean_acceptance_length, abs=0.04)
 
 
 def _recorded(measured: list):
-    """``write_rows`` that keeps the ids of the last rows written: the held-out ones."""
+    """Return ``write_rows`` that stores the ids of the last written rows, which are held out."""
     from specbuild.builder.training.self_text import write_rows
 
     def write(*args, **kwargs):

@@ -1,4 +1,6 @@
-"""The folder of an unfinished run: resumed with the same options only, gone where nothing began."""
+"""The folder of an unfinished run: resumed with equal options only, removed if nothing was
+computed.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ def rows(fill: int) -> Rows:
 
 
 def test_a_run_with_other_options_is_not_resumed(tmp_path: Path) -> None:
-    """Not even before its first state is saved: rows and first factors are the run's own."""
+    """This holds even before the first save: rows and first factors belong to the run."""
     output = tmp_path / "out"
     folder = RunFolder.open(output, fingerprint="a", resume=False)
     assert folder.rows("train", lambda: rows(1)).ids[0, 0] == 1
@@ -32,7 +34,7 @@ def test_a_run_with_other_options_is_not_resumed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["state.pt", "fingerprint.txt"])
-def test_a_folder_that_does_not_say_its_options_is_not_resumed(tmp_path: Path, name: str) -> None:
+def test_a_folder_without_options_is_not_resumed(tmp_path: Path, name: str) -> None:
     folder = RunFolder.of(tmp_path / "out")
     folder.path.mkdir()
     (folder.path / name).write_bytes(b"\xff")
@@ -40,7 +42,7 @@ def test_a_folder_that_does_not_say_its_options_is_not_resumed(tmp_path: Path, n
         RunFolder.open(tmp_path / "out", fingerprint="a", resume=True)
 
 
-def test_only_a_run_that_did_nothing_is_removed(tmp_path: Path) -> None:
+def test_only_an_empty_run_is_removed(tmp_path: Path) -> None:
     folder = RunFolder.open(tmp_path / "out", fingerprint="a", resume=False)
     folder.remove_unused()
     assert not folder.path.exists()
@@ -50,7 +52,7 @@ def test_only_a_run_that_did_nothing_is_removed(tmp_path: Path) -> None:
     assert folder.path.exists()
 
 
-def test_a_run_that_was_killed_before_it_began_begins(tmp_path: Path) -> None:
+def test_a_run_that_was_killed_at_its_start_can_be_started(tmp_path: Path) -> None:
     folder = RunFolder.of(tmp_path / "out")
     folder.path.mkdir()
     (folder.path / ".fingerprint.txt.new").write_bytes(b"a")
@@ -59,8 +61,8 @@ def test_a_run_that_was_killed_before_it_began_begins(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("fingerprint", ["a", "b", None])
-def test_what_a_finished_run_left_is_removed(tmp_path: Path, fingerprint: str | None) -> None:
-    """By whoever asks for the same again; None: all but the folder is gone already."""
+def test_the_folder_of_a_finished_run_is_removed(tmp_path: Path, fingerprint: str | None) -> None:
+    """A run with the same options removes it; with None, only the folder is left."""
     folder = RunFolder.of(tmp_path / "out")
     if fingerprint is None:
         folder.path.mkdir()

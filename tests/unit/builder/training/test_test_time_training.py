@@ -1,4 +1,4 @@
-"""Test-time training against the draft run as it is run at inference: one path at a time."""
+"""Test-time training against the draft as it runs in inference: one path at a time."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def make_draft(shape: DraftShape, seed: int = 0) -> DraftModule:
             drawn = torch.randn(parameter.shape, generator=generator)
             scale = 0.3 if "norm" in name else parameter.shape[-1] ** -0.5
             parameter.copy_(drawn * scale + (1.0 if "norm" in name else 0.0))
-            # What the checkpoint stores is what the reference reads.
+            # The reference reads the tensors of the checkpoint.
             parameter.copy_(parameter.bfloat16().float())
     return draft
 
@@ -106,7 +106,7 @@ def test_every_step_and_row_equals_decoding_from_that_row(draft, vocabulary):
     for sequence in range(2):
         ids = batch.ids[sequence]
         for t in range(rows):
-            # L = t + 1 aux hidden states are there; the last pairs with the root x_{t+1}.
+            # L = t + 1 auxiliary hidden states exist; the last belongs to the root x_{t+1}.
             states = reference.follow(
                 teacher.aux_hidden[sequence, : t + 1], ids[1 : t + 2], ids[t + 2 : t + 1 + STEPS]
             )
@@ -128,7 +128,7 @@ def test_losses_are_masked_cross_entropies_at_the_shifted_targets(draft, vocabul
         total = 0.0
         for sequence in range(2):
             for t in range(rows):
-                u = t + 1 + step  # the target has seen x_0 … x_u and predicts x_{u+1}
+                u = t + 1 + step  # the target has read x_0 … x_u and predicts x_{u+1}
                 right = teacher.logits[sequence, u]
                 if int(right.argmax()) not in ids or not batch.counted[sequence, u]:
                     masked += 1
@@ -156,16 +156,16 @@ def test_gradient_of_a_later_step_reaches_the_fused_states_and_every_key(draft, 
         assert parameter.grad is not None and parameter.grad.abs().sum() > 0, name
 
 
-def test_vocabulary_is_the_most_frequent_ids_as_offsets():
+def test_the_vocabulary_has_the_most_frequent_ids_as_offsets():
     tokens = torch.tensor([7] * 5 + [3] * 4 + [9] * 4 + [1] * 2 + [8] * 2).numpy()
     vocabulary = choose_vocabulary(tokens, target_vocab=12, size=4)
-    assert vocabulary.target_ids.tolist() == [1, 3, 7, 9]  # of the tie 1, 8 the lower
+    assert vocabulary.target_ids.tolist() == [1, 3, 7, 9]  # of the tied ids 1 and 8, the lower one
     assert (vocabulary.d2t + torch.arange(4)).tolist() == [1, 3, 7, 9]
     assert vocabulary.d2t.dtype == torch.int64
     assert vocabulary.t2d.nonzero().flatten().tolist() == [1, 3, 7, 9]
     assert vocabulary.coverage == pytest.approx(15 / 17)
 
 
-def test_vocabulary_larger_than_the_text_takes_unused_ids():
+def test_a_vocabulary_larger_than_the_text_has_unused_ids():
     vocabulary = choose_vocabulary(torch.tensor([5, 5]).numpy(), target_vocab=8, size=3)
     assert vocabulary.target_ids.tolist() == [0, 1, 5]

@@ -1,4 +1,4 @@
-"""Reading text, packing it, and having the target continue it."""
+"""Reading and packing text, and generating continuations by the target."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_directory_is_read_in_order_of_names(reader, tmp_path):
     assert documents[4].loss_from == 2
 
 
-def test_a_line_of_json_ends_where_json_lines_do(reader, tmp_path):
+def test_lines_of_json_end_at_newlines_only(reader, tmp_path):
     lines = [json.dumps({"text": f"dog{end}fox"}, ensure_ascii=False) for end in "\u2028\x85\u2029"]
     (tmp_path / "a.jsonl").write_text("\r\n".join(lines) + "\r\n", encoding="utf-8")
     assert len(reader.read((tmp_path,))) == 3
@@ -76,13 +76,13 @@ def test_a_line_of_json_ends_where_json_lines_do(reader, tmp_path):
         ("a.bin", "x", "unknown file type, expected"),
     ],
 )
-def test_bad_text_is_one_sentence(reader, tmp_path, name, content, message):
+def test_reports_invalid_text_in_one_line(reader, tmp_path, name, content, message):
     (tmp_path / name).write_text(content)
     with pytest.raises(SpecbuildError, match=message):
         reader.read((tmp_path / name,))
 
 
-def test_missing_path_and_missing_tokenizer_are_named(tmp_path):
+def test_rejects_a_missing_path_and_a_missing_tokenizer(tmp_path):
     reader = DocumentReader(tmp_path, vocab=300, end_of_text=(0,))
     with pytest.raises(SpecbuildError, match="no such file or directory"):
         reader.read((tmp_path / "none",))
@@ -97,11 +97,11 @@ def test_packing_separates_documents_and_masks_prompts():
     assert stream.counted.tolist() == [False, True, True, True, True, True]
 
 
-def test_split_keeps_documents_whole_and_apart():
+def test_the_split_assigns_complete_documents():
     documents = [Document(np.full(10, i, np.int32)) for i in range(20)]
-    kept, held_out = split_documents(documents, fraction=0.25, seed=0)
-    assert (len(kept), len(held_out)) == (15, 5)
-    assert sorted(int(d.ids[0]) for d in kept + held_out) == list(range(20))
+    training_documents, held_out = split_documents(documents, fraction=0.25, seed=0)
+    assert (len(training_documents), len(held_out)) == (15, 5)
+    assert sorted(int(d.ids[0]) for d in training_documents + held_out) == list(range(20))
     [start], [end] = split_documents(
         [Document(np.arange(100, dtype=np.int32), 95)], fraction=0.1, seed=0
     )
@@ -111,7 +111,7 @@ def test_split_keeps_documents_whole_and_apart():
     assert len(pack([end], (0, 2)).ids) == 0
 
 
-def test_batches_depend_on_seed_and_step_alone():
+def test_batches_depend_on_seed_and_step_only():
     stream = Stream(np.arange(1000, dtype=np.int32), np.ones(1000, bool))
     text = TrainingText(stream, no_rows(16), 16, 0)
     one, again, other = (text.batch(step, 8, "cpu") for step in (3, 3, 4))
@@ -119,12 +119,12 @@ def test_batches_depend_on_seed_and_step_alone():
     assert torch.equal(one.ids - one.ids[:, :1], torch.arange(16).expand(8, -1))
 
 
-def test_text_shorter_than_a_sequence_is_refused():
+def test_rejects_text_shorter_than_a_sequence():
     with pytest.raises(SpecbuildError, match="has 10 training tokens"):
         TrainingText(Stream(np.arange(10), np.ones(10, bool)), no_rows(16), 16, 0)
 
 
-def test_held_out_rows_are_spread_over_the_stream():
+def test_held_out_rows_are_distributed_over_the_text():
     rows = cut_rows(Stream(np.arange(100), np.ones(100, bool)), 10, 3)
     assert rows.ids[:, 0].tolist() == [0, 40, 90]
     assert cut_rows(Stream(np.arange(5), np.ones(5, bool)), 10, 3).ids.shape == (0, 10)
@@ -172,7 +172,7 @@ def test_sampled_continuation_follows_its_seed(model):
     assert torch.equal(one, again) and not torch.equal(one, other)
 
 
-def test_own_rows_count_the_continuation_only(model):
+def test_generated_rows_train_on_the_continuation_only(model):
     stream = Stream(np.arange(3, 203, dtype=np.int32), np.ones(200, bool))
     rows = write_rows(
         model,
@@ -191,7 +191,7 @@ def test_own_rows_count_the_continuation_only(model):
     assert np.array_equal(logits.argmax(-1).numpy()[:, 5:15], rows.ids[:, 6:])
 
 
-def test_chain_acceptance_walks_the_row():
+def test_chain_acceptance_of_a_row():
     agreed = np.array(
         [[[1, 1, 1], [0, 0, 0], [1, 1, 1], [1, 1, 1], [0, 1, 1], [1, 0, 1], [1, 1, 1]]]
     )

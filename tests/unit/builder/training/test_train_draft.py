@@ -39,7 +39,7 @@ def test_loss_falls_at_every_position(trained):
     assert all(b < a for a, b in zip(first.per_position, last.per_position, strict=True))
 
 
-def test_report_measures_held_out_text_and_the_targets_own(trained):
+def test_the_report_measures_held_out_and_generated_text(trained):
     report, output = trained
     for acceptance in (report.held_out_text, report.held_out_self_text):
         assert len(acceptance.agreement) == 3
@@ -51,7 +51,7 @@ def test_report_measures_held_out_text_and_the_targets_own(trained):
     assert (output / "training_losses.svg").read_text().startswith("<?xml")
 
 
-def test_files_are_read_as_a_draft_of_this_target(trained, model):
+def test_the_files_are_a_valid_draft_of_the_target(trained, model):
     _, output = trained
     target = read_target(model, strict=True).geometry
     checkpoint = read_draft(output, target, strict=True)
@@ -73,7 +73,7 @@ def test_files_are_read_as_a_draft_of_this_target(trained, model):
     assert not output.with_name("draft.training").exists()
 
 
-def test_a_resumed_run_ends_like_an_uninterrupted_one(model, text, tmp_path, monkeypatch):
+def test_a_resumed_run_equals_an_uninterrupted_one(model, text, tmp_path, monkeypatch):
     whole = make_options(model, text, tmp_path / "whole", steps=12, save_every=5)
     train_draft(whole, SilentProgress())
     parts = replace(whole, output=tmp_path / "parts", time_limit_s=100.0)
@@ -99,13 +99,13 @@ def test_half_precision_target_and_autocast(model, text, tmp_path):
     assert report.losses[-1].total < 0.9 * report.losses[0].total
 
 
-def test_a_refused_run_leaves_nothing(model, text, tmp_path):
+def test_a_rejected_run_leaves_no_files(model, text, tmp_path):
     with pytest.raises(SpecbuildError, match="draft_vocab is 65"):
         train_draft(make_options(model, text, tmp_path / "d", draft_vocab=65), SilentProgress())
     assert list(tmp_path.iterdir()) == []
 
 
-def test_existing_output_is_kept(model, text, tmp_path):
+def test_existing_output_is_not_replaced(model, text, tmp_path):
     with pytest.raises(SpecbuildError, match="the output exists"):
         train_draft(make_options(model, text, tmp_path), SilentProgress())
 
@@ -127,13 +127,13 @@ def test_divergence_is_an_error(model, text, tmp_path):
         ({"self_text": SelfText(count=1, prompt_tokens=23)}, "prompt_tokens is 23"),
     ],
 )
-def test_bad_options_are_one_sentence(model, text, tmp_path, changes, message):
+def test_reports_invalid_training_options_in_one_line(model, text, tmp_path, changes, message):
     with pytest.raises(SpecbuildError, match=message):
         make_options(model, text, tmp_path / "d", **changes)
 
 
 def test_aux_layers_are_layer_outputs_before_the_final_norm(model):
-    """Against transformers' own list of hidden states, whose last entry is normalised."""
+    """Compare with transformers' list of hidden states, whose last entry is normed."""
     loaded = load_target(model)
     ids = torch.randint(0, VOCAB, (2, 30), generator=torch.Generator().manual_seed(0))
     teacher = FrozenTarget(loaded, (0, 1)).teach(ids)
@@ -162,7 +162,7 @@ def test_the_cosine_starts_where_the_warm_up_ends():
     assert rates[100] == pytest.approx(FINAL_RATE)
 
 
-def test_a_resumed_run_knows_the_losses_of_its_unfinished_point():
+def test_a_resumed_run_has_the_losses_of_its_unfinished_interval():
     def run():
         draft = torch.nn.Linear(2, 2)
         optimizer = torch.optim.AdamW(draft.parameters())

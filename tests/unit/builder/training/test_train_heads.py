@@ -69,8 +69,10 @@ def indexer_options(model: Path, text: Path, output: Path, **changes: Any) -> In
     return IndexerTraining(model=model, texts=(text,), output=output, **(values | changes))
 
 
-def test_trained_latents_are_nearer_to_the_model(model: Path, text: Path, tmp_path: Path) -> None:
-    """And an engine built with them, adapted outputs included, computes what they say."""
+def test_training_reduces_the_error_of_latents(model: Path, text: Path, tmp_path: Path) -> None:
+    """An engine with the latents, including adapted outputs, gives the results of their
+    definition.
+    """
     losses = (("logits-kl", 1.0), ("hidden-mse", 0.1))
     write_latents(tmp_path, {0: 8, 1: 8}, hidden=32, kv_width=16)
     options = latent_options(
@@ -80,7 +82,7 @@ def test_trained_latents_are_nearer_to_the_model(model: Path, text: Path, tmp_pa
     )  # fmt: skip
     report = train_latents(options, SilentProgress())
     assert report.finished and report.steps == 30
-    for name, _ in losses:  # batches differ, so several
+    for name, _ in losses:  # Several batches, since they differ.
         values = [point.terms[name] for point in report.losses]
         assert np.mean(values[-5:]) < 0.9 * np.mean(values[:3]), name
     assert report.plan.trained_parameters == 2 * ((32 + 2 * 16) * 8 + 2 * (32 + 32))
@@ -109,7 +111,7 @@ def test_trained_latents_are_nearer_to_the_model(model: Path, text: Path, tmp_pa
 
 
 def interrupted(make: Any, options: Any, steps: int, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Runs until the clock says stop after ``steps``, then resumes."""
+    """Run until an interruption after ``steps`` steps, then resume."""
     clock = iter([0.0] * (steps + 1) + [1000.0] * 100)
     with monkeypatch.context() as patched:
         patched.setattr(loop.time, "monotonic", lambda: next(clock))
@@ -120,10 +122,10 @@ def interrupted(make: Any, options: Any, steps: int, monkeypatch: pytest.MonkeyP
     return make(replace(options, resume=True), SilentProgress())
 
 
-def test_resumed_latents_end_bit_for_bit_alike(
+def test_resumed_training_of_latents_has_equal_bits(
     model: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Stopped between two saves and within two points of the curve."""
+    """The interruption is between two saves and between two points of the curve."""
     whole = latent_options(model, text, tmp_path / "whole", steps=8, dtype="bfloat16", lora_rank=2)
     parts = replace(whole, output=tmp_path / "parts")
     one = train_latents(whole, SilentProgress())
@@ -139,10 +141,12 @@ def test_resumed_latents_end_bit_for_bit_alike(
     assert (ended.output / FILES[0]).read_bytes() != files[0].read_bytes()
 
 
-def test_indexers_then_both(
+def test_training_of_indexers_then_of_both(
     model: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The latents stay as they are in the first stage, move in the second; resumed within that."""
+    """The first stage does not change the latents, the second one does; the run is resumed
+    in it.
+    """
     own = tmp_path / "model"
     own.mkdir()
     for file in model.iterdir():
@@ -169,8 +173,8 @@ def test_indexers_then_both(
         assert (whole.output / file).read_bytes() == (parts.output / file).read_bytes()
 
 
-def test_logits_train_an_indexer_too(model: Path, text: Path, tmp_path: Path) -> None:
-    """By a relaxed choice, on the one sequence that the text has capacity for."""
+def test_training_an_indexer_by_logits(model: Path, text: Path, tmp_path: Path) -> None:
+    """Use relaxed selection, on the only sequence that the text is long enough for."""
     np.save(tmp_path / "ids.npy", np.load(text)[:32])
     options = indexer_options(
         model, tmp_path / "ids.npy", tmp_path / "out", losses=(("logits-kl", 1.0),), heads=1,
@@ -183,8 +187,7 @@ def test_logits_train_an_indexer_too(model: Path, text: Path, tmp_path: Path) ->
 
 
 class Waits(TorchDispatchMode):
-    """Collects operators for which a host waits: those that read a value or a number of values,
-    copies between devices, and tensors made of Python's numbers."""
+    """Collect operators that block the host: reads of values, copies, tensors of Python numbers."""
 
     READING = ("_local_scalar_dense", "nonzero", "masked_select", "unique", "is_nonzero", "equal")
 
@@ -214,7 +217,7 @@ class Waits(TorchDispatchMode):
 
 
 class SeenError(Exception):
-    """Ends a training whose micro batch was watched."""
+    """Ends a training after its observed micro batch."""
 
 
 STAGES = {
@@ -232,7 +235,7 @@ STAGES = {
 
 @pytest.mark.parametrize("device", ["cpu", "meta"])
 @pytest.mark.parametrize("stage", STAGES)
-def test_learning_never_waits_for_a_device(
+def test_a_training_step_never_blocks_the_host(
     model: Path,
     text: Path,
     tmp_path: Path,
@@ -240,8 +243,7 @@ def test_learning_never_waits_for_a_device(
     device: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """What a CUDA graph could not hold. The device without values takes a GPU's way through the
-    attention, and raises where a value is read."""
+    """A CUDA graph cannot capture such operators; the meta device fails if a value is read."""
     own = tmp_path / "model"
     shutil.copytree(model, own)
     write_latents(own, {0: 8, 1: 8}, hidden=32, kv_width=16)
@@ -279,10 +281,10 @@ def _one_of_two(rank: int, port: int, make: Any, options: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", ["dsa", *slow("mla")])
-def test_two_processes_train_what_one_does(
+def test_two_processes_give_the_result_of_one(
     model: Path, text: Path, tmp_path: Path, kind: str
 ) -> None:
-    """Sharded layers, half of the rows each: sums that differ in their order only."""
+    """Shard the layers and halve the rows: sums differ in their order only."""
     make, options, name = {
         "mla": (train_latents, latent_options, FILES[0]),
         "dsa": (train_indexers, indexer_options, "dsa_indexer.safetensors"),
@@ -303,13 +305,13 @@ def test_two_processes_train_what_one_does(
     for process in processes:
         process.join(120)
         assert process.exitcode == 0
-    expected, got = (load_file(o.output / name) for o in (alone, together))
+    expected, result = (load_file(o.output / name) for o in (alone, together))
     for tensor, value in expected.items():
-        torch.testing.assert_close(got[tensor], value, atol=2e-5, rtol=1e-4)
-    found = json.loads((together.output / "training_report.json").read_text())
-    assert found["plan"]["processes"] == 2
-    assert found["plan"]["backbone_bytes"] < 0.8 * report.plan.backbone_bytes
-    for one, two in zip(report.losses, found["losses"], strict=True):
+        torch.testing.assert_close(result[tensor], value, atol=2e-5, rtol=1e-4)
+    actual = json.loads((together.output / "training_report.json").read_text())
+    assert actual["plan"]["processes"] == 2
+    assert actual["plan"]["backbone_bytes"] < 0.8 * report.plan.backbone_bytes
+    for one, two in zip(report.losses, actual["losses"], strict=True):
         assert two["total"] == pytest.approx(one.total, rel=1e-4)
 
 
@@ -329,7 +331,7 @@ def test_two_processes_train_what_one_does(
         ({"held_out": (Path("no.npy"),)}, "no.npy: no such file"),
     ],
 )
-def test_what_latents_cannot_be_is_named(
+def test_rejects_invalid_options_of_latents(
     model: Path, text: Path, tmp_path: Path, changes: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(SpecbuildError, match=message):
@@ -340,7 +342,7 @@ def test_what_latents_cannot_be_is_named(
 def test_processes_have_equal_shares_of_a_batch(
     model: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Or they would wait for each other in a layer that one of them does not reach."""
+    """Otherwise one process would wait for the other in a layer that the other does not reach."""
     left: list[bool] = []
     three = SimpleNamespace(count=3, leads=True, leave=lambda: left.append(True))
     monkeypatch.setattr(session.Workers, "joined", lambda _: three)
@@ -349,7 +351,7 @@ def test_processes_have_equal_shares_of_a_batch(
     assert not any(tmp_path.iterdir())
 
 
-def test_a_config_that_asks_for_indexers_keeps_nobody_from_making_them(
+def test_indexers_can_be_trained_if_the_config_requests_them(
     model: Path, text: Path, tmp_path: Path
 ) -> None:
     asking = tmp_path / "asking"
@@ -373,7 +375,7 @@ def test_a_config_that_asks_for_indexers_keeps_nobody_from_making_them(
         ({"heads": 0}, "heads is 0, expected 1 or more"),
     ],
 )
-def test_what_indexers_cannot_be_is_named(
+def test_rejects_invalid_options_of_indexers(
     model: Path, text: Path, tmp_path: Path, changes: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(SpecbuildError, match=message):

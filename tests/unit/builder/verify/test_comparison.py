@@ -1,4 +1,4 @@
-"""Thresholds of ``verify``, and how runs are compared token for token."""
+"""Thresholds of ``verify``, and token-by-token comparison of runs."""
 
 from __future__ import annotations
 
@@ -22,28 +22,28 @@ def test_equal_states_pass_and_report_their_rows():
     assert row.cosine == pytest.approx(1.0)
 
 
-def test_error_of_states_is_relative_to_the_rows_largest_value():
+def test_the_error_of_states_is_relative_to_the_largest_value_of_a_row():
     expected = states() * 1000
-    got = expected.copy()
-    got[2, 5] += 0.5 * np.abs(expected[2]).max() * 1e-3
-    assert measure("layer", got, expected, logits=False).passed
-    got[2, 5] += np.abs(expected[2]).max() * 1e-3
-    row = measure("layer", got, expected, logits=False)
+    result = expected.copy()
+    result[2, 5] += 0.5 * np.abs(expected[2]).max() * 1e-3
+    assert measure("layer", result, expected, logits=False).passed
+    result[2, 5] += np.abs(expected[2]).max() * 1e-3
+    row = measure("layer", result, expected, logits=False)
     assert row.max_error == pytest.approx(1.5e-3, rel=1e-2) and not row.passed
 
 
 def test_one_bad_row_among_many_fails():
-    got = states(rows=100)
-    got[57] = got[57][::-1]
-    assert not measure("layer", got, states(rows=100), logits=False).passed
+    result = states(rows=100)
+    result[57] = result[57][::-1]
+    assert not measure("layer", result, states(rows=100), logits=False).passed
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 @pytest.mark.parametrize("logits", [False, True])
 def test_values_that_are_not_finite_fail(value, logits):
-    got = states()
-    got[0, 0] = value
-    row = measure("stage", got, states(), logits=logits)
+    result = states()
+    result[0, 0] = value
+    row = measure("stage", result, states(), logits=logits)
     assert not row.passed
     assert (row.cosine, np.isfinite(row.max_error)) == (-1.0, True)  # JSON has no infinity
 
@@ -52,24 +52,24 @@ def test_another_argmax_passes_only_at_a_near_tie():
     expected = np.zeros((2, 8), np.float32)
     expected[:, 3] = [5.0, 7.0]
     expected[:, 4] = [5.0 - 5e-5, 1.0]
-    got = expected.copy()
-    got[0, 4] = 5.0 + 5e-5
-    row = measure("logits", got, expected, logits=True)
+    result = expected.copy()
+    result[0, 4] = 5.0 + 5e-5
+    row = measure("logits", result, expected, logits=True)
     assert (row.argmax_agreement, row.passed) == (0.5, True)
-    expected[0, 4] = got[0, 4] = 5.0 - 5e-4
-    got[0, 3] = 5.0 - 6e-4
-    row = measure("logits", got, expected, logits=True)
+    expected[0, 4] = result[0, 4] = 5.0 - 5e-4
+    result[0, 3] = 5.0 - 6e-4
+    row = measure("logits", result, expected, logits=True)
     assert row.max_error < 1e-3 and not row.passed
 
 
 def test_top_k_counts_shared_ids():
     expected = np.arange(20, dtype=np.float32)[None]
-    got = expected.copy()
-    got[0, 0] = 18.5  # pushes 15 out of the best five
-    assert measure("logits", got, expected, logits=True).topk_agreement == pytest.approx(0.8)
+    result = expected.copy()
+    result[0, 0] = 18.5  # moves 15 out of the best five
+    assert measure("logits", result, expected, logits=True).topk_agreement == pytest.approx(0.8)
 
 
-def test_stages_keep_their_order_and_gather_launches():
+def test_stages_are_in_order_and_combine_launches():
     comparison = Comparison()
     for _ in range(2):
         comparison.states({"b": states(), "a": states()}, {"b": states(), "a": states()})
@@ -81,18 +81,18 @@ def test_stages_keep_their_order_and_gather_launches():
     ]
 
 
-def test_runs_part_at_a_near_tie_or_differ():
+def test_runs_diverge_at_a_near_tie_or_differ():
     prompts = [(1,), (2,), (3,)]
     plain = [(5, 6, 7), (5, 6, 7), (5, 6, 7)]
     other = [(5, 6, 7), (5, 9, 9), (8, 6, 7)]
-    asked = []
+    prefixes = []
 
     def gap(prefix):
-        asked.append(prefix)
+        prefixes.append(prefix)
         return 1e-5 if prefix == (2, 5) else 0.3
 
     assert compare_runs(prompts, (plain, other), gap) == (3 + 2 + 1, 1, 1)
-    assert asked == [(2, 5), (3,)]
+    assert prefixes == [(2, 5), (3,)]
 
 
 def test_a_run_that_ends_early_differs():
@@ -118,7 +118,7 @@ def test_gap_of_a_sampled_choice_includes_its_noise():
     unsettled = Reference()
     unsettled.margin = ROUTING_TIE / 2
     assert greedy.gap(unsettled, (4, 5, 6)) == 0
-    # Raising the runner-up of the sampled scores by a little more than the gap changes the choice.
+    # Raising the second-best sampled score by slightly more than the gap changes the token.
     sampled = Choice("sampled", SamplingParams(temperature=0.7, seed=3))
     gap = sampled.gap(Reference(), (4, 5, 6))
 

@@ -1,4 +1,4 @@
-"""The reference draft against transformers' Llama, which the draft becomes in special cases."""
+"""The reference draft against transformers' Llama, which it equals in special cases."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ HEAD = torch.randn(256, 64, generator=torch.Generator().manual_seed(6))
 
 
 def llama_of(tensors, rope) -> LlamaModel:
-    """A Llama of one layer that computes a draft whose attention reads the hidden state only."""
+    """Return a Llama of one layer that equals a draft whose attention reads the hidden
+    state only.
+    """
     config = LlamaConfig(
         hidden_size=64,
         intermediate_size=96,
@@ -45,7 +47,7 @@ def llama_of(tensors, rope) -> LlamaModel:
 
 @pytest.mark.parametrize("rope", [{}, YARN], ids=["plain", "yarn"])
 @pytest.mark.parametrize("width", ["hidden", "embedding_and_hidden"])
-def test_draft_without_an_embedding_half_is_a_llama_layer(tmp_path, rope, width):
+def test_a_draft_without_an_embedding_half_equals_a_llama_layer(tmp_path, rope, width):
     tensors = write_draft(tmp_path, input_width=width, rope_scaling=rope or None)
     embedding = EMBEDDING if width == "hidden" else torch.zeros(256, 64)
     draft = load_reference_draft(tmp_path, embedding=embedding, head=HEAD)
@@ -60,7 +62,7 @@ def test_draft_without_an_embedding_half_is_a_llama_layer(tmp_path, rope, width)
 
 
 def test_embedding_half_comes_first(tmp_path):
-    """Halves of the projections and of the norms exchanged, the inputs exchanged likewise."""
+    """Exchange the halves of projections and norms, and the inputs."""
     write_draft(tmp_path)
     draft = load_reference_draft(tmp_path, embedding=EMBEDDING, head=HEAD)
     ids, hidden = torch.arange(10, 20), torch.randn(10, 64)
@@ -76,7 +78,7 @@ def test_embedding_half_comes_first(tmp_path):
     torch.testing.assert_close(after, before)
 
 
-def test_a_row_sees_no_later_row_and_nothing_outside_its_window(tmp_path):
+def test_a_row_attends_to_earlier_rows_within_its_window_only(tmp_path):
     write_draft(tmp_path, sliding_window=3)
     draft = load_reference_draft(tmp_path, embedding=EMBEDDING, head=HEAD)
     hidden, ids = torch.randn(8, 64), torch.arange(8)
@@ -97,7 +99,7 @@ def test_shared_head_and_vocabulary(tmp_path):
     assert torch.equal(own.target_ids, torch.arange(128) + tensors["d2t"])
 
 
-def test_following_a_path_feeds_its_own_outputs(tmp_path):
+def test_following_a_path_uses_its_own_outputs(tmp_path):
     write_draft(tmp_path, norm_output=True)
     draft = load_reference_draft(tmp_path, embedding=EMBEDDING, head=HEAD)
     aux_hidden, ids = torch.randn(4, 192), torch.tensor([3, 1, 4, 1])
@@ -113,6 +115,6 @@ def test_following_a_path_feeds_its_own_outputs(tmp_path):
     torch.testing.assert_close(states.logits[2], last.logits[-1])
 
 
-def test_not_a_draft_is_one_sentence(tmp_path):
+def test_rejects_a_folder_without_a_draft(tmp_path):
     with pytest.raises(SpecbuildError, match="no draft checkpoint"):
         load_reference_draft(tmp_path, embedding=EMBEDDING, head=HEAD)

@@ -1,4 +1,4 @@
-"""``verify_engine`` end to end: right engines pass, wrong ones fail at the stage that is wrong."""
+"""``verify_engine`` end to end: correct engines pass, others fail at the faulty stage."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def failed(report: VerifyReport) -> list[str]:
     return [row.stage for row in report.rows if not row.passed]
 
 
-def test_every_stage_of_a_right_engine_passes(engine, target_path, draft_path):
+def test_every_stage_of_a_correct_engine_passes(engine, target_path, draft_path):
     report = verify_engine(engine, target_path, draft_path, SilentProgress())
     assert report.passed and failed(report) == []
     stages = [row.stage for row in report.rows]
@@ -52,7 +52,7 @@ def test_every_stage_of_a_right_engine_passes(engine, target_path, draft_path):
         "draft logits",
     ]
     by_stage = {row.stage: row for row in report.rows}
-    # Two samples: window 8 + 24 committed rows and 7 tree nodes; 3 draft levels of 2.
+    # Two samples: 24 committed rows with a window of 8, and 7 tree nodes; 3 draft levels of 2.
     assert by_stage["target logits"].rows == 2 * (32 + 7)
     assert by_stage["draft logits"].rows == 2 * (32 + 6)
     assert [row.name for row in report.losslessness] == [
@@ -65,7 +65,7 @@ def test_every_stage_of_a_right_engine_passes(engine, target_path, draft_path):
     assert all(row.tokens > 0 and row.prompts == 6 for row in report.losslessness)
 
 
-def test_first_failing_stage_is_the_one_that_differs(engine, target_path, draft_path, tmp_path):
+def test_the_first_failing_stage_is_the_faulty_one(engine, target_path, draft_path, tmp_path):
     changed = tmp_path / "target"
     shutil.copytree(target_path, changed)
     tensors = load_file(changed / "model.safetensors")
@@ -76,7 +76,7 @@ def test_first_failing_stage_is_the_one_that_differs(engine, target_path, draft_
     assert failed(report)[0] == "target layer.2"
 
 
-def test_another_draft_fails_the_drafts_stages_only(engine, target_path, tmp_path):
+def test_another_draft_fails_stages_of_the_draft_only(engine, target_path, tmp_path):
     write_draft(tmp_path / "draft", seed=9)
     report = verify_engine(engine, target_path, tmp_path / "draft", SilentProgress())
     assert failed(report)[0] == "fuse"
@@ -92,7 +92,7 @@ def test_engine_without_a_draft(tmp_path, bf16_target_path, draft_path):
         verify_engine(engine, bf16_target_path, draft_path, SilentProgress())
 
 
-def test_checkpoints_of_another_shape_are_refused(engine, target_path, tmp_path):
+def test_rejects_checkpoints_of_another_shape(engine, target_path, tmp_path):
     write_target(tmp_path / "target", layers=2)
     with pytest.raises(SpecbuildError, match="was built from a model of"):
         verify_engine(engine, tmp_path / "target", None, SilentProgress())
@@ -103,7 +103,8 @@ def test_checkpoints_of_another_shape_are_refused(engine, target_path, tmp_path)
         verify_engine(target_path, target_path, None, SilentProgress())
 
 
-# Each is two exports and every stage; without verify, test_cuda_fusion.py has most of them.
+# Each variant needs two exports and all stages; test_cuda_fusion.py covers most of them without
+# verify.
 VARIANTS = {
     "two layers of MLA": {
         "layers": 2,
@@ -134,7 +135,7 @@ VARIANTS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FURTHER)
-def test_drafts_with_further_tensors(name, target_path, tmp_path):
+def test_drafts_with_additional_tensors(name, target_path, tmp_path):
     write_further_draft(tmp_path / "draft", name)
     engine = build_engine(tmp_path, target_path, tmp_path / "draft")
     report = verify_engine(engine, target_path, tmp_path / "draft", SilentProgress())
@@ -143,8 +144,8 @@ def test_drafts_with_further_tensors(name, target_path, tmp_path):
 
 
 @pytest.mark.slow
-def test_the_meaning_of_norm_output_is_the_engines(target_path, tmp_path):
-    """SpecForge's: the next level reads the state before its norm."""
+def test_verify_uses_the_norm_output_of_the_engine(target_path, tmp_path):
+    """SpecForge's meaning: the next level reads the state before its norm."""
     write_draft(tmp_path / "draft", norm_output=True)
     options = BuildOptions.from_flat(
         model=target_path, draft=tmp_path / "draft", output=tmp_path / "engine",
@@ -157,7 +158,7 @@ def test_the_meaning_of_norm_output_is_the_engines(target_path, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_drafts_in_circulation(variant, target_path, tmp_path):
+def test_published_draft_formats(variant, target_path, tmp_path):
     write_draft(tmp_path / "draft", **VARIANTS[variant])
     engine = build_engine(tmp_path, target_path, tmp_path / "draft")
     report = verify_engine(engine, target_path, tmp_path / "draft", SilentProgress())
@@ -168,9 +169,7 @@ def test_drafts_in_circulation(variant, target_path, tmp_path):
 @pytest.mark.parametrize(
     ("built_for", "depths"), [(1, (1,)), pytest.param(6, (4, 6), marks=pytest.mark.slow)]
 )
-def test_the_chain_that_an_engine_was_built_for_is_run(
-    target_path, draft_path, tmp_path, built_for, depths
-):
+def test_verify_runs_the_chain_of_the_engine(target_path, draft_path, tmp_path, built_for, depths):
     chain = {"draft_top_k": 1, "draft_depth": built_for, "draft_tokens": built_for}
     engine = build_engine(tmp_path, target_path, draft_path, **chain)
     report = verify_engine(engine, target_path, draft_path, SilentProgress())
@@ -182,7 +181,7 @@ def test_the_chain_that_an_engine_was_built_for_is_run(
     ]
 
 
-def test_a_graph_that_lost_a_stage_is_named():
+def test_the_error_names_a_missing_stage():
     import onnx
 
     node = onnx.helper.make_node("Identity", ["x"], ["y"])

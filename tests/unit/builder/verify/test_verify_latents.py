@@ -50,15 +50,13 @@ def engine(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-def test_every_stage_passes_and_no_draft_changes_a_token(engine: Path, model: Path) -> None:
-    """With one sequence in a launch, and with several."""
+def test_every_stage_passes_and_drafts_change_no_token(engine: Path, model: Path) -> None:
+    """Use one sequence in a launch, and several."""
     report = verify_engine(engine, model, model.parent / "draft", SilentProgress())
     assert [row for row in (*report.rows, *report.losslessness) if not row.passed] == []
 
 
-def test_the_cache_holds_a_latent_a_token_and_the_weights_stay_out(
-    engine: Path, model: Path
-) -> None:
+def test_the_cache_has_one_latent_a_token_and_no_unused_weights(engine: Path, model: Path) -> None:
     latent, checkpoint = read_manifest(engine), read_target(model, strict=True, mla=False)
     engine_sizes = compute_engine_sizes(options(model, engine), checkpoint.geometry, latent.draft)
     groups = {g.name: (g.layers, g.latent_widths, g.window) for g in latent.cache_groups}
@@ -79,21 +77,21 @@ def test_the_cache_holds_a_latent_a_token_and_the_weights_stay_out(
     assert not any("mla" in name for name in checkpoint.tensors)
 
 
-def test_other_latents_than_the_engines_are_named(engine: Path, tmp_path: Path) -> None:
+def test_the_error_names_latents_that_differ_from_the_engine(engine: Path, tmp_path: Path) -> None:
     write_target(tmp_path / "other")
     write_latents(tmp_path / "other", {0: 12})
     with pytest.raises(SpecbuildError, match=r"latents of \[12, 20, 0, 8\] values, but those"):
         verify_engine(engine, tmp_path / "other", None, SilentProgress())
 
 
-def test_specpv_wants_the_keys_that_no_mla_gives(model: Path, tmp_path: Path) -> None:
+def test_specpv_requires_a_layer_that_caches_keys(model: Path, tmp_path: Path) -> None:
     plain = options(model, tmp_path / "engine")
     paged = replace(plain.limits, page_size=32)
-    asked = replace(plain, limits=paged, specpv=SpecPvOptions(enabled=True))
+    build_options = replace(plain, limits=paged, specpv=SpecPvOptions(enabled=True))
     with pytest.raises(SpecbuildError, match=r"layers 1, 3 cache latents .* --no-mla or without"):
-        build(asked, SilentProgress())
+        build(build_options, SilentProgress())
     with pytest.raises(SpecbuildError, match="no multiple of the page size 32"):
-        build(replace(asked, no_mla=True), SilentProgress())
+        build(replace(build_options, no_mla=True), SilentProgress())
 
 
 @pytest.mark.parametrize(
@@ -104,7 +102,7 @@ def test_specpv_wants_the_keys_that_no_mla_gives(model: Path, tmp_path: Path) ->
         ({"kv_heads": 2}, "2 heads share a latent"),
     ],
 )
-def test_a_manifest_whose_latents_make_no_sense_is_refused(
+def test_rejects_a_manifest_with_invalid_latents(
     engine: Path, changes: dict[str, object], message: str
 ) -> None:
     manifest = read_manifest(engine)
