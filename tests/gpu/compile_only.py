@@ -1,4 +1,4 @@
-"""Lets the tests of this folder compile everything that they launch, without a GPU."""
+"""Compile everything that the tests of this folder launch, without a GPU."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from specbuild.runtime.executors.cuda import driver
 
 
 def compile_only() -> None:
-    """Replace what runs on a GPU by what only compiles, and references by their shapes."""
+    """Replace functions that run on a GPU by ones that only compile, and references by shapes."""
     runner: Any = OpRunner
     runner.__init__ = _without_gpu
     runner.run = _compile
@@ -52,7 +52,7 @@ def _shapes(op: OpSpec, tensors: Sequence[Tensor | None], attributes: Mapping[st
 
 @contextmanager
 def skipping() -> Iterator[None]:
-    """Skip a test where it would use results."""
+    """Skip a test when it would use results."""
     try:
         yield
     except Exception as error:

@@ -1,7 +1,7 @@
-"""Finds the GPU, and the case modules beside the op tests; the example model as an engine.
+"""Find the GPU, and the case modules of the op tests; the example model as an engine.
 
-With ``SPECBUILD_GPU_COMPILE_ONLY=1`` nothing runs: tests go as far as compiling what they would
-launch, on a machine without a GPU, and are skipped. `make gpu-cubins` fills an archive so.
+With ``SPECBUILD_GPU_COMPILE_ONLY=1`` nothing runs. Tests compile what they would launch, on a
+machine without a GPU, and are then skipped. `make gpu-cubins` fills an archive this way.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ COMPILE_ONLY = os.environ.get("SPECBUILD_GPU_COMPILE_ONLY") == "1"
 
 
 def missing_gpu() -> str | None:
-    """Why nothing here can run on a GPU, or None."""
+    """Return why these tests cannot run on a GPU, or None."""
     if COMPILE_ONLY:
         return None
     try:
@@ -47,12 +47,12 @@ def missing_gpu() -> str | None:
     return None if major == 9 else f"the GPU has compute capability {major}.x, not 9.0"
 
 
-# Before pytest-xdist reads the groups.
+# Runs before pytest-xdist reads the groups.
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Every test of this folder needs the GPU; those of a file share its engines.
+    """Mark every test as needing the GPU; the tests of a file share its engines.
 
-    Kernel cases share nothing, so that any process may take any of them.
+    Kernel cases share nothing, so any process may run them.
     """
     folder = Path(__file__).parent
     need(items, folder, pytest.mark.gpu, missing_gpu)
@@ -62,20 +62,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 if COMPILE_ONLY:
-    # Before test modules import what it replaces.
+    # Runs before test modules import the replaced functions.
     from compile_only import compile_only, skipping
 
     compile_only()
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_setup() -> Iterator[None]:
-        """An engine is compiled when it cannot be loaded."""
+        """In compile-only mode, an engine is compiled although it cannot be loaded."""
         with skipping():
             yield
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_call() -> Iterator[None]:
-        """A test has compiled what it needs when it fails for want of results."""
+        """In compile-only mode, a test ends when it needs results."""
         with skipping():
             yield
 

@@ -1,4 +1,4 @@
-"""Small random Llamas, DeepSeeks and their kin with random EAGLE3 drafts, built for CUDA."""
+"""Small random Llamas, DeepSeeks and related models with random EAGLE3 drafts, built for CUDA."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from specbuild.builder.progress import SilentProgress
 from specbuild.plugins_cuda.linear.block_scaled import mxfp4_blocks
 from specbuild.plugins_cuda.moe.expert_weight import expert_weight
 
-# So few tokens that a random draft is right now and then.
+# The vocabulary is so small that some tokens of a random draft are accepted.
 VOCAB, LAYERS = 32, 3
 SIZES: dict[str, Any] = {
     "vocab_size": VOCAB, "hidden_size": 256, "intermediate_size": 544, "num_hidden_layers": LAYERS,
     "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 64, "rms_norm_eps": 1e-5,
     "max_position_embeddings": 1024, "dtype": "bfloat16",
 }  # fmt: skip
-# Those of all models with MLA. transformers would clear the row of a padding token.
+# Fields of all models with MLA. transformers would set the row of a padding token to zero.
 _LATENTS: dict[str, Any] = {
     "hidden_size": 512, "kv_lora_rank": 512, "qk_rope_head_dim": 64, "pad_token_id": None,
 }  # fmt: skip
@@ -121,17 +121,19 @@ GEOMETRIES: dict[str, tuple[str, dict[str, Any]]] = {
         **_LATENTS, "num_attention_heads": 16, "num_key_value_heads": 16,
         "qk_nope_head_dim": 128, "v_head_dim": 128, **_EXPERTS, "n_shared_experts": 2}),
 }  # fmt: skip
-# What the drafts have beside a plain one, in turn.
+# The features of the drafts, assigned to the models in turn.
 DRAFTS: tuple[dict[str, Any], ...] = (
     {}, {"norm_before_fc": True, "norm_output": True}, {"fc_norm": True, "norm_output": True},
 )  # fmt: skip
 
 
 def build_dense(
-    folder: Path, geometry: str, *, inner: int = SIZES["intermediate_size"], **asked: Any
+    folder: Path, geometry: str, *, inner: int = SIZES["intermediate_size"], **build_options: Any
 ) -> tuple[Path, Path]:
-    """A checkpoint of one of :data:`GEOMETRIES` under ``folder``, and its engine with a draft,
-    which has what else is ``asked``. ``inner``: the width of a dense layer."""
+    """Build a checkpoint of :data:`GEOMETRIES` in ``folder``, and its engine with a draft.
+
+    ``asked`` are build options; ``inner`` is the width of a dense layer.
+    """
     kind, changes = GEOMETRIES[geometry]
     sizes = SIZES | {"intermediate_size": inner} | changes
     if kind in DEEPSEEK_KINDS:
@@ -152,14 +154,14 @@ def build_dense(
     usual = {"backend": "cuda", "max_seq_len": 512, "max_batch_size": 4, "page_size": 64}
     options = BuildOptions.from_flat(
         model=folder / "model", draft=folder / "draft", output=folder / "engine",
-        **usual | {"weights_dtype": coded} | asdict(TREE) | asked,
+        **usual | {"weights_dtype": coded} | asdict(TREE) | build_options,
     )  # fmt: skip
     build(options, SilentProgress())
     return folder / "model", folder / "engine"
 
 
 def round_to_mxfp4(tensors: dict[str, torch.Tensor]) -> None:
-    """All that is stored in MXFP4 becomes what that holds, for transformers too."""
+    """Round all tensors that are stored in MXFP4, also for transformers."""
     stored = ("_proj.weight", "_proj_with_mqa.weight", "lm_head.weight")
     for name in [n for n in tensors if n.endswith(stored)]:
         blocks, scales = mxfp4_blocks(tensors[name][None])

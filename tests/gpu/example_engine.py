@@ -1,4 +1,4 @@
-"""The example model as a CUDA engine, its prompts, and what it makes of them."""
+"""The example model as a CUDA engine, its prompts, and its outputs."""
 
 from __future__ import annotations
 
@@ -28,17 +28,19 @@ CHAIN, TREE = DraftShape(1, 3, 3), DraftShape(3, 4, 12)
 
 
 def build_example(output: Path, shape: DraftShape = TREE, **changes: Any) -> Path:
-    """Builds it with its draft, for batches of 8 and as deep as ``shape``; with other options."""
+    """Build it with its draft, for batches of 8 and trees of up to ``shape``, with other
+    options.
+    """
     usual = {"model": EXAMPLE / "target", "backend": "cuda", "max_seq_len": 1024}
-    asked = {**usual, "max_batch_size": 8, **asdict(shape), **changes}
-    options = BuildOptions.from_flat(draft=EXAMPLE / "draft", output=output, **asked)
+    build_options = {**usual, "max_batch_size": 8, **asdict(shape), **changes}
+    options = BuildOptions.from_flat(draft=EXAMPLE / "draft", output=output, **build_options)
     build(options, SilentProgress())
     return output
 
 
 @contextmanager
 def on_gpu(directory: Path, settings: RuntimeSettings = DEFAULT_SETTINGS) -> Iterator[Engine]:
-    """A CUDA engine, whose memory is given back behind it."""
+    """Yield a CUDA engine; its memory is released afterwards."""
     engine = Engine.load(directory, settings)
     assert isinstance(engine.executor, CudaExecutor)
     try:
@@ -48,7 +50,7 @@ def on_gpu(directory: Path, settings: RuntimeSettings = DEFAULT_SETTINGS) -> Ite
 
 
 def linked_target(folder: Path, source: Path = EXAMPLE / "target") -> Path:
-    """A model of the same files in ``folder``, beside which others may be written."""
+    """Link the files of a model into ``folder``, where other files may be added."""
     model = folder / "target"
     model.mkdir()
     for file in source.iterdir():
@@ -57,19 +59,19 @@ def linked_target(folder: Path, source: Path = EXAMPLE / "target") -> Path:
 
 
 def example_prompts() -> list[Prompt]:
-    """What stands beside the example model."""
+    """Return the prompts of the example model."""
     lines = (EXAMPLE / "prompts.jsonl").read_text(encoding="utf-8").splitlines()
     return [Prompt(r["id"], None, r["prompt"]) for r in map(json.loads, lines)]
 
 
 def random_prompts(vocab: int, lengths: Sequence[int]) -> list[Prompt]:
-    """Always the same ones, of tokens from 3 on."""
+    """Return random prompts of tokens from 3 on, the same at every call."""
     random = np.random.default_rng(7)
     return [Prompt(str(n), tuple(random.integers(3, vocab, n).tolist())) for n in lengths]
 
 
 def every_other_sampled(count: int, tokens: int) -> list[GenerateParams]:
-    """Of so many requests every second one samples."""
+    """Return parameters of requests, every second of which uses sampling."""
     return [
         GenerateParams(
             max_new_tokens=tokens,
@@ -83,17 +85,17 @@ def every_other_sampled(count: int, tokens: int) -> list[GenerateParams]:
 def records(
     engine: Engine,
     prompts: list[Prompt],
-    wanted: GenerateParams | Sequence[GenerateParams],
+    expected: GenerateParams | Sequence[GenerateParams],
     shape: Speculation = "default",
     *,
     drafter: str = "auto",
 ) -> list[RunRecord]:
-    """What the engine made of each prompt, in their order."""
-    events = engine.generate(prompts, wanted, speculation=shape, drafter=drafter)
-    found = {e.request: e.record for e in events if isinstance(e, FinishEvent)}
-    return [found[i] for i in range(len(prompts))]
+    """Return the record of each prompt, in order."""
+    events = engine.generate(prompts, expected, speculation=shape, drafter=drafter)
+    result = {e.request: e.record for e in events if isinstance(e, FinishEvent)}
+    return [result[i] for i in range(len(prompts))]
 
 
-def outputs(found: Sequence[RunRecord]) -> list[tuple[tuple[int, ...], object]]:
-    """Tokens and log-probabilities, which are compared bit for bit."""
-    return [(record.output_ids, record.logprobs) for record in found]
+def outputs(result: Sequence[RunRecord]) -> list[tuple[tuple[int, ...], object]]:
+    """Return tokens and log-probabilities, for a comparison bit for bit."""
+    return [(record.output_ids, record.logprobs) for record in result]

@@ -1,4 +1,4 @@
-"""The example as a tensorrt engine whose plans are its plugin graphs, walked node by node."""
+"""The example as a TensorRT engine whose plans are its plugin graphs, run node by node."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from specbuild.runtime.executors.tensorrt.sessions import LaunchedSession
 
 
 def build_walked(output: Path, model: Path = EXAMPLE / "target") -> None:
-    """The example as an engine whose plans are the graphs themselves."""
+    """Build the example as an engine whose plans are the graphs themselves."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tensorrt_options, "require_library", lambda _: None)
         patch.setattr(engine_files, "build_engine", built_by_nobody)
@@ -31,7 +31,7 @@ def build_walked(output: Path, model: Path = EXAMPLE / "target") -> None:
 
 
 def load_walked(directory: Path) -> Engine:
-    """The engine with walked graphs in TensorRT's place; all else is the runtime's own."""
+    """Load the engine with interpreted graphs instead of TensorRT; the rest is the runtime."""
 
     def opener(
         _library: object, gpu: DriverGpu, _directory: Path, manifest: Manifest

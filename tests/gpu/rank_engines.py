@@ -1,4 +1,4 @@
-"""Engines of several ranks on GPUs of this machine, or all ranks on its only one."""
+"""Engines of several ranks on this machine's GPUs, or with all ranks on its only GPU."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from specbuild.runtime.request import Prompt
 
 
 class SharedGpu:
-    """A rank of several on one GPU.
+    """One of several ranks on one GPU.
 
-    No launch starts early: what waits there would hold what another rank needs to come so far.
+    No launch starts early: a waiting launch would occupy resources that another rank needs.
     """
 
     def __init__(self, number: int) -> None:
@@ -41,12 +41,12 @@ class SharedGpu:
         return True
 
     def reach(self, peer: SharedGpu) -> None:
-        """All of the memory is its own."""
+        """Do nothing: all memory is on this GPU."""
 
 
 @contextmanager
 def on_ranks(directory: Path) -> Iterator[Engine]:
-    """An engine of several ranks, whose memory is given back behind it."""
+    """Yield an engine of several ranks; its memory is released afterwards."""
     manifest = read_manifest(directory)
     alone = gpu_count() < manifest.ranks
     executor = open_ranked(
@@ -61,7 +61,9 @@ def on_ranks(directory: Path) -> Iterator[Engine]:
 
 
 def example_token_prompts(count: int) -> list[Prompt]:
-    """The example's first prompts as token ids, since :func:`on_ranks` loads no tokenizer."""
+    """Return the example's first prompts as token ids, since :func:`on_ranks` loads no
+    tokenizer.
+    """
     tokenizer = Tokenizer.from_file(str(EXAMPLE / "target" / "tokenizer.json"))
     return [
         Prompt(prompt.id, tuple(tokenizer.encode(prompt.prompt or "").ids))

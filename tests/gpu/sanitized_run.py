@@ -24,18 +24,18 @@ TIME_IS_UP = 3
 
 
 class Precompiled:
-    """Stands for the compiler: everything is here already."""
+    """A compiler whose results exist already."""
 
     def __init__(self, compiled: Compiled) -> None:
         self._all = compiled
 
     def compile(self, kernels: Iterable[Kernel], _done: Callable[[], None]) -> Compiled:
-        """The kernels asked for, and every file."""
+        """Return the requested kernels, and every file."""
         return Compiled({kernel: self._all.kernels[kernel] for kernel in kernels}, self._all.files)
 
 
 def main(file: Path, seconds: float, shard: int, shards: int, left_out: Sequence[str]) -> int:
-    """The exit code."""
+    """Return the exit code."""
     began_s = time.monotonic()
     work, compiled = pickle.loads(file.read_bytes())
 

@@ -1,4 +1,4 @@
-"""Which launches compute-sanitizer watches, compiled and ready to run."""
+"""The launches that compute-sanitizer checks, compiled and ready to run."""
 
 from __future__ import annotations
 
@@ -34,24 +34,24 @@ from specbuild.runtime.engine_dir.plan import CompiledKernel
 from specbuild.runtime.errors import SpecbuildError
 
 Arrays: TypeAlias = dict[str, np.ndarray]
-# What it is, the op, its launches, its inputs and its outputs.
+# The label, the op, its launches, its inputs and its outputs.
 Piece: TypeAlias = tuple[str, str, Lowering, Arrays, Arrays]
 
 FORMS = ("PANELS", "TOKENS_READY", "ROW_GROUPS")
 
-# Rows of heads that are panels, at real size.
+# Numbers of rows with which heads use panels, at real size.
 PANEL_ROWS = (33, 64, 80)
 PANEL_VOCAB, PANEL_WIDTH = 32000, 2880
 
 
 def pieces() -> list[Piece]:
-    """Every entry of every op with every tactic and form, each in the largest of the small cases.
+    """Yield every entry point of every op with every tactic and form, in the largest small case.
 
-    The GPU counts as one of three multiprocessors, so that a CTA takes several tiles and each
-    place of its rings is used again. Behind them, heads at real size that pass their rows through
-    shared memory as panels.
+    The GPU counts as one of three multiprocessors, so that a CTA processes several tiles and reuses
+    the stages of its rings. Heads at real size follow, whose rows pass through shared memory as
+    panels.
     """
-    found: list[Piece] = []
+    results: list[Piece] = []
     seen: set[Any] = set()
     for _, op, phase, drawn in sorted(_small_cases(), key=lambda small: -small[0]):
         for tactic in _tactics(drawn, phase):
@@ -60,7 +60,7 @@ def pieces() -> list[Piece]:
             except SpecbuildError:
                 continue
             kernels = [launch.kernel for launch in lowering.launches]
-            # How wide a tile is changes no line of what runs; it would fill the time.
+            # The width of a tile does not change the executed lines, and would take too long.
             how = tuple(sorted((name, x) for name, x in tactic.items() if name != "columns"))
             entries = {
                 (op, phase, kernel.file, kernel.entry, how, forms(kernel)) for kernel in kernels
@@ -70,18 +70,21 @@ def pieces() -> list[Piece]:
             seen |= entries
             label = f"{op} {phase} {dict(tactic) or ''} {drawn.case.name}"
             inputs, outputs = _arrays(drawn.inputs), _arrays(drawn.outputs)
-            found.append((label, op, lowering, inputs, outputs))
-    return [*found, *(panel_head(rows) for rows in PANEL_ROWS)]
+            results.append((label, op, lowering, inputs, outputs))
+    return [*results, *(panel_head(rows) for rows in PANEL_ROWS)]
 
 
 def forms(kernel: Kernel) -> tuple[tuple[str, Any], ...]:
-    """The constants by which an entry runs other lines: who brings the tokens, and as what; which
-    warpgroups share a tile run."""
+    """Return the constants that select other lines of an entry point.
+
+    These determine which threads load the tokens and in which form, and which warpgroups share a
+    run of tiles.
+    """
     return tuple((name, value) for name, value in kernel.constants if name in FORMS)
 
 
 def panel_head(rows: int) -> Piece:
-    """HeadChoose of many rows over a draft's vocabulary at the width of GPT-OSS."""
+    """Return HeadChoose of many rows over a draft's vocabulary at the width of GPT-OSS."""
     generator = torch.Generator().manual_seed(rows)
 
     def normal(*shape: int) -> torch.Tensor:
@@ -103,7 +106,7 @@ def panel_head(rows: int) -> Piece:
     assert op.lower is not None
     lowering = op.lower(LoweringRequest(tensors, attributes, "decode", Target()))
     label = f"HeadChoose panels {rows} rows, {PANEL_WIDTH} to {PANEL_VOCAB}"
-    # One array for all of them, stored once.
+    # One array for all cases, stored once.
     given = _arrays(inputs) | {"weight": _panel_bits()}
     return label, op.name, lowering, given, _arrays(outputs)
 
@@ -121,10 +124,10 @@ def _panel_weight() -> torch.Tensor:
 
 
 def write_work(file: Path) -> list[str]:
-    """Compiles what all pieces launch and stores both; the pieces that the compiler refused."""
+    """Compile the launches of all pieces and store both; return the rejected pieces."""
     compiler, work = Compiler("sm_90a"), pieces()
     everything = [launch.kernel for piece in work for launch in piece[2].launches]
-    # All at once, in parallel; what is refused, for a spill say, then shows piece by piece.
+    # Compile all at once, in parallel; rejected kernels, for spills, are then found piece by piece.
     compiler.compile(everything, lambda: None)
     kept: list[Piece] = []
     refused: list[str] = []
@@ -161,7 +164,7 @@ def _tactics(drawn: KernelCase, phase: Phase) -> tuple[Tactic, ...]:
     try:
         return drawn.op.tactics(drawn.request(phase, SMALL_TARGET)) if drawn.op.tactics else ({},)
     except SpecbuildError:
-        return ()  # the kernels refuse the case
+        return ()  # the kernels reject the case
 
 
 def _arrays(tensors: Any) -> Arrays:

@@ -1,4 +1,4 @@
-"""Keys and values in fp8 on a GPU: what kernels write at real sizes; tokens beside the CPU's."""
+"""Keys and values in fp8 on a GPU: written values at real sizes; tokens against the CPU engine."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ from specbuild.runtime.request import GenerateParams, Prompt
 PROJECTIONS = op_named("RmsQkvRope")
 POOLS = ("k_pool", "v_pool")
 TOKENS = 120
-# The share of a logit's spread that bf16, and codes that fall the other way, may cost the likeliest
-# token.
+# The fraction of a logit's spread by which bf16, and values rounded the other way, may change the
+# best token.
 DOUBT = 0.2
 
 
@@ -46,11 +46,11 @@ def runner() -> Iterator[OpRunner]:
 
 
 def lowered(runner: OpRunner, request: LoweringRequest) -> Lowering:
-    """By the first tactic that spills no registers, as a build takes it."""
+    """Lower with the first tactic that does not spill registers, as in a build."""
     assert PROJECTIONS.lower is not None and PROJECTIONS.tactics is not None
     tactics = ({}, *PROJECTIONS.tactics(request))
-    made = (PROJECTIONS.lower(replace(request, tactic=tactic)) for tactic in tactics)
-    return next(lowering for lowering in made if runner.refusal(lowering) is None)
+    lowerings = (PROJECTIONS.lower(replace(request, tactic=tactic)) for tactic in tactics)
+    return next(lowering for lowering in lowerings if runner.refusal(lowering) is None)
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def lowered(runner: OpRunner, request: LoweringRequest) -> Lowering:
 def test_pools_store_the_rounded_bf16_keys_and_values(
     runner: OpRunner, model: str, rows: int, phase: Phase
 ) -> None:
-    """Bit for bit, with and without norms of heads, in every form of the projections."""
+    """Compare bit for bit, with and without head norms, in every form of the projections."""
     plain = model == "gpt-oss"
     case = project(
         rows, 2880 if plain else 4096, GPT_OSS if plain else LLAMA_8B, bias=plain, page_size=64,
@@ -76,45 +76,45 @@ def test_pools_store_the_rounded_bf16_keys_and_values(
         for name, info in request.tensors.items()
     }
     blank = {name: np.zeros(inputs[name].shape, np.uint8) for name in POOLS}
-    found = runner.run(
+    result = runner.run(
         PROJECTIONS,
         lowered(runner, replace(request, tensors=tensors)),
         {**inputs, **blank},
         {**outputs, **{f"{name}_out": pool for name, pool in blank.items()}},
     )
-    np.testing.assert_array_equal(found["q"], wide["q"])
+    np.testing.assert_array_equal(result["q"], wide["q"])
     slots = drawn.inputs["write_slot"].numpy()
     for name in POOLS:
         pool = torch.from_numpy(values(wide[f"{name}_out"], torch.bfloat16))
-        wanted = np.zeros(pool.shape, np.uint8)
+        expected = np.zeros(pool.shape, np.uint8)
         place = (slots // 64, slice(None), slots % 64)
-        wanted[place] = as_codes(pool).numpy()[place]
-        assert wanted.any()
-        np.testing.assert_array_equal(found[f"{name}_out"], wanted, err_msg=name)
+        expected[place] = as_codes(pool).numpy()[place]
+        assert expected.any()
+        np.testing.assert_array_equal(result[f"{name}_out"], expected, err_msg=name)
 
 
 @pytest.fixture(scope="module")
 def coded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
-    """The example with all caches in fp8."""
+    """The example with fp8 caches."""
     with on_gpu(build_example(tmp_path_factory.mktemp("coded") / "cuda", kv_dtype="fp8")) as engine:
         yield engine
 
 
-def test_caches_take_half_the_bytes(coded: Engine, directory: Path) -> None:
+def test_caches_need_half_the_bytes(coded: Engine, directory: Path) -> None:
     wide = {group.name: pool_bytes(group) for group in read_manifest(directory).cache_groups}
     half = {group.name: pool_bytes(group) for group in coded.manifest.cache_groups}
     assert {name: 2 * size for name, size in half.items()} == wide
     assert coded.manifest.lossy_groups == ("full", "sliding")
 
 
-def test_the_cpu_engine_of_such_caches_agrees(
+def test_tokens_agree_with_the_cpu_engine_with_fp8_caches(
     coded: Engine, prompts: list[Prompt], tmp_path: Path
 ) -> None:
-    """The drafted tokens are those that the CPU's logits put first, or as good as first."""
-    asked = BuildOptions.from_flat(
+    """The drafted tokens are the CPU's best ones, or nearly tie with them."""
+    build_options = BuildOptions.from_flat(
         model=EXAMPLE / "target", output=tmp_path / "cpu", max_seq_len=1024, kv_dtype="fp8"
     )
-    build(asked, SilentProgress())
+    build(build_options, SilentProgress())
     cpu = Engine.load(tmp_path / "cpu")
     greedy = GenerateParams(max_new_tokens=TOKENS, ignore_eos=True)
     lost, spread = [], []

@@ -1,7 +1,7 @@
-"""A small GPT-OSS with fp8 weights on a GPU: bit for bit the bf16 engine of the values they hold.
+"""A small GPT-OSS with fp8 weights on a GPU has the bits of the bf16 engine with equal values.
 
-Its widths are those for which both forms cut K into the same slices. What is left is decoding
-codes, in every form of a kernel: steps, verification, prompts.
+With these widths, both forms divide K into equal slices. The tests therefore check the decoding of
+fp8 in every form of a kernel: steps, verification, prompts.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ from specbuild.runtime.request import GenerateParams, Prompt
 
 pytestmark = pytest.mark.timeout(600)
 
-# So few tokens that a random draft is right now and then.
+# The vocabulary is so small that some tokens of a random draft are accepted.
 VOCAB, LAYERS, HIDDEN, TOKENS = 64, 3, 1024, 48
 LENGTHS = (5, 230, 40, 17)
-# The share of a logit's spread that bf16 may cost the likeliest token.
+# The fraction of a logit's spread by which bf16 may change the best token.
 DOUBT = 0.1
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A checkpoint whose projections and head fp8 holds as they are, with a draft beside it."""
+    """A checkpoint whose projections and head fp8 represents exactly, with a draft."""
     folder = tmp_path_factory.mktemp("coded")
     write_target(
         folder / "target", layers=LAYERS, hidden=HIDDEN, q_heads=16, kv_heads=2, head_dim=64,
@@ -61,9 +61,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def build_engine(model: Path, name: str, **asked: Any) -> Path:
+def build_engine(model: Path, name: str, **build_options: Any) -> Path:
     options = BuildOptions.from_flat(
-        model=model / "target", output=model / name, max_seq_len=512, **asked
+        model=model / "target", output=model / name, max_seq_len=512, **build_options
     )
     build(options, SilentProgress())
     return model / name
@@ -96,7 +96,7 @@ def params() -> list[GenerateParams]:
     return every_other_sampled(len(LENGTHS), TOKENS)
 
 
-def test_codes_take_half_the_bytes(exact: Engine, coded: Engine) -> None:
+def test_fp8_weights_need_half_the_bytes(exact: Engine, coded: Engine) -> None:
     plain, tensors = exact.manifest.tensors, coded.manifest.tensors
     names = [name for name in tensors if name.endswith(".packed.fp8")]
     assert coded.manifest.target.dtype == "fp8"
@@ -107,22 +107,22 @@ def test_codes_take_half_the_bytes(exact: Engine, coded: Engine) -> None:
 
 
 @pytest.mark.parametrize("shape", [None, CHAIN], ids=["none", "chain"])
-def test_no_bit_differs_from_weights_of_their_values(
+def test_fp8_weights_have_the_bits_of_equal_bf16_weights(
     exact: Engine, coded: Engine, shape: DraftShape | None
 ) -> None:
-    wanted = outputs(records(exact, prompts(), params(), shape))
-    assert outputs(records(coded, prompts(), params(), shape)) == wanted
-    for prompt, asked, of in zip(prompts(), params(), wanted, strict=True):
-        assert outputs(records(coded, [prompt], [asked], shape)) == [of]
+    expected = outputs(records(exact, prompts(), params(), shape))
+    assert outputs(records(coded, prompts(), params(), shape)) == expected
+    for prompt, build_options, of in zip(prompts(), params(), expected, strict=True):
+        assert outputs(records(coded, [prompt], [build_options], shape)) == [of]
 
 
-def test_the_cpu_engine_of_rounded_weights_agrees(model: Path, coded: Engine) -> None:
+def test_tokens_agree_with_the_cpu_engine_of_rounded_weights(model: Path, coded: Engine) -> None:
     cpu = Engine.load(build_engine(model, "cpu", weights_dtype="fp8"))
     greedy = GenerateParams(max_new_tokens=TOKENS, ignore_eos=True)
-    for prompt, found in zip(prompts(), records(coded, prompts(), greedy, CHAIN), strict=True):
-        ids = (*(prompt.prompt_ids or ()), *found.output_ids)
+    for prompt, result in zip(prompts(), records(coded, prompts(), greedy, CHAIN), strict=True):
+        ids = (*(prompt.prompt_ids or ()), *result.output_ids)
         logits = np.concatenate([rows.logits for rows in cpu.decoder.score(ids)])
         rows = np.arange(len(prompt.prompt_ids or ()) - 1, len(ids) - 1)
-        lost = logits[rows].max(axis=1) - logits[rows, np.array(found.output_ids)]
+        lost = logits[rows].max(axis=1) - logits[rows, np.array(result.output_ids)]
         assert lost.max() < DOUBT * logits[rows].std()
         assert (lost == 0).mean() > 0.9

@@ -1,7 +1,7 @@
-"""Small random Llamas, Qwen3 and DeepSeeks on a GPU: against transformers, and against themselves.
+"""Small random Llamas, Qwen3 and DeepSeeks on a GPU, against transformers and in other batches.
 
-What bf16 costs is measured beside it, by transformers' own bf16 forward of the same checkpoint. A
-draft, neighbours and the cuts of a prompt change no bit.
+The error of bf16 is measured too, by a bf16 forward of the same checkpoint in transformers. Drafts,
+other sequences and chunk boundaries change no bit.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from specbuild.runtime.request import GenerateParams, Prompt
 pytestmark = pytest.mark.timeout(600)
 
 TOKENS = 64
-# Prompts of a batch; the longest is cut, and stands in pages of its own.
+# Prompts of a batch; the longest is split into chunks and has several pages.
 LENGTHS = (5, 230, 40, 17)
 
 
@@ -68,7 +68,7 @@ def params() -> list[GenerateParams]:
 
 
 def alone(engine: Engine, shape: DraftShape | None) -> list[Any]:
-    """What becomes of every prompt by itself."""
+    """Return the record of every prompt alone."""
     return [
         outputs(records(engine, [prompt], [asked], shape))[0]
         for prompt, asked in zip(prompts(), params(), strict=True)
@@ -76,68 +76,68 @@ def alone(engine: Engine, shape: DraftShape | None) -> list[Any]:
 
 
 def forward(path: Path, ids: tuple[int, ...]) -> Forward:
-    """Transformers' logits [T, V] of one sequence, in fp32 and with parameters in bf16."""
+    """Return transformers' logits [T, V] of one sequence, in fp32 and with bf16 parameters."""
     from transformers import AutoModelForCausalLM
 
-    theirs = AutoModelForCausalLM.from_pretrained(
+    reference_model = AutoModelForCausalLM.from_pretrained(
         path, dtype=torch.float32, attn_implementation="eager"
     )
-    theirs = theirs.eval().cuda()
-    head = theirs.get_output_embeddings().weight.data.clone()
-    head /= getattr(theirs.config, "logits_scaling", 1.0)
-    cap = getattr(theirs.config, "final_logit_softcapping", None)
+    reference_model = reference_model.eval().cuda()
+    head = reference_model.get_output_embeddings().weight.data.clone()
+    head /= getattr(reference_model.config, "logits_scaling", 1.0)
+    cap = getattr(reference_model.config, "final_logit_softcapping", None)
 
     @torch.no_grad()
     def logits() -> np.ndarray:
-        states = theirs.model(torch.tensor([ids], device="cuda"), use_cache=False)
+        states = reference_model.model(torch.tensor([ids], device="cuda"), use_cache=False)
         made = states.last_hidden_state[0].float() @ head.T
         return (made if cap is None else cap * (made / cap).tanh()).cpu().numpy()
 
     fp32 = logits()
-    # The parameters only: positions times rounded frequencies would be other positions.
-    for parameter in theirs.model.parameters():
+    # Convert the parameters only: rounded frequencies would give other positions.
+    for parameter in reference_model.model.parameters():
         parameter.data = parameter.data.bfloat16()
     return Forward(ids, fp32, logits())
 
 
-def test_scores_and_choices_are_as_near_to_fp32_as_bf16_allows(model: Model) -> None:
-    """By the kernels that verify; then prompts' kernels and steps, whose tokens these score."""
+def test_errors_of_scores_and_tokens_are_those_of_bf16(model: Model) -> None:
+    """Score with the kernels that verify; then compare tokens of prompt kernels and steps."""
     torch.backends.cuda.matmul.allow_tf32 = False
     greedy = GenerateParams(max_new_tokens=TOKENS, ignore_eos=True)
     (record,) = records(model.engine, prompts()[1:2], greedy, None)
     ids = (*(prompts()[1].prompt_ids or ()), *record.output_ids)
-    wanted = forward(model.path, ids)
-    check_errors(scores(model.engine, wanted), wanted)
+    expected = forward(model.path, ids)
+    check_errors(scores(model.engine, expected), expected)
     if model.engine.manifest.target.moe is None:
-        # Where an expert changes its place, in bf16 too, no choice is without doubt.
-        check_choices(scores(model.engine, wanted), wanted)
+        # If another expert is selected, also in bf16, every token counts as a near tie.
+        check_choices(scores(model.engine, expected), expected)
     rows = np.arange(LENGTHS[1] - 1, len(ids) - 1)
-    near, chosen = near_tie(wanted), np.array(record.output_ids)
-    assert (wanted.fp32[rows].max(axis=1) - wanted.fp32[rows, chosen]).max() < near
-    shifted = wanted.fp32[rows] - wanted.fp32[rows].max(axis=1, keepdims=True)
+    near, chosen = near_tie(expected), np.array(record.output_ids)
+    assert (expected.fp32[rows].max(axis=1) - expected.fp32[rows, chosen]).max() < near
+    shifted = expected.fp32[rows] - expected.fp32[rows].max(axis=1, keepdims=True)
     logprobs = shifted[np.arange(len(rows)), chosen] - np.log(np.exp(shifted).sum(axis=1))
     assert np.abs(logprobs - np.array(record.logprobs)).max() < near
 
 
-def test_the_cpu_engine_agrees_but_for_near_ties(model: Model) -> None:
+def test_tokens_equal_the_cpu_engine_except_for_near_ties(model: Model) -> None:
     output = model.path.parent / "cpu"
     build(
         BuildOptions.from_flat(model=model.path, output=output, backend="cpu", max_seq_len=512),
         SilentProgress(),
     )
     cpu, greedy = Engine.load(output), GenerateParams(max_new_tokens=TOKENS, ignore_eos=True)
-    (ours,) = records(model.engine, prompts()[2:3], greedy, None)
-    ids = (*(prompts()[2].prompt_ids or ()), *ours.output_ids)
-    theirs = np.concatenate([scored.logits for scored in cpu.decoder.score(ids)])
-    wanted = forward(model.path, ids)
-    np.testing.assert_allclose(theirs, wanted.fp32, atol=1e-2)
+    (actual,) = records(model.engine, prompts()[2:3], greedy, None)
+    ids = (*(prompts()[2].prompt_ids or ()), *actual.output_ids)
+    desired = np.concatenate([scored.logits for scored in cpu.decoder.score(ids)])
+    expected = forward(model.path, ids)
+    np.testing.assert_allclose(desired, expected.fp32, atol=1e-2)
     rows = np.arange(LENGTHS[2] - 1, len(ids) - 1)
-    lost = theirs[rows].max(axis=1) - theirs[rows, np.array(ours.output_ids)]
-    assert lost.max() < near_tie(wanted)
+    lost = desired[rows].max(axis=1) - desired[rows, np.array(actual.output_ids)]
+    assert lost.max() < near_tie(expected)
 
 
 @pytest.mark.parametrize("shape", [CHAIN, TREE], ids=["chain", "tree"])
-def test_a_draft_and_neighbours_change_no_bit(model: Model, shape: DraftShape) -> None:
+def test_drafts_and_other_sequences_change_no_bit(model: Model, shape: DraftShape) -> None:
     plain = alone(model.engine, None)
     assert outputs(records(model.engine, prompts(), params(), None)) == plain
     assert alone(model.engine, shape) == plain
@@ -147,7 +147,7 @@ def test_a_draft_and_neighbours_change_no_bit(model: Model, shape: DraftShape) -
     assert accepted > 0
 
 
-def test_cuts_of_a_prompt_change_no_bit(model: Model) -> None:
+def test_chunk_boundaries_of_a_long_prompt_change_no_bit(model: Model) -> None:
     assert isinstance(model.engine.executor, CudaExecutor)
     plain = alone(model.engine, None)
     for seed in range(4):

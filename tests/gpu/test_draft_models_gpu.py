@@ -1,4 +1,4 @@
-"""Several draft models in one engine on a GPU: no bit changes, and each drafts as its rules say."""
+"""Several draft models in one engine on a GPU: no bit changes, and each follows its rules."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from specbuild.runtime.request import GenerateParams, Prompt
 from specbuild.runtime.sampling import SamplingParams
 from specbuild.runtime.settings import RuntimeSettings
 
-# A made-up DFlash is right over a target whose embedding it reads, which an EAGLE3's is not: here
-# it drafts what is mostly wrong.
+# A synthetic DFlash is right if it can read the target's embedding, unlike an EAGLE3 draft: here
+# most of its tokens are wrong.
 KINDS, RULED = ("eagle3", "p-eagle", "dflash"), ("eagle3", "p-eagle")
 LEVELS, BATCH, TOKENS, PROMPT_TOKENS = 4, 6, 160, 200
 
 
 class Turns:
-    """Every step a chain of another model and length, or none; keeps what came of each."""
+    """In every step a chain of another model and length, or none; records the results."""
 
     max_depth, reason = LEVELS, "in turns"
 
@@ -52,7 +52,7 @@ class Turns:
 
 @pytest.fixture(scope="module")
 def models() -> dict[str, SynthModel]:
-    """One target by the same rules, and three drafts with the same probability of being right."""
+    """One target and three drafts with the same rules, and equal probabilities of being right."""
     return {kind: tiny(0.78, draft_kind=kind, prompt_tokens=PROMPT_TOKENS) for kind in KINDS}
 
 
@@ -75,7 +75,7 @@ def engine(
 
 
 def texts(models: dict[str, SynthModel], count: int) -> list[Prompt]:
-    """Prompts of several lengths, so that sequences begin and end at other steps."""
+    """Return prompts of several lengths, so that sequences begin and end at different steps."""
     ids = models[KINDS[0]].prompts()
     return [
         Prompt(str(i), tuple(ids[i % len(ids)][: PROMPT_TOKENS - 17 * i])) for i in range(count)
@@ -91,16 +91,16 @@ def in_turns(engine: Engine, patch: pytest.MonkeyPatch, seed: int) -> Turns:
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize("count", [1, 3, 10])
-def test_every_bit_is_that_without(
+def test_drafts_change_no_bit(
     engine: Engine,
     models: dict[str, SynthModel],
     monkeypatch: pytest.MonkeyPatch,
     count: int,
     temperature: float,
 ) -> None:
-    """With each draft, with what pays, and with another one at each step."""
+    """Use each draft, the best one, and another one at each step."""
     prompts = texts(models, count)
-    wanted = [
+    expected = [
         GenerateParams(
             max_new_tokens=40 + 29 * i % 120,
             sampling=SamplingParams(temperature, seed=i),
@@ -108,32 +108,32 @@ def test_every_bit_is_that_without(
         )
         for i in range(count)
     ]
-    plain = outputs(records(engine, prompts, wanted, drafter="none"))
+    plain = outputs(records(engine, prompts, expected, drafter="none"))
     for drafter in (*KINDS, "auto"):
-        assert outputs(records(engine, prompts, wanted, drafter=drafter)) == plain, drafter
+        assert outputs(records(engine, prompts, expected, drafter=drafter)) == plain, drafter
     policy = in_turns(engine, monkeypatch, count)
-    assert outputs(records(engine, prompts, wanted, drafter="auto")) == plain
+    assert outputs(records(engine, prompts, expected, drafter="auto")) == plain
     used = {model_of(o.shape) for o in policy.outcomes if isinstance(o.shape, DraftShape)}
     assert used == set(KINDS)
 
 
 @pytest.mark.parametrize("kind", RULED)
-def test_each_accepts_what_its_rules_say(
+def test_each_draft_has_the_acceptance_of_its_rules(
     engine: Engine, models: dict[str, SynthModel], kind: str
 ) -> None:
     target, draft = successors(models[kind])
-    wanted = [GenerateParams(TOKENS)] * BATCH
+    reference = [GenerateParams(TOKENS)] * BATCH
     chain = DraftShape(1, LEVELS, LEVELS)
-    for record in records(engine, texts(models, BATCH), wanted, chain, drafter=kind):
+    for record in records(engine, texts(models, BATCH), reference, chain, drafter=kind):
         expected = expected_histogram(record, target, draft, LEVELS)
         assert list(record.stats.acceptance_histogram) == expected
 
 
 @pytest.mark.parametrize("cached", [False, True], ids=["cold", "behind a cached beginning"])
-def test_no_cache_lacks_a_token_whoever_drafted(
+def test_caches_are_complete_whichever_model_drafted(
     engine: Engine, models: dict[str, SynthModel], monkeypatch: pytest.MonkeyPatch, cached: bool
 ) -> None:
-    """In turns each accepts what it would if it had drafted all the time."""
+    """With alternating drafts, each accepts as many tokens as if it had drafted all the time."""
     rules = {kind: successors(model) for kind, model in models.items()}
     if cached:
         caching = RuntimeSettings(prefix_caching="on")
@@ -158,7 +158,7 @@ def test_no_cache_lacks_a_token_whoever_drafted(
     assert {kind for kind, accepted in met if accepted} >= set(RULED)
 
 
-def test_every_models_steps_are_timed_and_chosen_among(
+def test_steps_of_every_model_are_measured_and_selected(
     engine: Engine, models: dict[str, SynthModel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     costs = measure_step_costs(engine, print, budget_s=10.0, repeats=2)
@@ -166,10 +166,10 @@ def test_every_models_steps_are_timed_and_chosen_among(
     assert [*dict.fromkeys(map(model_of, shapes))] == list(KINDS)
     assert all(costs.step_s(shape, batch=1, context=64) for shape in shapes)
     monkeypatch.setattr(engine.decoder, "_step_costs", costs)
-    prompts, wanted = texts(models, 3), [GenerateParams(TOKENS)] * 3
-    plain = outputs(records(engine, prompts, wanted, drafter="none"))
+    prompts, expected = texts(models, 3), [GenerateParams(TOKENS)] * 3
+    plain = outputs(records(engine, prompts, expected, drafter="none"))
     for drafter in ("auto", *KINDS):
-        assert outputs(records(engine, prompts, wanted, drafter=drafter)) == plain
+        assert outputs(records(engine, prompts, expected, drafter=drafter)) == plain
         reason = engine.default_draft.reason
         assert "measured on" in reason
         assert drafter == "auto" or f"of {drafter}" in reason or "no draft:" in reason

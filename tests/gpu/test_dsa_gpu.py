@@ -1,4 +1,4 @@
-"""DSA on a GPU: full attention's bits where they must be, drafts that change nothing, counts."""
+"""DSA on a GPU: the bits of full attention if required, drafts without effect, counts."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def built(model: Path, output: Path, **changes: Any) -> Path:
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The example with indexers of its own projections."""
+    """The example with indexers from its own projections."""
     target = linked_target(tmp_path_factory.mktemp("dsa"))
     write_derived_indexers(target, EXAMPLE / "target" / "model.safetensors", FULL, width=64)
     return target
@@ -62,12 +62,12 @@ def checking(model: Path) -> Iterator[Engine]:
 
 @pytest.fixture(scope="module")
 def sparse_engine(checking: Engine) -> Engine:
-    """The engine with every choosing step sparse, none checked."""
+    """The engine with every selecting step sparse and none checked."""
     return renumbered(checking, check_interval=0)
 
 
 def renumbered(engine: Engine, **changes: Any) -> Engine:
-    """The engine with other numbers that programs do not hold."""
+    """Return the engine with other settings that are not part of its programs."""
     dsa = engine.manifest.dsa
     assert dsa is not None
     numbers = replace(dsa, **changes)
@@ -76,7 +76,7 @@ def renumbered(engine: Engine, **changes: Any) -> Engine:
 
 @pytest.fixture(scope="module")
 def latent(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
-    """All layers cache latents, of all that they had: those with indexers gather them."""
+    """An engine whose layers all cache latents of full rank; those with indexers gather them."""
     target = linked_target(tmp_path_factory.mktemp("dsa-latent"), model)
     write_factors(target, EXAMPLE / "target" / "model.safetensors", range(24), rank=96)
     with on_gpu(built(target, target.parent / "cuda")) as engine:
@@ -84,10 +84,10 @@ def latent(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[En
 
 
 @pytest.mark.parametrize("shape", [None, CHAIN], ids=["none", "chain"])
-def test_rows_choose_inside_partial_views(
+def test_rows_select_tokens_within_partial_views(
     model: Path, tmp_path: Path, shape: DraftShape | None
 ) -> None:
-    """With keys in fp8. Choosing all of a view is the view, bit for bit."""
+    """The keys are fp8. Selecting all tokens of a view has the bits of the view."""
     directory = built(
         model, tmp_path / "views", dsa_key_dtype="fp8", specpv=True,
         specpv_n_retrieval_blocks=8, specpv_partial_threshold=256, specpv_full_refresh_interval=12,
@@ -104,7 +104,9 @@ def test_rows_choose_inside_partial_views(
 
 
 @pytest.mark.parametrize("shape", [None, CHAIN, TREE], ids=["none", "chain", "tree"])
-def test_chosen_latents_have_the_bits_of_all(latent: Engine, shape: DraftShape | None) -> None:
+def test_selecting_all_latents_has_the_bits_of_full_attention(
+    latent: Engine, shape: DraftShape | None
+) -> None:
     whole, chosen = decode(latent, shape, 0), decode(latent, shape, None)
     assert outputs(chosen) == outputs(whole)
     sparse = decode(latent, shape, FEW)
@@ -116,7 +118,7 @@ def test_chosen_latents_have_the_bits_of_all(latent: Engine, shape: DraftShape |
 
 
 def texts(engine: Engine) -> list[Prompt]:
-    """Below the threshold, across it while decoding, and beyond it."""
+    """Return prompts below the threshold, some that cross it during decoding, and some above it."""
     assert engine.text is not None
     ids = engine.text.encode(inspect.getsource(textwrap), raw=True, most_tokens=1 << 15)
     return [Prompt(str(n), prompt_ids=ids[7 * n : 7 * n + n]) for n in (40, 200, 250, 700, 420)]
@@ -128,7 +130,7 @@ def decode(engine: Engine, shape: DraftShape | None, top_k: int | None) -> list[
 
 
 @pytest.mark.parametrize("shape", [None, CHAIN, TREE], ids=["none", "chain", "tree"])
-def test_choosing_everything_is_full_attention_bit_for_bit(
+def test_selecting_everything_has_the_bits_of_full_attention(
     sparse_engine: Engine, shape: DraftShape | None
 ) -> None:
     whole, chosen = decode(sparse_engine, shape, 0), decode(sparse_engine, shape, None)
@@ -143,11 +145,11 @@ def test_exact_has_the_bits_of_an_engine_without_indexers(
     sparse_engine: Engine, engine: Engine
 ) -> None:
     params = GenerateParams(max_new_tokens=TOKENS, ignore_eos=True)
-    wanted = records(engine, texts(engine), params, None)
+    expected = records(engine, texts(engine), params, None)
     lossy = renumbered(sparse_engine, top_k=FEW)
-    assert outputs(records(lossy, texts(engine), params, None)) != outputs(wanted)
+    assert outputs(records(lossy, texts(engine), params, None)) != outputs(expected)
     exact = records(lossy, texts(engine), replace(params, exact=True), "default")
-    assert outputs(exact) == outputs(wanted)
+    assert outputs(exact) == outputs(expected)
     assert all(record.stats.mean_acceptance_length == 1.0 for record in exact)
 
 
@@ -156,14 +158,14 @@ def test_a_draft_changes_no_token_and_no_bit_of_a_logprob(sparse_engine: Engine)
     for shape in (CHAIN, TREE):
         assert outputs(decode(sparse_engine, shape, FEW)) == outputs(plain)
     whole = decode(sparse_engine, None, 0)
-    # Below the threshold nothing is sparse, not even beside rows that are.
+    # Below the threshold nothing is sparse, also in a batch with sparse rows.
     assert outputs(plain)[0] == outputs(whole)[0]
     assert all(a.logprobs != b.logprobs for a, b in zip(plain[1:], whole[1:], strict=True))
     assert all(r.stats.dsa is not None and r.stats.dsa.broken_lists == 0 for r in plain)
 
 
 @pytest.mark.parametrize("shape", [None, CHAIN, TREE], ids=["none", "chain", "tree"])
-def test_checks_emit_the_bits_of_everything(checking: Engine, shape: DraftShape | None) -> None:
+def test_checks_emit_the_bits_of_full_attention(checking: Engine, shape: DraftShape | None) -> None:
     whole = decode(checking, shape, 0)
     always = renumbered(checking, check_interval=1, min_agreement=0.0)
     checked = decode(always, shape, FEW)
@@ -175,12 +177,12 @@ def test_checks_emit_the_bits_of_everything(checking: Engine, shape: DraftShape 
     assert all(s.checked_steps > 8 and s.agreement is not None for s in beyond)
     print(f"agreement with {FEW} tokens: {[round(s.agreement or 0, 3) for s in beyond]}")
     assert any(s.agreement is not None and s.agreement < 1 for s in beyond)
-    # Choosing as many as there are agrees always.
+    # Selecting every token always agrees.
     everything = [record.stats.dsa for record in decode(always, shape, None)]
     assert all(s is not None and s.agreement == 1.0 for s in everything[1:])
 
 
-def test_too_little_agreement_falls_back(checking: Engine) -> None:
+def test_low_agreement_falls_back(checking: Engine) -> None:
     strict = decode(renumbered(checking, min_agreement=1.0), CHAIN, 1)
     lenient = decode(renumbered(checking, min_agreement=0.0), CHAIN, 1)
     for fallen, kept in zip(strict[1:], lenient[1:], strict=True):
@@ -190,24 +192,26 @@ def test_too_little_agreement_falls_back(checking: Engine) -> None:
             assert fallen.stats.dsa.fallback_steps > 0
 
 
-def test_chosen_tokens_are_those_of_the_cpu_engine(model: Path, sparse_engine: Engine) -> None:
-    """Of prompts below the threshold: on the CPU the rows of longer ones are sparse too."""
+def test_selected_tokens_equal_the_cpu_engine(model: Path, sparse_engine: Engine) -> None:
+    """Use prompts below the threshold: on the CPU, rows of longer prompts are sparse too."""
     output = model.parent / "cpu"
     cpu = Engine.load(built(model, output, backend="cpu", dsa_check_interval=0))
     distances: list[list[float]] = [[], []]
     params = GenerateParams(max_new_tokens=TOKENS, ignore_eos=True, dsa_top_k=FEW)
     prompts = texts(cpu)[1:3]
-    theirs = records(cpu, prompts, params, None)
+    desired = records(cpu, prompts, params, None)
     for distance, top_k in zip(distances, (FEW, 0), strict=True):
-        asked = GenerateParams(max_new_tokens=TOKENS, ignore_eos=True, dsa_top_k=top_k)
-        for ours, wanted in zip(records(sparse_engine, prompts, asked, None), theirs, strict=True):
-            pairs = zip(ours.output_ids, wanted.output_ids, strict=True)
+        sampling = GenerateParams(max_new_tokens=TOKENS, ignore_eos=True, dsa_top_k=top_k)
+        for actual, expected in zip(
+            records(sparse_engine, prompts, sampling, None), desired, strict=True
+        ):
+            pairs = zip(actual.output_ids, expected.output_ids, strict=True)
             same = next((i for i, (a, b) in enumerate(pairs) if a != b), TOKENS)
-            first = THRESHOLD - len(wanted.prompt_ids) + 1
-            assert wanted.logprobs is not None and ours.logprobs is not None
-            near = np.subtract(ours.logprobs[first:same], wanted.logprobs[first:same])
+            first = THRESHOLD - len(expected.prompt_ids) + 1
+            assert expected.logprobs is not None and actual.logprobs is not None
+            near = np.subtract(actual.logprobs[first:same], expected.logprobs[first:same])
             distance.extend(np.abs(near).tolist())
-    chosen, everything = (float(np.median(found)) for found in distances)
+    chosen, everything = (float(np.median(result)) for result in distances)
     print(f"median distance of log-probabilities: {chosen:.4f}, attending to all {everything:.4f}")
     assert len(distances[0]) > 20
     assert chosen < everything

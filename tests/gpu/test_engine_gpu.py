@@ -1,4 +1,6 @@
-"""The example model as a CUDA engine on a GPU: lossless, batch-invariant, and the CPU engine's."""
+"""The example model as a CUDA engine on a GPU: lossless, batch-invariant, close to the CPU
+engine.
+"""
 
 from __future__ import annotations
 
@@ -29,8 +31,8 @@ from specbuild.runtime.settings import PrefillSchedule, RuntimeSettings
 
 TOKENS = 64
 FORCED_TOKENS = 256
-# Two logits nearer to each other than this may change places in bf16: seven times the root mean
-# square of what the roundings of 24 layers put a logit off by.
+# bf16 may exchange two logits that are closer than this: seven times the root mean square error of
+# a logit after 24 layers.
 NEAR_TIE = 0.3
 
 
@@ -52,10 +54,10 @@ def params(temperature: float = 0.0, count: int = TOKENS) -> GenerateParams:
 
 
 def last_features(engine: Engine, prompts: list[Prompt], shape: DraftShape | None) -> np.ndarray:
-    """The target's features of the first request's newest committed tokens, as bit patterns.
+    """Return the bits of the target's features of the first request's last committed tokens.
 
-    They are what its last step left for the draft. The first request runs longest, so that no
-    other moves into its row.
+    Its last step left them for the draft. The first request runs longest, so no other request uses
+    its row.
     """
     executor = engine.executor
     assert isinstance(executor, CudaExecutor)
@@ -83,7 +85,7 @@ def test_a_draft_changes_no_token_and_no_bit_of_a_logprob(
     assert accepted > len(prompts)
 
 
-def test_a_sequence_alone_is_that_of_the_batch(engine: Engine, prompts: list[Prompt]) -> None:
+def test_a_sequence_is_equal_alone_and_in_a_batch(engine: Engine, prompts: list[Prompt]) -> None:
     few = prompts[:8]
     together = records(engine, few, params(), CHAIN)
     alone = [records(engine, [prompt], params(), None)[0] for prompt in few]
@@ -92,8 +94,10 @@ def test_a_sequence_alone_is_that_of_the_batch(engine: Engine, prompts: list[Pro
         assert a.logprobs == b.logprobs
 
 
-def test_waiting_for_a_step_takes_no_processor(engine: Engine, prompts: list[Prompt]) -> None:
-    """While a later launch is queued, the engine's thread sleeps; a poll takes all of the time."""
+def test_waiting_for_a_step_uses_no_processor_time(engine: Engine, prompts: list[Prompt]) -> None:
+    """While a later launch is queued, the engine's thread sleeps; polling would use all of
+    the time.
+    """
     records(engine, prompts[:1], params(), None)
     started_s, used_s = perf_counter(), process_time()
     records(engine, prompts[:1], params(count=FORCED_TOKENS), None)
@@ -103,7 +107,7 @@ def test_waiting_for_a_step_takes_no_processor(engine: Engine, prompts: list[Pro
 
 @pytest.mark.parametrize("rows", [None, 16])
 @pytest.mark.parametrize("shape", [None, CHAIN, TREE], ids=["none", "chain", "tree"])
-def test_who_arrives_while_others_decode_gets_what_it_gets_alone(
+def test_a_sequence_that_joins_a_batch_has_equal_tokens(
     engine: Engine,
     prompts: list[Prompt],
     shape: DraftShape | None,
@@ -118,36 +122,36 @@ def test_who_arrives_while_others_decode_gets_what_it_gets_alone(
         requests = engine.check_prompts([prompt], params())
         streams.append(engine.session.add(requests, DraftSetting(shape)))
         next(streams[-1])
-    for stream, wanted in zip(streams, alone, strict=True):
+    for stream, expected in zip(streams, alone, strict=True):
         (end,) = [event for event in stream if isinstance(event, FinishEvent)]
-        assert end.record.output_ids == wanted.output_ids
-        assert end.record.logprobs == wanted.logprobs
+        assert end.record.output_ids == expected.output_ids
+        assert end.record.logprobs == expected.logprobs
 
 
 @pytest.mark.parametrize("batch", [1, 5])
 @pytest.mark.parametrize("shape", [None, CHAIN, TREE], ids=["none", "chain", "tree"])
-def test_hidden_states_are_bit_for_bit_those_of_one_sequence_alone(
+def test_hidden_states_have_equal_bits_alone_and_in_a_batch(
     engine: Engine, prompts: list[Prompt], shape: DraftShape | None, batch: int
 ) -> None:
     alone = last_features(engine, prompts[:1], None)
     rows = last_features(engine, prompts[:batch], shape)
     assert len(alone) > 1
     assert len(rows) >= 1
-    # The last path may lead past the last token that was asked for, by a draft's depth at most.
+    # The last path may extend beyond the last requested token, by at most the draft's depth.
     deepest = 0 if shape is None else min(shape.draft_depth, len(rows) - 1)
     assert any(_same_tail(rows[: len(rows) - past], alone) for past in range(deepest + 1))
 
 
-def _same_tail(rows: np.ndarray, wanted: np.ndarray) -> bool:
-    """Whether the last rows are the same bits."""
-    both = min(len(rows), len(wanted))
-    return np.array_equal(rows[-both:], wanted[-both:])
+def _same_tail(rows: np.ndarray, expected: np.ndarray) -> bool:
+    """Return whether the last rows have equal bits."""
+    both = min(len(rows), len(expected))
+    return np.array_equal(rows[-both:], expected[-both:])
 
 
-def test_greedy_tokens_are_the_cpu_engines_under_teacher_forcing(
+def test_greedy_tokens_equal_the_cpu_engine_under_teacher_forcing(
     engine: Engine, cpu: Engine, prompts: list[Prompt]
 ) -> None:
-    """A bf16 forward in transformers chooses 99.7 % of these tokens as fp32 does."""
+    """In transformers, a bf16 forward selects 99.7 % of these tokens like fp32."""
     decoder = engine.decoder
     assert isinstance(decoder, DeviceDecoder)
     lost: list[float] = []
@@ -163,10 +167,10 @@ def test_greedy_tokens_are_the_cpu_engines_under_teacher_forcing(
     assert max(lost) < NEAR_TIE
 
 
-def test_kernel_by_kernel_is_the_graph(
+def test_launching_kernels_singly_equals_the_graph(
     directory: Path, engine: Engine, prompts: list[Prompt]
 ) -> None:
-    """Without graphs and so without most overlaps: a race would show as another token."""
+    """Without graphs, most launches do not overlap: a race would change a token."""
     executor = open_executor(directory, engine.manifest, readers=4, recorded=False)
     plain = Engine(engine.manifest, executor, text=engine.text)
     try:
@@ -184,13 +188,13 @@ def test_stop_strings_and_ends_of_sequence(engine: Engine, prompts: list[Prompt]
     for prompt, whole in zip(prompts[:4], full, strict=True):
         assert whole.text
         stop = whole.text[len(whole.text) // 2 :][:4]
-        wanted = replace(params(), stop=(stop,))
-        (cut,) = records(engine, [prompt], wanted, CHAIN)
+        expected = replace(params(), stop=(stop,))
+        (cut,) = records(engine, [prompt], expected, CHAIN)
         assert cut.finish_reason == "stop"
         assert cut.text == whole.text[: whole.text.index(stop)]
 
 
-def test_memory_is_what_was_predicted(directory: Path, engine: Engine) -> None:
+def test_memory_equals_the_prediction(directory: Path, engine: Engine) -> None:
     executor = open_executor(directory, engine.manifest, readers=4)
     gpu = executor.runner.gpu
     try:
@@ -207,7 +211,7 @@ def test_memory_is_what_was_predicted(directory: Path, engine: Engine) -> None:
 
 @pytest.mark.speed
 @pytest.mark.parametrize("shape", [None, CHAIN], ids=["none", "chain"])
-def test_a_step_is_timed(engine: Engine, shape: DraftShape | None) -> None:
+def test_measures_the_time_of_a_step(engine: Engine, shape: DraftShape | None) -> None:
     with benchmark_batch(engine, batch=2, context=200, shape=shape) as placed:
         runner = placed.executor.runner
         entry = ProgramTable(placed.executor.plan).step(shape, batch=2, full_logits=False)

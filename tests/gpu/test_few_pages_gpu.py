@@ -1,4 +1,4 @@
-"""Engines with few pages on the GPU, and a page 0 that nobody reads: bit for bit."""
+"""Engines with few pages on the GPU, and page 0, which is never read: equal bits."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from specbuild.runtime.request import GenerateParams, Prompt, SequenceState
 from specbuild.runtime.sampling import SamplingParams
 from specbuild.runtime.settings import RuntimeSettings
 
-# A sequence of 1024 tokens and its tree takes 17 pages of 64.
+# A sequence of 1024 tokens and its tree needs 17 pages of 64.
 PAGES = 24
 _NAN_PAIR = 0x7FC07FC0
 
 
 @pytest.fixture(scope="module")
 def few(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
-    """The example engine with pages for little more than one sequence of the longest length."""
+    """The example engine with pages for little more than one sequence of the maximum length."""
     directory: Path = tmp_path_factory.mktemp("few") / "engine"
     with on_gpu(build_example(directory, kv_pages=PAGES)) as engine:
         yield engine
@@ -34,7 +34,7 @@ def few(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
 
 @pytest.fixture(scope="module")
 def on_demand(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
-    """The same with pages on demand."""
+    """The same engine with pages on demand."""
     directory = tmp_path_factory.mktemp("demand") / "engine"
     settings = RuntimeSettings(kv_policy="max-utilization")
     with on_gpu(build_example(directory, kv_pages=PAGES), settings) as engine:
@@ -42,7 +42,7 @@ def on_demand(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
 
 
 def poison_page_0(engine: Engine) -> None:
-    """NaN in page 0 of every pool, behind all that is queued."""
+    """Fill page 0 of every pool with NaN, after all queued work."""
     executor = engine.executor
     assert isinstance(executor, CudaExecutor)
     executor.use()
@@ -56,7 +56,7 @@ def poison_page_0(engine: Engine) -> None:
 
 
 def wanted(prompts: list[Prompt], tokens: int) -> list[GenerateParams]:
-    """Greedy and sampled in turn, each with its seed."""
+    """Return alternating greedy and sampled requests, each with its seed."""
     return [
         GenerateParams(
             max_new_tokens=tokens,
@@ -78,30 +78,30 @@ def test_few_pages_change_no_bit(
 
 
 @pytest.mark.parametrize("shape", [None, CHAIN, TREE])
-def test_who_is_preempted_gives_the_bits_of_who_is_not(
+def test_preemption_changes_no_bit_of_a_sequence(
     engine: Engine, on_demand: Engine, prompts: list[Prompt], shape: DraftShape | None
 ) -> None:
     params = wanted(prompts, 400)
-    found = records(on_demand, prompts, params, shape)
-    assert sum(record.stats.preemptions for record in found) > 0
-    assert outputs(found) == outputs(records(engine, prompts, params, shape))
+    result = records(on_demand, prompts, params, shape)
+    assert sum(record.stats.preemptions for record in result) > 0
+    assert outputs(result) == outputs(records(engine, prompts, params, shape))
 
 
 @pytest.mark.parametrize("shape", [None, CHAIN, TREE])
-def test_who_is_preempted_ten_times_gives_the_same_bits(
+def test_ten_preemptions_change_no_bit(
     engine: Engine,
     on_demand: Engine,
     prompts: list[Prompt],
     shape: DraftShape | None,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Wherever it stands: repeating itself, or with steps in flight."""
+    """Preempt at any point: during replay, or with steps in flight."""
     launches = iter(range(10**6))
 
     def preempting(
         running: list[SequenceState], kv: KvPools, *, max_step_tokens: int
     ) -> PageChanges:
-        """The youngest loses its pages at every fifth launch."""
+        """Preempt the last admitted sequence at every fifth launch."""
         changes, youngest = provide_pages(running, kv, max_step_tokens=max_step_tokens), running[-1]
         told = (*changes.grown, *changes.paused, *changes.resumed)
         due = next(launches) % 5 == 0 and youngest.counters.preemptions < 10
@@ -113,16 +113,16 @@ def test_who_is_preempted_ten_times_gives_the_same_bits(
     params = wanted(few_prompts, 250)
     clean = outputs(records(engine, few_prompts, params, shape))
     monkeypatch.setattr(scheduler, "provide_pages", preempting)
-    found = records(on_demand, few_prompts, params, shape)
-    assert max(record.stats.preemptions for record in found) >= 10
-    assert outputs(found) == clean
+    result = records(on_demand, few_prompts, params, shape)
+    assert max(record.stats.preemptions for record in result) >= 10
+    assert outputs(result) == clean
 
 
 @pytest.mark.parametrize("shape", [None, CHAIN, TREE])
 def test_page_0_is_never_read(
     engine: Engine, prompts: list[Prompt], shape: DraftShape | None
 ) -> None:
-    """Padding writes there; what it holds is in no sum."""
+    """Padding rows are written to it, but no sum includes it."""
     params = wanted(prompts, 60)
     clean = outputs(records(engine, prompts, params, shape))
     poison_page_0(engine)

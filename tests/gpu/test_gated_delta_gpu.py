@@ -23,7 +23,7 @@ def runner() -> OpRunner:
 def test_verified_and_committed_rows_have_the_bits_of_single_rows(
     runner: OpRunner, seed: int
 ) -> None:
-    """Of chains and trees of any form, of which any node is accepted."""
+    """Use chains and trees of any form, of which any node is accepted."""
     drawn = np.random.default_rng(seed)
 
     def step() -> tuple[list[int], int]:
@@ -41,13 +41,13 @@ LAYERS = [Layer(2, 6, 128, 128), Layer(2, 4, 128, 128, decay=0.05), Layer(1, 4, 
 
 @pytest.mark.parametrize("layer", LAYERS, ids=["27B", "35B-A3B", "397B"])
 @pytest.mark.parametrize("count", [64, 1000, 2500])
-def test_chunks_are_as_near_to_single_rows_as_promised(
+def test_the_error_of_chunks_is_within_the_documented_bound(
     runner: OpRunner, layer: Layer, count: int
 ) -> None:
     check_against_rows(layer, count, runner.run)
 
 
 @pytest.mark.parametrize("layer", LAYERS, ids=["27B", "35B-A3B", "397B"])
-def test_no_bit_depends_on_where_launches_of_a_prompt_end(runner: OpRunner, layer: Layer) -> None:
+def test_launch_boundaries_of_a_prompt_change_no_bit(runner: OpRunner, layer: Layer) -> None:
     cuts = [(64, 2436), (2048, 452), (1024, 1024, 452), (192, 2240, 68)]
     check_cuts(layer, 2500, cuts, runner.run)

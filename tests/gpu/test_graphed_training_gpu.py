@@ -1,4 +1,4 @@
-"""Training by CUDA graphs: what is learned kernel by kernel, resumed too, in half the time."""
+"""Training with CUDA graphs: equal to single launches, also when resumed, in half the time."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ Options = LatentTraining | IndexerTraining
 
 
 class Notes(SilentProgress):
-    """Keeps what was said."""
+    """Progress that stores its notes."""
 
     def __init__(self) -> None:
         self.said: list[str] = []
 
     def note(self, message: str) -> None:
-        """Kept."""
+        """Store a message."""
         self.said.append(message)
 
 
@@ -48,8 +48,8 @@ def exact_products() -> None:
 
 
 @pytest.fixture
-def asked(tmp_path: Path) -> Callable[[str], Options]:
-    """Options of a training of the example model, two micro batches a step."""
+def options_of(tmp_path: Path) -> Callable[[str], Options]:
+    """Return options for training the example model, with two micro batches a step."""
     model, text = tmp_path / "model", tmp_path / "ids.npy"
     model.mkdir()
     for file in [*(EXAMPLE / "target").iterdir(), LATENTS]:
@@ -74,7 +74,7 @@ def asked(tmp_path: Path) -> Callable[[str], Options]:
 
 
 def trained(options: Options) -> tuple[HeadReport, dict[str, torch.Tensor], list[str]]:
-    """The report, the tensors of all files, and the notes."""
+    """Return the report, the tensors of all files, and the notes."""
     notes = Notes()
     if isinstance(options, LatentTraining):
         report = train_latents(options, notes)
@@ -85,23 +85,25 @@ def trained(options: Options) -> tuple[HeadReport, dict[str, torch.Tensor], list
     return report, {n: t for file in files for n, t in load_file(file).items()}, notes.said
 
 
-def launched_one_by_one(said: list[str]) -> list[str]:
-    return [note for note in said if "kernel by kernel" in note]
+def launched_one_by_one(message: list[str]) -> list[str]:
+    return [note for note in message if "kernel by kernel" in note]
 
 
 def assert_alike(one: Any, two: Any) -> None:
-    """But for the order in which fused attention sums gradients, which no run repeats."""
-    for expected, got in zip(one[0].losses, two[0].losses, strict=True):
-        assert got.total == pytest.approx(expected.total, rel=1e-3)
-        assert got.terms == pytest.approx(expected.terms, rel=1e-3)
+    """Compare up to the order in which fused attention adds gradients, which varies
+    between runs.
+    """
+    for expected, result in zip(one[0].losses, two[0].losses, strict=True):
+        assert result.total == pytest.approx(expected.total, rel=1e-3)
+        assert result.terms == pytest.approx(expected.terms, rel=1e-3)
     assert one[1].keys() == two[1].keys()
     for name, value in one[1].items():
         assert (two[1][name] - value).norm() < 1e-3 * value.norm(), name
 
 
 @pytest.mark.parametrize("kind", ["mla", "dsa"])
-def test_replayed_training_is_the_one_kernel_by_kernel(
-    asked: Callable[[str], Options], kind: str, monkeypatch: pytest.MonkeyPatch
+def test_training_with_graphs_equals_single_launches(
+    options_of: Callable[[str], Options], kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     replays = []
     replay = GraphedLearning.__call__
@@ -111,23 +113,25 @@ def test_replayed_training_is_the_one_kernel_by_kernel(
         return replay(graphed, rows)
 
     monkeypatch.setattr(GraphedLearning, "__call__", counted)
-    got = trained(asked(kind))
-    assert launched_one_by_one(got[2]) == []
-    assert len(replays) == 1 + 6 * 2  # one by the plan's trial
+    result = trained(options_of(kind))
+    assert launched_one_by_one(result[2]) == []
+    assert len(replays) == 1 + 6 * 2  # one by the trial for the estimate
     monkeypatch.setattr(loop, "may_replay", lambda *_: False)
-    expected = trained(replace(asked(kind), output=asked(kind).output.with_name("eager")))
+    expected = trained(replace(options_of(kind), output=options_of(kind).output.with_name("eager")))
     assert len(replays) == 1 + 6 * 2
     assert len(expected[0].losses) == 6
-    assert_alike(expected, got)
+    assert_alike(expected, result)
 
 
 @pytest.mark.parametrize("kind", ["mla", "dsa"])
-def test_resumed_replays_go_on_alike(
-    asked: Callable[[str], Options], kind: str, monkeypatch: pytest.MonkeyPatch
+def test_resumed_training_with_graphs_is_equal(
+    options_of: Callable[[str], Options], kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Killed after the fifth step, the fourth being the last one saved."""
-    whole = trained(asked(kind))
-    options = replace(asked(kind), output=asked(kind).output.with_name("parts"), save_every=4)
+    """Stop after the fifth step; the fourth is the last saved one."""
+    whole = trained(options_of(kind))
+    options = replace(
+        options_of(kind), output=options_of(kind).output.with_name("parts"), save_every=4
+    )
     step = loop._step
 
     def until_killed(run: Any, *others: Any) -> torch.Tensor:
@@ -144,32 +148,34 @@ def test_resumed_replays_go_on_alike(
     assert_alike(whole, parts)
 
 
-def test_what_no_graph_holds_is_launched_and_said(
-    asked: Callable[[str], Options], monkeypatch: pytest.MonkeyPatch
+def test_steps_without_a_graph_are_launched_and_reported(
+    options_of: Callable[[str], Options], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Once, though the stage is entered twice, for the plan and to train."""
+    """The note appears once, though the stage runs twice, for the estimate and the training."""
     learn = Learning.__call__
 
     def waiting(learning: Learning, rows: Batch) -> torch.Tensor:
-        found = learn(learning, rows)
-        assert found.isfinite().all()
-        return found
+        result = learn(learning, rows)
+        assert result.isfinite().all()
+        return result
 
-    replayed = trained(asked("mla"))
+    replayed = trained(options_of("mla"))
     monkeypatch.setattr(Learning, "__call__", waiting)
-    launched = trained(replace(asked("mla"), output=asked("mla").output.with_name("waiting")))
+    launched = trained(
+        replace(options_of("mla"), output=options_of("mla").output.with_name("waiting"))
+    )
     assert len(launched_one_by_one(launched[2])) == 1
     assert_alike(launched, replayed)
 
 
 @pytest.mark.speed
-def test_a_replayed_step_takes_half_the_time(
-    asked: Callable[[str], Options], monkeypatch: pytest.MonkeyPatch
+def test_a_step_with_graphs_takes_half_the_time(
+    options_of: Callable[[str], Options], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whole steps, optimiser included, of 32 sequences of 512 tokens in bf16."""
+    """Measure full steps, including the optimizer, of 32 sequences of 512 tokens in bf16."""
     options = replace(
-        asked("mla"), batch_size=32, micro_batch_size=None, sequence_length=512, dtype="bfloat16",
-        steps=12, losses=(("logits-kl", 1.0),),
+        options_of("mla"), batch_size=32, micro_batch_size=None, sequence_length=512,
+        dtype="bfloat16", steps=12, losses=(("logits-kl", 1.0),),
     )  # fmt: skip
     times_s: list[float] = []
     step = loop._step
@@ -177,10 +183,10 @@ def test_a_replayed_step_takes_half_the_time(
     def timed(*given: Any) -> torch.Tensor:
         torch.cuda.synchronize()
         started_s = time.perf_counter()
-        found = step(*given)
+        result = step(*given)
         torch.cuda.synchronize()
         times_s.append(time.perf_counter() - started_s)
-        return found
+        return result
 
     monkeypatch.setattr(loop, "_step", timed)
     medians_s = []

@@ -1,7 +1,7 @@
-"""Guided outputs whose tokens are checked when they arrive, against masked decoding on a GPU.
+"""Guided outputs whose tokens are checked on arrival, against masked decoding on a GPU.
 
-The reference checks no choice: then every step is masked, one row at a time, and no step is shared
-with others. So tokens are compared bit for bit.
+The reference does not check tokens: every step is masked and has one row. Tokens are therefore
+compared bit for bit.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ pytest.importorskip("llguidance")
 SHAPES = {"plain": None, "chain": CHAIN, "tree": TREE}
 FORMS = {
     **GUIDES,
-    # Any text of so many characters: hardly a token is refused.
+    # Any text of this length: hardly any token is rejected.
     "texts": Guide.json(
         {
             "type": "object",
@@ -49,17 +49,17 @@ def params(temperature: float, guide: Guide | None = None, **changes: object) ->
     return GenerateParams(max_new_tokens=160, sampling=sampling, guide=guide, **changes)
 
 
-def masked(engine: Engine, prompts: list[Prompt], wanted: GenerateParams) -> list[RunRecord]:
-    """Each alone, every step of it behind a mask."""
+def masked(engine: Engine, prompts: list[Prompt], expected: GenerateParams) -> list[RunRecord]:
+    """Return each request's record alone, with every step masked."""
     with patch.object(GenerateParams, "checks_guide", new=False):
         before = steps_of(engine)
-        found = [records(engine, [prompt], wanted, None)[0] for prompt in prompts]
+        result = [records(engine, [prompt], expected, None)[0] for prompt in prompts]
         assert not (steps_of(engine) - before)["shared"]
-    return found
+    return result
 
 
 def steps_of(engine: Engine) -> Counter[str]:
-    """How often programs of steps were queued: masked ones, and others."""
+    """Return how many masked and unmasked step programs were queued."""
     assert isinstance(engine.executor, CudaExecutor)
     counts: Counter[str] = Counter()
     for name, count in engine.executor.launched.items():
@@ -71,20 +71,20 @@ def steps_of(engine: Engine) -> Counter[str]:
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("form", FORMS)
-def test_tokens_are_those_of_masked_decoding(
+def test_tokens_equal_masked_decoding(
     engine: Engine, prompts: list[Prompt], form: str, shape: str, temperature: float
 ) -> None:
-    wanted = params(temperature, FORMS[form])
-    expected = masked(engine, prompts[:4], wanted)
+    reference = params(temperature, FORMS[form])
+    expected = masked(engine, prompts[:4], reference)
     before = steps_of(engine)
-    alone = [records(engine, [prompt], wanted, SHAPES[shape])[0] for prompt in prompts[:4]]
+    alone = [records(engine, [prompt], reference, SHAPES[shape])[0] for prompt in prompts[:4]]
     ran = steps_of(engine) - before
-    together = records(engine, prompts[:4], wanted, SHAPES[shape])
-    for found in (alone, together):
-        assert [r.output_ids for r in found] == [r.output_ids for r in expected]
-        assert [r.finish_reason for r in found] == [r.finish_reason for r in expected]
-        for ours, theirs in zip(found, expected, strict=True):
-            np.testing.assert_allclose(ours.logprobs, theirs.logprobs, atol=1e-4)
+    together = records(engine, prompts[:4], reference, SHAPES[shape])
+    for result in (alone, together):
+        assert [r.output_ids for r in result] == [r.output_ids for r in expected]
+        assert [r.finish_reason for r in result] == [r.finish_reason for r in expected]
+        for actual, desired in zip(result, expected, strict=True):
+            np.testing.assert_allclose(actual.logprobs, desired.logprobs, atol=1e-4)
     tokens = sum(len(r.output_ids) - 1 for r in alone)
     chosen = sum(r.stats.masked_tokens or 0 for r in alone)
     assert ran["masked"] == 0 and chosen <= tokens
@@ -95,7 +95,7 @@ def test_tokens_are_those_of_masked_decoding(
 
 @pytest.fixture(scope="module")
 def undrafted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
-    """The example's target alone: its steps verify only what guides force."""
+    """The example's target alone: its steps verify forced tokens only."""
     output = tmp_path_factory.mktemp("undrafted") / "engine"
     options = BuildOptions.from_flat(
         model=EXAMPLE / "target", output=output, backend="cuda", max_seq_len=1024, max_batch_size=8
@@ -110,17 +110,17 @@ def undrafted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
 def test_guides_force_chains_without_a_drafter(
     undrafted: Engine, prompts: list[Prompt], form: str, temperature: float
 ) -> None:
-    """Tokens and log-probabilities stay those of masked decoding, alone and together."""
-    wanted = params(temperature, FORMS[form])
-    expected = masked(undrafted, prompts[:4], wanted)
+    """Tokens and log-probabilities equal masked decoding, alone and in a batch."""
+    reference = params(temperature, FORMS[form])
+    expected = masked(undrafted, prompts[:4], reference)
     assert isinstance(undrafted.executor, CudaExecutor)
     before = Counter(undrafted.executor.launched)
-    alone = [records(undrafted, [prompt], wanted)[0] for prompt in prompts[:4]]
-    together = records(undrafted, prompts[:4], wanted)
-    for found in (alone, together):
-        assert [r.output_ids for r in found] == [r.output_ids for r in expected]
-        for ours, theirs in zip(found, expected, strict=True):
-            np.testing.assert_allclose(ours.logprobs, theirs.logprobs, atol=1e-4)
+    alone = [records(undrafted, [prompt], reference)[0] for prompt in prompts[:4]]
+    together = records(undrafted, prompts[:4], reference)
+    for result in (alone, together):
+        assert [r.output_ids for r in result] == [r.output_ids for r in expected]
+        for actual, desired in zip(result, expected, strict=True):
+            np.testing.assert_allclose(actual.logprobs, desired.logprobs, atol=1e-4)
     chains = sum(n for name, n in (undrafted.executor.launched - before).items() if "offer" in name)
     steps, tokens = (sum(of(r) for r in alone) for of in (_steps, _tokens))
     print(f"{form} t={temperature}: {tokens} tokens in {steps} steps, {chains} with chains")
@@ -139,10 +139,10 @@ def _tokens(record: RunRecord) -> int:
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_company_changes_nothing(
+def test_other_sequences_in_a_batch_change_nothing(
     engine: Engine, prompts: list[Prompt], shape: str, temperature: float
 ) -> None:
-    """Guided sequences, free ones and penalised ones leave and join each other's steps."""
+    """Guided, free and penalized sequences join and leave each other's steps."""
     draft: DraftShape | None = SHAPES[shape]
     kinds = [
         params(temperature, FORMS["schema"]),
@@ -155,13 +155,13 @@ def test_company_changes_nothing(
     ]
     counts = [160, 31, 90, 17, 44, 60, 160, 12, 28, 7, 120, 36]
     each = [replace(kinds[i % 4], max_new_tokens=n) for i, n in enumerate(counts)]
-    asked = [replace(prompts[i % len(prompts)], id=str(i)) for i in range(len(counts))]
-    mixed = records(engine, asked, each, draft)
-    for record, prompt, wanted in zip(mixed, asked, each, strict=True):
-        if wanted.guide is None:
-            [alone] = records(engine, [prompt], wanted, draft)
+    requests = [replace(prompts[i % len(prompts)], id=str(i)) for i in range(len(counts))]
+    mixed = records(engine, requests, each, draft)
+    for record, prompt, expected in zip(mixed, requests, each, strict=True):
+        if expected.guide is None:
+            [alone] = records(engine, [prompt], expected, draft)
             assert record.output_ids == alone.output_ids
-            # Steps with and without full logits add up log-probabilities in different kernels.
+            # Steps with and without full logits compute log-probabilities in different kernels.
             np.testing.assert_allclose(record.logprobs, alone.logprobs, atol=1e-4)
         else:
-            assert record.output_ids == masked(engine, [prompt], wanted)[0].output_ids
+            assert record.output_ids == masked(engine, [prompt], expected)[0].output_ids

@@ -1,6 +1,6 @@
-"""Models with recurrent states on a GPU: chains of the host's, joins and preemptions.
+"""Models with recurrent states on a GPU: host proposals, joining sequences and preemption.
 
-What a random draft, trees and the cuts of prompts change is in test_dense_gpu.py.
+test_dense_gpu.py covers random drafts, trees and chunk boundaries.
 """
 
 from __future__ import annotations
@@ -52,15 +52,15 @@ def model(
         yield Model(folder / "model", engine)
 
 
-def test_greedy_tokens_are_those_of_transformers_but_for_near_ties(model: Model) -> None:
+def test_greedy_tokens_equal_transformers_except_for_near_ties(model: Model) -> None:
     greedy = GenerateParams(max_new_tokens=TOKENS, ignore_eos=True)
     prompts = random_prompts(VOCAB, [100])
     (record,) = records(model.engine, prompts, greedy, drafter="none")
     ids = (*(prompts[0].prompt_ids or ()), *record.output_ids)
-    wanted = forward(model.path, ids)
+    expected = forward(model.path, ids)
     rows = np.arange(99, len(ids) - 1)
-    lost = wanted.fp32[rows].max(axis=1) - wanted.fp32[rows, np.array(record.output_ids)]
-    near = near_tie(wanted)
+    lost = expected.fp32[rows].max(axis=1) - expected.fp32[rows, np.array(record.output_ids)]
+    near = near_tie(expected)
     others = (lost > 0).sum()
     print(
         f"{others} of {TOKENS} tokens are not fp32's best, by up to {lost.max():.4f} of {near:.4f}"
@@ -69,18 +69,21 @@ def test_greedy_tokens_are_those_of_transformers_but_for_near_ties(model: Model)
 
 
 @pytest.mark.parametrize("count", [1, 5, 20])
-def test_chains_of_the_host_and_neighbours_change_no_bit(model: Model, count: int) -> None:
-    """Up to eight sequences together; others join as some end. Then the answers are known texts."""
+def test_host_proposals_and_other_sequences_change_no_bit(model: Model, count: int) -> None:
+    """Up to eight sequences run together, and others join as some end.
+
+    Later, the answers are known.
+    """
     prompts = random_prompts(VOCAB, [5 + 37 * i % 190 for i in range(count)])
-    asked = every_other_sampled(count, TOKENS)
+    requested = every_other_sampled(count, TOKENS)
     alone = [
         outputs(records(model.engine, [prompt], [params], drafter="none"))[0]
-        for prompt, params in zip(prompts, asked, strict=True)
+        for prompt, params in zip(prompts, requested, strict=True)
     ]
-    assert outputs(records(model.engine, prompts, asked, drafter="none")) == alone
+    assert outputs(records(model.engine, prompts, requested, drafter="none")) == alone
     accepted = 0
     for _ in range(2):
-        made = records(model.engine, prompts, asked, drafter="suffix")
-        assert outputs(made) == alone
-        accepted += sum(sum(record.stats.acceptance_histogram[1:]) for record in made)
+        results = records(model.engine, prompts, requested, drafter="suffix")
+        assert outputs(results) == alone
+        accepted += sum(sum(record.stats.acceptance_histogram[1:]) for record in results)
     assert accepted > 0

@@ -30,9 +30,9 @@ from specbuild.runtime.settings import RuntimeSettings
 pytestmark = pytest.mark.timeout(600)
 
 LENGTHS, TOKENS = (5, 230, 40, 17, 130, 64), 160
-# A sequence of 512 tokens and its tree takes 9 pages of 64.
+# A sequence of 512 tokens and its tree needs 9 pages of 64.
 PAGES = 14
-# The layer that the MTP layer is like: it has keys and values.
+# The layer that resembles the MTP layer: it has keys and values.
 ATTENTION_LAYER = 1
 
 
@@ -53,36 +53,36 @@ def directory(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
 
 @pytest.fixture(scope="module")
 def engine(directory: Path) -> Iterator[Engine]:
-    """Sequences have all pages that they may need, so none is preempted."""
+    """An engine with all pages that its sequences may need, so that none is preempted."""
     with on_gpu(directory) as engine:
         yield engine
 
 
 @pytest.fixture(scope="module")
 def on_demand(directory: Path) -> Iterator[Engine]:
-    """Sequences are preempted where pages are short."""
+    """An engine that preempts sequences when pages run out."""
     with on_gpu(directory, RuntimeSettings(kv_policy="max-utilization")) as engine:
         yield engine
 
 
 @pytest.fixture(scope="module")
 def caching(directory: Path) -> Iterator[Engine]:
-    """Prompts resume at snapshots."""
+    """An engine whose prompts resume at snapshots."""
     settings = RuntimeSettings(prefix_caching="on", state_snapshot_interval=64)
     with on_gpu(directory, settings) as engine:
         yield engine
 
 
 def plain(engine: Engine) -> list[tuple[object, ...]]:
-    """Of each request alone, without a draft: what it gives."""
+    """Return the records of each request alone, without a draft."""
     prompts, params = random_prompts(VOCAB, LENGTHS), every_other_sampled(len(LENGTHS), TOKENS)
     pairs = zip(prompts, params, strict=True)
-    return [outputs(records(engine, [p], [asked], None))[0] for p, asked in pairs]
+    return [outputs(records(engine, [p], [requested], None))[0] for p, requested in pairs]
 
 
 @pytest.mark.parametrize("shape", [CHAIN, TREE], ids=["chain", "tree"])
-def test_the_mtp_layer_and_neighbours_change_no_bit(engine: Engine, shape: DraftShape) -> None:
-    """Greedy and sampled; six requests in four rows, so that they join and leave."""
+def test_the_mtp_layer_and_other_sequences_change_no_bit(engine: Engine, shape: DraftShape) -> None:
+    """Greedy and sampled requests: six in four rows, so that they join and leave."""
     prompts, params = random_prompts(VOCAB, LENGTHS), every_other_sampled(len(LENGTHS), TOKENS)
     together = records(engine, prompts, params, shape)
     assert outputs(together) == plain(engine)
@@ -93,11 +93,11 @@ def test_the_mtp_layer_and_neighbours_change_no_bit(engine: Engine, shape: Draft
 def test_preemption_changes_no_bit(
     engine: Engine, on_demand: Engine, shape: DraftShape | None
 ) -> None:
-    """A preempted sequence prefills its prompt and decodes its tokens again."""
+    """A preempted sequence prefills its prompt again and replays its tokens."""
     prompts, params = random_prompts(VOCAB, LENGTHS), every_other_sampled(len(LENGTHS), TOKENS)
-    found = records(on_demand, prompts, params, shape)
-    assert sum(record.stats.preemptions for record in found) > 0
-    assert outputs(found) == plain(engine)
+    result = records(on_demand, prompts, params, shape)
+    assert sum(record.stats.preemptions for record in result) > 0
+    assert outputs(result) == plain(engine)
 
 
 @pytest.mark.parametrize("shape", [None, CHAIN, TREE], ids=["none", "chain", "tree"])
@@ -110,22 +110,22 @@ def test_a_prompt_that_resumes_at_a_snapshot_has_the_bits_of_a_cold_run(
     others = random_prompts(VOCAB, (20, 30))
     cold = outputs(records(engine, prompts, params, shape))
     for turn in range(2):
-        for length, prompt, asked, expected in zip(lengths, prompts, params, cold, strict=True):
-            (found,) = records(caching, [prompt], [asked], shape)
-            assert outputs([found]) == [expected]
+        for length, prompt, requested, expected in zip(lengths, prompts, params, cold, strict=True):
+            (result,) = records(caching, [prompt], [requested], shape)
+            assert outputs([result]) == [expected]
             if turn:
-                assert found.stats.cached_tokens == (length - 1) // 64 * 64
+                assert result.stats.cached_tokens == (length - 1) // 64 * 64
             records(caching, others, every_other_sampled(len(others), 20), CHAIN)
 
 
 @pytest.mark.slow
 def test_100_000_tokens_are_equal_with_and_without_drafts(engine: Engine) -> None:
-    """With all pages of four rows in use, every second request sampled."""
+    """All pages of four rows are in use, and every second request uses sampling."""
     count, tokens = 250, 400
     prompts = random_prompts(VOCAB, [1 + 7 * i % 100 for i in range(count)])
-    asked = every_other_sampled(count, tokens)
+    requested = every_other_sampled(count, tokens)
     assert count * tokens == 10**5
-    without = outputs(records(engine, prompts, asked, None))
+    without = outputs(records(engine, prompts, requested, None))
     assert all(len(ids) == tokens for ids, _ in without)
     for shape in (CHAIN, TREE):
-        assert outputs(records(engine, prompts, asked, shape)) == without
+        assert outputs(records(engine, prompts, requested, shape)) == without

@@ -1,4 +1,4 @@
-"""A row's result on the GPU is the same, bit for bit, alone, among few rows and among many."""
+"""A row's result on the GPU has equal bits alone, with few rows and with many."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def runner() -> Iterator[OpRunner]:
 
 @dataclass(frozen=True)
 class Rows:
-    """An op over rows: what all rows share, what belongs to a row, and a row's outputs."""
+    """An op over rows: inputs that all rows share, inputs of each row, and a row's outputs."""
 
     op: str
     shared: Tensors
@@ -51,7 +51,7 @@ class Rows:
     counted: bool = False
 
     def tensors(self, rows: Sequence[int]) -> tuple[Tensors, Tensors]:
-        """Inputs, and outputs to be filled, of these rows."""
+        """Return inputs, and outputs to be filled, of these rows."""
         inputs = self.shared | {n: t[list(rows)] for n, t in self.by_row.items()}
         if self.counted:
             inputs["row_start"] = torch.tensor([0, len(rows)], dtype=torch.int32)
@@ -62,7 +62,7 @@ class Rows:
         return inputs, outputs
 
     def lowering(self, runner: OpRunner, rows: Sequence[int]) -> Lowering:
-        """By the first tactic whose kernels do not spill registers, as a build chooses."""
+        """Lower with the first tactic that does not spill registers, as in a build."""
         inputs, outputs = self.tensors(rows)
         op = op_named(self.op)
         order = {t.name: i for i, t in enumerate((*op.inputs, *op.outputs))}
@@ -163,7 +163,7 @@ def routed(layer: Layer) -> Rows:
     return Rows("RmsMoe", shared, by_row, outputs, layer.attributes(), counted=True)
 
 
-# Made by the test that runs them: some take seconds and a gigabyte.
+# The tests that run them create them: some take seconds and a gigabyte.
 CASES: dict[str, Callable[[], Rows]] = {
     "Linear, example": partial(linear, 192, 192),
     "Linear, 20B": partial(linear, 2880, 4096),
@@ -196,35 +196,37 @@ CASES: dict[str, Callable[[], Rows]] = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_rows_do_not_see_each_other(runner: OpRunner, name: str) -> None:
+def test_rows_are_independent(runner: OpRunner, name: str) -> None:
     case = CASES[name]()
     runner.prepare([case.lowering(runner, range(count)) for count in (*COUNTS, ROWS)])
     every = case.run(runner, range(ROWS))
     for count in COUNTS:
         for first in (0, ROWS - count):
             rows = range(first, first + count)
-            got = case.run(runner, rows)
+            result = case.run(runner, rows)
             for output, whole in every.items():
-                wrong = (got[output] != whole[list(rows)]).reshape(count, -1).any(1)
+                wrong = (result[output] != whole[list(rows)]).reshape(count, -1).any(1)
                 assert not wrong.any(), f"{output}: {count} rows from {first}: {wrong.nonzero()}"
 
 
 class Attention:
-    """A launch's inputs, and what any of its rows get without the others.
+    """A launch's inputs, and the results of any of its rows alone.
 
-    ``launched`` are the entries of the kernels that ran last.
+    ``launched`` are the entry points of the last kernels.
     """
 
     def __init__(self, runner: OpRunner, name: str, launch: Launch | LatentLaunch) -> None:
         self._runner, self._op, self._attributes = runner, op_named(name), launch.attributes
         arrays = launch.arrays(np.random.default_rng(5))
-        given = {s.name: a for s, a in zip(self._op.inputs, arrays, strict=True) if a is not None}
+        named_inputs = {
+            s.name: a for s, a in zip(self._op.inputs, arrays, strict=True) if a is not None
+        }
         rounded = {spec.name for spec in self._op.inputs if spec.dtype in ("T", "C")}
         self.tensors = {
             n: torch.from_numpy(a).bfloat16()
             if n in rounded and a.dtype == np.float32
             else torch.from_numpy(a)
-            for n, a in given.items()
+            for n, a in named_inputs.items()
         }
 
     def attend(self, inputs: Tensors) -> np.ndarray:
@@ -235,8 +237,10 @@ class Attention:
         assert self._op.lower is not None
         lowering = self._op.lower(LoweringRequest(named, self._op.complete(self._attributes)))
         self.launched = [launch.kernel.entry for launch in lowering.launches]
-        given = {n: bits(t) for n, t in inputs.items()}
-        return self._runner.run(self._op, lowering, given, {"attended": bits(output)})["attended"]
+        named_inputs = {n: bits(t) for n, t in inputs.items()}
+        return self._runner.run(self._op, lowering, named_inputs, {"attended": bits(output)})[
+            "attended"
+        ]
 
     def alone(self, sequence: int, rows: slice) -> np.ndarray:
         tensors = self.tensors
@@ -249,7 +253,7 @@ class Attention:
 def check_sequences_apart(
     runner: OpRunner, name: str, launch: Launch | LatentLaunch, branches: int, nodes: int
 ) -> None:
-    """Every sequence of a launch alone gives the bits that it has among the others."""
+    """Assert that every sequence of a launch has equal bits alone and in the launch."""
     attention = Attention(runner, name, launch)
     together = attention.attend(attention.tensors)
     for b in range(branches):
@@ -265,7 +269,7 @@ CONTEXTS = (200, 3, 64, 700, 127)
 @pytest.mark.parametrize("window", [0, 128])
 @pytest.mark.parametrize("nodes", [1, 4, 5, 9])
 @pytest.mark.parametrize("codes", [False, True], ids=["bf16", "codes"])
-def test_sequences_do_not_see_each_other(
+def test_sequences_are_independent(
     runner: OpRunner, heads: int, group: int, width: int, window: int, nodes: int, codes: bool
 ) -> None:
     branches = [Branch(c, 0, chain_of(nodes)) for c in CONTEXTS]
@@ -283,10 +287,10 @@ def test_sequences_do_not_see_each_other(
 ], ids=["9", "20", "16 alike"])  # fmt: skip
 @pytest.mark.parametrize("nodes", [1, 3, 4, 5, 9])
 @pytest.mark.parametrize("codes", [False, True], ids=["bf16", "codes"])
-def test_many_sequences_have_the_bits_that_each_has_alone(
+def test_many_sequences_have_equal_bits_alone(
     runner: OpRunner, contexts: tuple[int, ...], nodes: int, codes: bool
 ) -> None:
-    """Slots dealt by lengths, against the kernel of one sequence."""
+    """Compare splits that are assigned by length with the kernel of one sequence."""
     branches = [Branch(c, 0, chain_of(nodes)) for c in contexts]
     launch = Launch(
         branches, kv_heads=8, group=8, width=64, v_width=64, page_size=64, padding_rows=0,
@@ -299,10 +303,10 @@ def test_many_sequences_have_the_bits_that_each_has_alone(
     (20000, 48, chain_of(4)), (700, 61, chain_of(3)), (9000, 0, (-1, 0, 0, 1, 1, 2, *range(5, 19))),
     (40000, 0, (-1, 0, 0, 1, 1, 2, 5)), (30000, 9, chain_of(4)),
 ])  # fmt: skip
-def test_among_many_rows_each_has_the_bits_that_it_has_alone(
+def test_rows_of_a_large_launch_have_equal_bits_alone(
     runner: OpRunner, context: int, fed: int, tree: tuple[int, ...]
 ) -> None:
-    """What SpecPV re-verifies, and a large tree, beside sequences with few rows."""
+    """Combine SpecPV's re-verified rows, and a large tree, with sequences of few rows."""
     branches = [Branch(4100, 0, chain_of(4)), Branch(context, fed, tree), Branch(130, 1)]
     launch = Launch(
         branches, kv_heads=8, group=8, width=64, v_width=64, page_size=64, padding_rows=12,
@@ -321,7 +325,7 @@ def test_among_many_rows_each_has_the_bits_that_it_has_alone(
 @pytest.mark.parametrize("latent", [48, 256, 512, 768])
 @pytest.mark.parametrize("window", [0, 128])
 @pytest.mark.parametrize("nodes", [1, 2, 5])
-def test_sequences_over_latents_do_not_see_each_other(
+def test_sequences_with_latents_are_independent(
     runner: OpRunner, latent: int, window: int, nodes: int
 ) -> None:
     branches = [Branch(c, 0, chain_of(nodes)) for c in CONTEXTS]
@@ -333,7 +337,7 @@ def test_sequences_over_latents_do_not_see_each_other(
 
 
 @pytest.mark.parametrize("nodes", [1, 3])
-def test_sequences_of_absorbed_queries_do_not_see_each_other(runner: OpRunner, nodes: int) -> None:
+def test_sequences_with_absorbed_queries_are_independent(runner: OpRunner, nodes: int) -> None:
     branches = [Branch(c, 0, chain_of(nodes)) for c in CONTEXTS]
     launch = latent_launch(
         branches, latent=576, rope=64, heads=(1, 64), widths=(64, 64), biases=False, page_size=64,
@@ -346,11 +350,13 @@ def test_sequences_of_absorbed_queries_do_not_see_each_other(runner: OpRunner, n
     ("form", "latent"), [("rebuilt", 512), ("rebuilt", 256), ("absorbed", 576)]
 )
 @pytest.mark.parametrize("window", [0, 128])
-def test_a_node_has_the_bits_of_the_token_decoded_alone(
+def test_a_node_has_the_bits_of_its_committed_token(
     runner: OpRunner, form: str, latent: int, window: int
 ) -> None:
-    """The last node of a path through a tree, its ancestors in scattered slots, and the same token
-    behind its committed past; as a row among others and alone."""
+    """Compare the last node of a path, with ancestors in scattered slots, and the committed token.
+
+    The node is one of several rows, or alone.
+    """
     rope, heads = (64, (1, 64)) if form == "absorbed" else (None, (8, 8))
     parents = (-1, 0, 0, 1, 0, 3, 1)  # the path 0, 1, 3, 5
     path, context, op = (0, 1, 3, 5), 300, op_named("MlaAttention")
@@ -366,14 +372,14 @@ def test_a_node_has_the_bits_of_the_token_decoded_alone(
         if a is not None
     }
 
-    def attend(given: dict[str, np.ndarray]) -> np.ndarray:
+    def attend(arrays_by_name: dict[str, np.ndarray]) -> np.ndarray:
         names = {"uint16": "bfloat16", "float32": "float32", "int32": "int32"}
-        named = {n: TensorInfo(a.shape, names[a.dtype.name]) for n, a in given.items()}
-        output = np.zeros((len(given["q"]), given["q"].shape[1], 64), np.uint16)
+        named = {n: TensorInfo(a.shape, names[a.dtype.name]) for n, a in arrays_by_name.items()}
+        output = np.zeros((len(arrays_by_name["q"]), arrays_by_name["q"].shape[1], 64), np.uint16)
         named["attended"] = TensorInfo(output.shape, "bfloat16")
         assert op.lower is not None
         lowering = op.lower(LoweringRequest(named, op.complete(tree.attributes)))
-        return runner.run(op, lowering, given, {"attended": output})["attended"]
+        return runner.run(op, lowering, arrays_by_name, {"attended": output})["attended"]
 
     node = attend(inputs)[path[-1]]
     table, pool = inputs["page_table"][0, 0], inputs["c_pool"].copy()

@@ -28,7 +28,7 @@ from specbuild.runtime.executors.cuda.driver import DriverGpu, open_gpu
 from specbuild.runtime.executors.tensorrt.op_launches import OpLauncher
 from specbuild.runtime.executors.tensorrt.plugin_record import read_fields, write_fields
 
-# The phases of a case stand side by side: its inputs and its reference are computed once.
+# The phases of a case are consecutive, so its inputs and reference are computed once.
 FORMS = sorted(
     (
         (op, phase, case)
@@ -51,7 +51,7 @@ def runner() -> Iterator[OpRunner]:
 
 @pytest.fixture(scope="session")
 def gpu(runner: OpRunner) -> Iterator[DriverGpu]:
-    """The same GPU, as the runtime has it."""
+    """The same GPU in the runtime."""
     opened = open_gpu()
     yield opened
     opened.close()
@@ -61,7 +61,7 @@ _DRAWN: dict[int, KernelCase] = {}
 
 
 def drawn_case(op: OpSpec, case: Case) -> KernelCase:
-    """The inputs and the reference's outputs of a case; the last one is kept, some take 10 GB."""
+    """Return the inputs and the reference of a case; the last one is cached, some take 10 GB."""
     if id(case) not in _DRAWN:
         _DRAWN.clear()
         _DRAWN[id(case)] = kernel_case(op, case)
@@ -76,7 +76,7 @@ def lowered(drawn: KernelCase, phase: Phase, tactic: Tactic | None = None) -> Lo
 
 
 def compiling(runner: OpRunner, drawn: KernelCase, phase: Phase) -> Iterator[Lowering]:
-    """By every tactic, the default first; a build leaves out those that spill registers."""
+    """Yield the lowerings of every tactic, the default first, except those that spill registers."""
     default = lowered(drawn, phase)
     assert drawn.op.tactics is not None
     for tactic in drawn.op.tactics(drawn.request(phase, Target())):
@@ -97,7 +97,7 @@ def run(runner: OpRunner, drawn: KernelCase, lowering: Lowering, queue: Queue = 
 def run_as_plugin(
     runner: OpRunner, gpu: DriverGpu, drawn: KernelCase, phase: Phase, lowering: Lowering
 ) -> None:
-    """What ``enqueue`` of a TensorRT plugin calls, inside of a CUDA graph; without TensorRT."""
+    """Run ``enqueue`` of a TensorRT plugin within a CUDA graph, without TensorRT."""
     plugin = plugin_of(drawn, phase, Target(), lowering)
     written = plugin_record(plugin, runner.compiled(plugin.kernels), "sm_90a")
     record, cubins = read_fields(write_fields(*written))
@@ -129,7 +129,7 @@ def run_as_plugin(
 def test_kernels_agree_with_the_reference(
     runner: OpRunner, gpu: DriverGpu, op: OpSpec, phase: Phase, case: Case
 ) -> None:
-    """By the tactic that a build takes, also as a plugin's launches; at real sizes by each."""
+    """Use the tactic of a build, also as a plugin's launches; at real sizes, use every tactic."""
     drawn = drawn_case(op, case)
     if op.tactics is None:
         lowerings = [lowered(drawn, phase)]
@@ -140,6 +140,6 @@ def test_kernels_agree_with_the_reference(
     runner.prepare(lowerings)
     for lowering in lowerings:
         run(runner, drawn, lowering)
-    # Plugins cannot reach the memory of other ranks: TensorRT engines have one rank.
+    # Plugins cannot access the memory of other ranks: TensorRT engines have one rank.
     if op.contribution is None:
         run_as_plugin(runner, gpu, drawn, phase, lowerings[0])

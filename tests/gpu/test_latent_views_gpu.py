@@ -1,4 +1,4 @@
-"""SpecPV over latents on a GPU: indexers choose the blocks, keys are rebuilt where they stand."""
+"""SpecPV with latents on a GPU: indexers select blocks, keys are rebuilt at their positions."""
 
 from __future__ import annotations
 
@@ -50,16 +50,16 @@ OPTIONS: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Engine, Engine]]:
-    """The example with all of its keys and values as latents, and as they are."""
+    """The example with keys and values as latents of full rank, and unchanged."""
     folder = tmp_path_factory.mktemp("latent-views")
     model, weights = linked_target(folder), EXAMPLE / "target" / "model.safetensors"
     write_derived_indexers(model, weights, FULL, width=64)
     write_factors(model, weights, LAYERS, rank=FULL_RANK)
-    made = {
+    folders = {
         name: build_example(folder / name, model=model, no_mla=name == "keys", **OPTIONS)
         for name in ("latents", "keys")
     }
-    with on_gpu(made["latents"]) as latents, on_gpu(made["keys"]) as keys:
+    with on_gpu(folders["latents"]) as latents, on_gpu(folders["keys"]) as keys:
         yield latents, keys
 
 
@@ -89,23 +89,23 @@ def test_a_view_of_all_latents_changes_no_bit(
 
 
 @pytest.mark.parametrize("top_k", [0, FEW_TOKENS], ids=["views", "lists in views"])
-def test_small_views_of_latents_are_those_of_keys(
+def test_small_views_of_latents_equal_views_of_keys(
     engines: tuple[Engine, Engine], top_k: int
 ) -> None:
-    """Factors of full rank are the same model, so both see the same tokens where they stand."""
+    """Factors of full rank give the same model, so both attend to the same tokens."""
     latents, keys = engines
-    found, again, wanted = (
+    result, again, expected = (
         decode(engine, None, blocks=FEW_BLOCKS, top_k=top_k) for engine in (latents, latents, keys)
     )
     whole = decode(latents, None, blocks=0)
-    assert outputs(found) == outputs(again)
+    assert outputs(result) == outputs(again)
     near = far = 0.0
-    for ours, theirs, all_seen in zip(found, wanted, whole, strict=True):
-        pairs = zip(ours.output_ids, theirs.output_ids, all_seen.output_ids, strict=True)
-        same = next((i for i, ids in enumerate(pairs) if len(set(ids)) > 1), len(ours.output_ids))
-        assert ours.logprobs and theirs.logprobs and all_seen.logprobs
-        near += float(np.abs(np.subtract(ours.logprobs, theirs.logprobs)[:same]).sum())
-        far += float(np.abs(np.subtract(ours.logprobs, all_seen.logprobs)[:same]).sum())
-        if ours.stats.dsa is not None:
-            assert ours.stats.dsa.broken_lists == 0
+    for actual, desired, all_seen in zip(result, expected, whole, strict=True):
+        pairs = zip(actual.output_ids, desired.output_ids, all_seen.output_ids, strict=True)
+        same = next((i for i, ids in enumerate(pairs) if len(set(ids)) > 1), len(actual.output_ids))
+        assert actual.logprobs and desired.logprobs and all_seen.logprobs
+        near += float(np.abs(np.subtract(actual.logprobs, desired.logprobs)[:same]).sum())
+        far += float(np.abs(np.subtract(actual.logprobs, all_seen.logprobs)[:same]).sum())
+        if actual.stats.dsa is not None:
+            assert actual.stats.dsa.broken_lists == 0
     assert 2 * near < far, (near, far)

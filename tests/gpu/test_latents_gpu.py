@@ -1,4 +1,4 @@
-"""The example model with latent caches on a GPU: losslessness, the CPU engine, memory."""
+"""The example model with latent caches on a GPU: losslessness, CPU engine, memory."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from specbuild.runtime.request import GenerateParams, Prompt
 from specbuild.runtime.sampling import SamplingParams
 
 RANK, PROMPTS, TOKENS, FORCED_TOKENS = 64, 40, 128, 64
-# Two logits nearer to each other than this may change places in bf16.
+# bf16 may exchange two logits that are closer than this.
 NEAR_TIE = 0.1
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Half the cache, by a plain SVD of every layer."""
+    """The example with half the cache, by a plain SVD of every layer."""
     path = tmp_path_factory.mktemp("latent") / "target"
     copytree(EXAMPLE / "target", path)
     retrofit_mla(LatentOptions(model=path, rank=RANK), SilentProgress())
@@ -46,7 +46,7 @@ def latent(model: Path) -> Iterator[Engine]:
 def test_a_draft_changes_no_token_and_no_bit_of_a_logprob(
     latent: Engine, prompts: list[Prompt], temperature: float, shape: DraftShape
 ) -> None:
-    wanted = [
+    expected = [
         GenerateParams(
             max_new_tokens=TOKENS,
             sampling=SamplingParams(temperature=temperature, seed=seed),
@@ -54,8 +54,8 @@ def test_a_draft_changes_no_token_and_no_bit_of_a_logprob(
         )
         for seed in range(len(prompts[:PROMPTS]))
     ]
-    plain = records(latent, prompts[:PROMPTS], wanted, None)
-    drafted = records(latent, prompts[:PROMPTS], wanted, shape)
+    plain = records(latent, prompts[:PROMPTS], expected, None)
+    drafted = records(latent, prompts[:PROMPTS], expected, shape)
     for a, b in zip(plain, drafted, strict=True):
         assert len(b.output_ids) == TOKENS
         assert a.output_ids == b.output_ids
@@ -63,7 +63,7 @@ def test_a_draft_changes_no_token_and_no_bit_of_a_logprob(
     assert sum(sum(r.stats.acceptance_histogram[1:]) for r in drafted) > len(drafted)
 
 
-def test_greedy_tokens_are_the_cpu_engines_under_teacher_forcing(
+def test_greedy_tokens_equal_the_cpu_engine_under_teacher_forcing(
     model: Path, latent: Engine, prompts: list[Prompt]
 ) -> None:
     cpu = Engine.load(build_example(model.parent / "cpu", model=model, backend="cpu"))
@@ -82,13 +82,13 @@ def test_greedy_tokens_are_the_cpu_engines_under_teacher_forcing(
     assert max(lost) < 2 * NEAR_TIE
 
 
-def test_caches_take_half_the_memory(latent: Engine, engine: Engine) -> None:
-    """Of the same limits: the draft's cache stays."""
-    taken = []
+def test_latent_caches_need_half_the_memory(latent: Engine, engine: Engine) -> None:
+    """With equal limits, the draft's cache is unchanged."""
+    sizes = []
     for each in (latent, engine):
         assert isinstance(each.executor, CudaExecutor)
         plan = each.executor.plan
         assert footprint(plan).cache > 0
         names = [b for b in plan.buffers if b.space == "cache" and b.name != "cache:draft"]
-        taken.append(sum(buffer.bytes for buffer in names))
-    assert taken[0] * 2 == taken[1]
+        sizes.append(sum(buffer.bytes for buffer in names))
+    assert sizes[0] * 2 == sizes[1]

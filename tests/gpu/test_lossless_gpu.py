@@ -1,4 +1,4 @@
-"""A draft changes nothing, at length: tokens, log-probabilities, hidden states, bit for bit."""
+"""Long runs with a draft: tokens, log-probabilities and hidden states do not change by a bit."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from specbuild.runtime.request import GenerateParams, Prompt
 from specbuild.runtime.sampling import SamplingParams
 
 PROMPTS, TOKENS = 100, 256
-# A tree that a user gives, for steps with trees up to TREE.
+# A tree that a user specifies, for steps with trees of up to TREE.
 FORM = StaticTree.of([-1, -1, -1, 0, 0, 1, 2, 3, 3, 7])
-# Of the small dense models, one with plain norms and one with norms of queries and keys.
+# Two of the small dense models: with plain norms, and with norms of queries and keys.
 DENSE = ("llama, heads of 64", "qwen3, heads of 128")
-# By the sequence's seed and the position: the target's tapped hidden states, as bytes.
+# For each seed and position, the target's captured hidden states, as bytes.
 States = dict[tuple[int, int], bytes]
 
 
 @dataclass(frozen=True)
 class Decoded:
-    """All that a run gave."""
+    """All results of a run."""
 
     records: list[RunRecord]
     states: States
@@ -40,8 +40,8 @@ class Decoded:
 def decode(
     engine: Engine, prompts: list[Prompt], temperature: float, shape: DraftShape | None
 ) -> Decoded:
-    """Every prompt with a seed of its own."""
-    wanted = [
+    """Generate for every prompt, each with another seed."""
+    expected = [
         GenerateParams(
             max_new_tokens=TOKENS,
             sampling=SamplingParams(temperature=temperature, seed=seed),
@@ -51,14 +51,16 @@ def decode(
     ]
     assert isinstance(engine.executor, CudaExecutor)
     with kept_states(engine.executor) as states:
-        found = records(engine, prompts, wanted, shape)
-    return Decoded(found, states)
+        result = records(engine, prompts, expected, shape)
+    return Decoded(result, states)
 
 
 @contextmanager
 def kept_states(executor: CudaExecutor) -> Iterator[States]:
-    """The rows that each step leaves for the draft: the target's at all tokens it committed."""
-    kept: States = {}
+    """Record the rows that each step leaves for the draft: the target's, for all committed
+    tokens.
+    """
+    states: States = {}
     start = executor.start
     names = ("seed", "length", "pending_count", "pending_captured")
 
@@ -72,18 +74,18 @@ def kept_states(executor: CudaExecutor) -> Iterator[States]:
             for back in range(min(int(count), int(length))):
                 place = (int(seed), int(length) - 1 - back)
                 state = rows[int(count) - 1 - back].tobytes()
-                assert kept.setdefault(place, state) == state, f"{place} changed"
+                assert states.setdefault(place, state) == state, f"{place} changed"
 
     executor.start = start_and_keep  # type: ignore[method-assign]
     try:
-        yield kept
+        yield states
     finally:
         executor.start = start  # type: ignore[method-assign]
 
 
 @dataclass(frozen=True)
 class Long:
-    """An engine, and the prompts that it decodes at length."""
+    """An engine, and the prompts of a long run."""
 
     engine: Engine
     prompts: list[Prompt]
@@ -93,15 +95,15 @@ class Long:
 def long(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Long]:
-    """The example model, or a small dense one, each with its draft; some with caches in fp8."""
+    """The example model or a small dense one, each with its draft; some with fp8 caches."""
     name = request.param.removeprefix("codes: ")
-    asked = {"kv_dtype": "fp8"} if "codes" in request.param else {}
+    options = {"kv_dtype": "fp8"} if "codes" in request.param else {}
     if name in DENSE:
-        _, output = build_dense(tmp_path_factory.mktemp("dense"), name, **asked)
+        _, output = build_dense(tmp_path_factory.mktemp("dense"), name, **options)
         with on_gpu(output) as engine:
             yield Long(engine, random_prompts())
-    elif asked:
-        with on_gpu(build_example(tmp_path_factory.mktemp("codes") / "cuda", **asked)) as engine:
+    elif options:
+        with on_gpu(build_example(tmp_path_factory.mktemp("codes") / "cuda", **options)) as engine:
             yield Long(engine, beginnings(request.getfixturevalue("prompts")))
     else:
         engine = request.getfixturevalue("engine")
@@ -109,18 +111,18 @@ def long(
 
 
 def beginnings(prompts: list[Prompt]) -> list[Prompt]:
-    """The example's prompts, then beginnings of them."""
-    random, found = np.random.default_rng(3), list(prompts)
-    while len(found) < PROMPTS:
-        source = prompts[len(found) % len(prompts)]
+    """Return the example's prompts, then prefixes of them."""
+    random, result = np.random.default_rng(3), list(prompts)
+    while len(result) < PROMPTS:
+        source = prompts[len(result) % len(prompts)]
         assert source.prompt is not None
         text = source.prompt[: int(random.integers(8, len(source.prompt)))]
-        found.append(Prompt(f"{source.id}, {len(text)} characters", None, text))
-    return found
+        result.append(Prompt(f"{source.id}, {len(text)} characters", None, text))
+    return result
 
 
 def random_prompts() -> list[Prompt]:
-    """Random tokens of a small dense model, from a few to more than a chunk."""
+    """Return random tokens of a small dense model, from a few to more than a chunk."""
     random = np.random.default_rng(4)
     lengths = random.integers(3, 200, PROMPTS)
     return [
@@ -130,7 +132,7 @@ def random_prompts() -> list[Prompt]:
 
 @pytest.fixture(scope="module", params=[0.0, 1.0], ids=["greedy", "sampled"])
 def plain(request: pytest.FixtureRequest, long: Long) -> tuple[float, Decoded]:
-    """A temperature, and what comes of it without a draft."""
+    """A temperature, and the results without a draft."""
     return request.param, decode(long.engine, long.prompts, request.param, None)
 
 
@@ -138,16 +140,16 @@ def plain(request: pytest.FixtureRequest, long: Long) -> tuple[float, Decoded]:
 def test_a_draft_changes_no_bit_of_a_long_run(
     long: Long, plain: tuple[float, Decoded], shape: DraftShape
 ) -> None:
-    temperature, wanted = plain
-    got = decode(long.engine, long.prompts, temperature, shape)
-    for a, b in zip(wanted.records, got.records, strict=True):
+    temperature, expected = plain
+    result = decode(long.engine, long.prompts, temperature, shape)
+    for a, b in zip(expected.records, result.records, strict=True):
         assert len(b.output_ids) == TOKENS
         assert a.output_ids == b.output_ids
         assert a.logprobs == b.logprobs
-    # The last token is emitted and not run; the prompt's last row is not a step's.
-    assert len(got.states) == PROMPTS * (TOKENS - 1)
-    different = [place for place, state in got.states.items() if wanted.states[place] != state]
-    assert not different, f"{len(different)} of {len(got.states)}, first at {min(different)}"
-    assert len(set(got.states.values())) > len(got.states) // 2
-    accepted = sum(sum(r.stats.acceptance_histogram[1:]) for r in got.records)
+    # The last token is emitted but not processed; the prompt's last row belongs to no step.
+    assert len(result.states) == PROMPTS * (TOKENS - 1)
+    different = [place for place, state in result.states.items() if expected.states[place] != state]
+    assert not different, f"{len(different)} of {len(result.states)}, first at {min(different)}"
+    assert len(set(result.states.values())) > len(result.states) // 2
+    accepted = sum(sum(r.stats.acceptance_histogram[1:]) for r in result.records)
     assert accepted > PROMPTS

@@ -1,6 +1,6 @@
-"""MLA on a GPU beside what else an engine does: prefixes, chains of the host, codes, such drafts.
+"""MLA on a GPU with prefixes, host proposals, quantized weights, and drafts with MLA.
 
-``test_dense_gpu.py`` compares such models with transformers, and their bits alone and together.
+``test_dense_gpu.py`` compares such models with transformers, and their bits alone and in batches.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def engine(directory: Path) -> Iterator[Engine]:
 
 
 @pytest.mark.parametrize("shape", [None, CHAIN, TREE], ids=["none", "chain", "tree"])
-def test_a_known_beginning_has_the_bits_of_a_cold_run(
+def test_a_cached_prefix_has_the_bits_of_a_cold_run(
     directory: Path, engine: Engine, shape: DraftShape | None
 ) -> None:
     ids = np.random.default_rng(3).integers(3, VOCAB, 400).tolist()
@@ -59,16 +59,16 @@ def test_a_known_beginning_has_the_bits_of_a_cold_run(
     pairs = list(zip(prompts, asked, strict=True))
     cold = [outputs(records(engine, [prompt], [of], shape))[0] for prompt, of in pairs]
     with on_gpu(directory, RuntimeSettings(prefix_caching="on")) as caching:
-        for known in ((0, 192), (384, 192)):
-            found = [records(caching, [prompt], [of], shape)[0] for prompt, of in pairs]
-            assert outputs(found) == cold
-            assert tuple(record.stats.cached_tokens for record in found) == known
+        for prefix in ((0, 192), (384, 192)):
+            result = [records(caching, [prompt], [of], shape)[0] for prompt, of in pairs]
+            assert outputs(result) == cold
+            assert tuple(record.stats.cached_tokens for record in result) == prefix
 
 
-def test_chains_of_the_host_change_no_bit(engine: Engine) -> None:
+def test_host_proposals_change_no_bit(engine: Engine) -> None:
     prompts, asked = random_prompts(VOCAB, LENGTHS), every_other_sampled(len(LENGTHS), TOKENS)
     plain = outputs(records(engine, prompts, asked, drafter="none"))
-    # From the second time on the answers are known texts.
+    # From the second run on, the answers are known.
     steps = []
     for _ in range(2):
         made = records(engine, prompts, asked, drafter="suffix")
@@ -78,7 +78,7 @@ def test_chains_of_the_host_change_no_bit(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["fp8", "mxfp4"])
-def test_coded_projections_are_as_lossless(tmp_path: Path, dtype: str) -> None:
+def test_drafts_change_no_bit_with_quantized_projections(tmp_path: Path, dtype: str) -> None:
     _, output = build_dense(tmp_path, "youtu", weights_dtype=dtype)
     prompts = random_prompts(VOCAB, LENGTHS)
     greedy = GenerateParams(max_new_tokens=TOKENS, ignore_eos=True)
@@ -96,7 +96,7 @@ LATENTS = {
 
 @pytest.mark.parametrize("kind", ["mtp", "eagle3"])
 def test_drafts_with_latents_change_no_bit(tmp_path: Path, kind: str) -> None:
-    """DeepSeek-V3's attention with dense layers, and an MTP layer or an EAGLE3 draft like them."""
+    """DeepSeek-V3's attention with dense layers, and an MTP layer or EAGLE3 draft with MLA."""
     path, draft = tmp_path / "model", Path("mtp")
     sizes = {**LATENTS, "hidden_size": 512, "num_attention_heads": 16, "num_key_value_heads": 16}
     write_deepseek(path, dtype="bfloat16", first_k_dense_replace=LAYERS + 1, **sizes)

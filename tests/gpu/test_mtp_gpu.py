@@ -1,4 +1,4 @@
-"""An MTP layer on a GPU: what it drafts is what plain torch drafts, and it changes no bit."""
+"""An MTP layer on a GPU: it drafts the tokens of plain torch, and changes no bit."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ from specbuild.runtime.request import GenerateParams, Prompt
 
 LENGTHS, TOKENS = (5, 230, 40, 17), 64
 THETA = 500.0
-# Of logits in bf16, against fp32 all the way; relative to the largest.
+# For bf16 logits against an fp32 reference, relative to the largest.
 TOLERANCE = 0.06
 
 
 @dataclass(frozen=True)
 class Model:
-    """A random checkpoint, its layer in plain torch, and its engine on the GPU."""
+    """A random checkpoint, its MTP layer in plain torch, and its engine on the GPU."""
 
     path: Path
     plain: PlainMimoMtp
@@ -56,7 +56,7 @@ class Model:
 def model(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Model]:
-    """The layer's weights in bf16, and in a form that loses some of them."""
+    """Models with the layer's weights in bf16, and in a lossy format."""
     folder = tmp_path_factory.mktemp("mtp")
     rope = {"rope_type": "default", "rope_theta": THETA}
     tensors = write_mimo(folder / "model", **SIZES, rope_parameters=rope)
@@ -72,8 +72,8 @@ def model(
 
 
 @pytest.mark.parametrize("shape", [CHAIN, TREE], ids=["chain", "tree"])
-def test_a_draft_and_neighbours_change_no_bit(model: Model, shape: DraftShape) -> None:
-    """Greedy and sampled, alone and together: tokens and log-probabilities."""
+def test_drafts_and_other_sequences_change_no_bit(model: Model, shape: DraftShape) -> None:
+    """Compare tokens and log-probabilities, greedy and sampled, alone and in a batch."""
     prompts, params = random_prompts(VOCAB, LENGTHS), every_other_sampled(len(LENGTHS), TOKENS)
     pairs = list(zip(prompts, params, strict=True))
     plain = [outputs(records(model.engine, [p], [asked], None))[0] for p, asked in pairs]
@@ -83,8 +83,10 @@ def test_a_draft_and_neighbours_change_no_bit(model: Model, shape: DraftShape) -
     assert sum(sum(record.stats.acceptance_histogram[1:]) for record in together) > 0
 
 
-def test_every_levels_logits_are_those_of_plain_torch(model: Model) -> None:
-    """Of every step, by the target's states in transformers, fp32; a shift by one would show."""
+def test_logits_of_every_level_equal_plain_torch(model: Model) -> None:
+    """Check every step with the target's states in transformers, fp32; a shift by one
+    would be detected.
+    """
     if model.engine.manifest.draft is None or model.engine.manifest.draft.dtype != "bf16":
         pytest.skip("plain torch has the weights in bf16")
     greedy = GenerateParams(max_new_tokens=TOKENS, ignore_eos=True)
@@ -104,25 +106,27 @@ def test_every_levels_logits_are_those_of_plain_torch(model: Model) -> None:
 
 
 def states_of(path: Path, ids: list[int]) -> torch.Tensor:
-    """Transformers' states after the final norm, [T, H] fp32."""
+    """Return transformers' states after the final norm, [T, H] fp32."""
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
     config = Qwen2Config.from_pretrained(path)
-    theirs = Qwen2ForCausalLM.from_pretrained(path, config=config, dtype=torch.float32).eval()
+    reference_model = Qwen2ForCausalLM.from_pretrained(
+        path, config=config, dtype=torch.float32
+    ).eval()
     with torch.no_grad():
-        states: torch.Tensor = theirs.model(torch.tensor([ids])).last_hidden_state[0]
+        states: torch.Tensor = reference_model.model(torch.tensor([ids])).last_hidden_state[0]
     return states
 
 
 @contextmanager
 def kept_levels(executor: CudaExecutor) -> Iterator[list[tuple[int, np.ndarray]]]:
-    """Of each step with a draft: the first sequence's length, and its logits by level [D, V].
+    """Record each step's length of the first sequence, and its logits by level [D, V].
 
-    A step is launched kernel by kernel, and what a level's candidates are chosen from is read in
-    front of their launch.
+    The step's kernels are launched singly, and the logits of a level are read before the launch
+    that selects its candidates.
     """
     runner, start = executor.runner, executor.runner.start
-    kept: list[tuple[int, np.ndarray]] = []
+    recorded: list[tuple[int, np.ndarray]] = []
 
     def start_and_keep(entry: ProgramEntry) -> None:
         if entry.kind != "step" or not entry.draft_depth:
@@ -137,24 +141,24 @@ def kept_levels(executor: CudaExecutor) -> Iterator[list[tuple[int, np.ndarray]]
                 data = executor.peek(logits.buffer, logits.offset, 4 * logits.shape[-1])
                 levels.append(data.view(np.float32).copy())
             runner.gpu.launch(config, runner.stream)
-        if not done:  # else queued before the end was known
-            kept.append((length, np.stack(levels)))
+        if not done:  # otherwise it is queued before the end is detected
+            recorded.append((length, np.stack(levels)))
 
     runner.start = start_and_keep  # type: ignore[method-assign]
     try:
-        yield kept
+        yield recorded
     finally:
         runner.start = start  # type: ignore[method-assign]
 
 
 def chooses(program: Program, index: int, launch: Launch) -> bool:
-    """Whether this is the first launch that reads a level's logits."""
+    """Return whether this is the first launch that reads a level's logits."""
     first = index == 0 or program.launches[index - 1].op != launch.op
     return first and program.ops[launch.op].op == "TreeExpand"
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[SynthModel, Engine]]:
+def synthetic(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[SynthModel, Engine]]:
     sizes: dict[str, Any] = {"prompts": 6, "prompt_tokens": 24}
     model = SynthModel(SynthOptions("tiny-mimo", acceptance=0.78, draft_kind="mtp", **sizes))
     options = BuildOptions(
@@ -170,11 +174,11 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[SynthModel,
 
 
 @pytest.mark.parametrize("depth", [None, 1, 4])
-def test_tokens_and_accepted_drafts_are_those_of_the_rules(
-    made: tuple[SynthModel, Engine], depth: int | None
+def test_tokens_and_acceptance_follow_the_rules(
+    synthetic: tuple[SynthModel, Engine], depth: int | None
 ) -> None:
-    """Sequences in company, whose steps accept any number of drafts."""
-    model, engine = made
+    """Several sequences run together, and steps accept any number of draft tokens."""
+    model, engine = synthetic
     target, draft = successors(model)
     shape = None if depth is None else DraftShape(1, depth, depth)
     prompts = [Prompt(str(i), tuple(ids), None) for i, ids in enumerate(model.prompts())]

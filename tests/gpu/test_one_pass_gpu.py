@@ -1,4 +1,4 @@
-"""Drafts of one pass on a GPU: they draft what their rules and the CPU say, and change no token."""
+"""One-pass drafts on a GPU: they draft by their rules and like the CPU, and change no token."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ from specbuild.runtime.settings import RuntimeSettings
 BATCH, LEVELS = 4, BLOCK - 1
 DEEPEST = {"dflash": LEVELS, "jetspec": LEVELS, "p-eagle": POSITIONS - 1}
 TREE = DraftShape(3, LEVELS, 12)
-# Three pages of 64 tokens and some.
+# Three pages of 64 tokens and a part.
 PROMPT_TOKENS = 200
 
 
 def model_of(kind: str, acceptance: float) -> SynthModel:
-    """JetSpec is a causal DFlash: no row of a synthetic block reads those behind it."""
+    """JetSpec is a causal DFlash: no row of a synthetic block reads later ones."""
     own = "dflash" if kind == "jetspec" else kind
     model = tiny(acceptance, draft_kind=own, prompt_tokens=PROMPT_TOKENS)
     if kind == "jetspec":
@@ -69,7 +69,7 @@ def prompts(model: SynthModel) -> list[Prompt]:
 
 
 @pytest.fixture(scope="module", params=DEEPEST)
-def made(
+def synthetic(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[SynthModel, Engine]]:
     model = model_of(request.param, 0.78)
@@ -80,11 +80,11 @@ def made(
 
 
 @pytest.mark.parametrize("depth", [None, 1, 4, LEVELS])
-def test_tokens_and_accepted_drafts_are_those_of_the_rules(
-    made: tuple[SynthModel, Engine], depth: int | None
+def test_tokens_and_acceptance_follow_the_rules(
+    synthetic: tuple[SynthModel, Engine], depth: int | None
 ) -> None:
-    """Four sequences in company, whose steps accept any number of drafts."""
-    model, engine = made
+    """Four sequences run together, and steps accept any number of draft tokens."""
+    model, engine = synthetic
     target, draft = successors(model)
     shape = None if depth is None else chain(depth)
     for record in run(engine, prompts(model), shape):
@@ -92,11 +92,11 @@ def test_tokens_and_accepted_drafts_are_those_of_the_rules(
         assert list(record.stats.acceptance_histogram) == expected
 
 
-def test_behind_a_cached_beginning_as_many_drafts_are_accepted(
-    made: tuple[SynthModel, Engine],
+def test_a_cached_prefix_does_not_change_the_acceptance(
+    synthetic: tuple[SynthModel, Engine],
 ) -> None:
-    """The draft's pages of a prompt are shared too: with stale ones nothing would be right."""
-    model, engine = made
+    """The draft's pages of a prompt are shared too: with stale pages nothing would be accepted."""
+    model, engine = synthetic
     target, draft = successors(model)
     depth = engine.manifest.limits.draft_depth
     engine = Engine(engine.manifest, engine.executor, RuntimeSettings(prefix_caching="on"))
@@ -113,39 +113,39 @@ def test_behind_a_cached_beginning_as_many_drafts_are_accepted(
     engine.prefixes.check_integrity()
 
 
-def test_a_sweep_times_the_pass(made: tuple[SynthModel, Engine]) -> None:
-    """All levels of a chain are one phase, beside the bytes that it reads."""
-    _, engine = made
-    found: list[Phase] = []
+def test_a_sweep_measures_the_pass(synthetic: tuple[SynthModel, Engine]) -> None:
+    """All levels of a chain are one phase, listed with the bytes that it reads."""
+    _, engine = synthetic
+    results: list[Phase] = []
     executor = cuda_executor(engine)
     traffic = engine_traffic(executor.plan, executor.runner.described)
     sweep = StepSweep(engine, traffic, None, ("draft",), repeats=4)
-    sweep.run([1], [PROMPT_TOKENS], Budget.of(60.0, []), found.append)
-    (phase,) = found
+    sweep.run([1], [PROMPT_TOKENS], Budget.of(60.0, []), results.append)
+    (phase,) = results
     assert phase.name == f"chain of {engine.manifest.limits.draft_depth}, pass"
     assert phase.time_s > 0 and phase.bytes.draft == phase.bytes_total > 0
 
 
 @pytest.mark.parametrize("kind", DEEPEST)
-def test_trees_are_accepted_as_on_the_cpu(tmp_path: Path, kind: str) -> None:
-    """All make a tree of one pass: tokens, and steps by the drafts that they accepted."""
+def test_acceptance_of_trees_equals_the_cpu_engine(tmp_path: Path, kind: str) -> None:
+    """Compare tokens, and steps by the number of accepted draft tokens."""
     model = model_of(kind, 0.5)
     slow = Engine.load(engine_for(tmp_path, model, "cpu", TREE))
     expected = figures(run(slow, prompts(model), TREE))
     with on_gpu(engine_for(tmp_path, model, "cuda", TREE)) as engine:
         for together in (1, BATCH):
-            found: list[RunRecord] = []
+            results: list[RunRecord] = []
             for first in range(0, 6, together):
-                found += run(engine, prompts(model)[first : first + together], TREE)
-            tokens, histogram = figures(found)
+                results += run(engine, prompts(model)[first : first + together], TREE)
+            tokens, histogram = figures(results)
             assert tokens == expected[0]
-            # What a tree holds hangs on scores that bf16 may order otherwise.
+            # The nodes of a tree depend on scores, whose order bf16 may change.
             drafted, steps = (sum(i * n for i, n in enumerate(h)) for h in (histogram, expected[1]))
             assert drafted == pytest.approx(steps, rel=0.03)
 
 
 def figures(records: list[RunRecord]) -> tuple[list[tuple[int, ...]], list[int]]:
-    """Outputs by prompt, and all their steps by accepted drafts."""
+    """Return outputs by prompt, and all steps by accepted draft tokens."""
     ordered = sorted(records, key=lambda record: record.prompt_ids)
     counts = [record.stats.acceptance_histogram for record in ordered]
     return (

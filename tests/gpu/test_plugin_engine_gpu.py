@@ -1,6 +1,6 @@
-"""The tensorrt target's plugins and executor on a GPU, TensorRT itself left out.
+"""The plugins and the executor of the TensorRT backend on a GPU, without TensorRT.
 
-Its engines are the plugin graphs, walked node by node: the same records, launches, profiles,
+Its engines are the plugin graphs, run node by node: with the same records, launches, profiles,
 pools, CUDA graphs and decoding loop.
 """
 
@@ -43,18 +43,18 @@ def walked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
 
 @pytest.fixture(scope="module")
 def mixed(prompts: list[Prompt]) -> list[Prompt]:
-    """The example's prompts, and among them some that are too long for kernels that decode."""
-    found: list[Prompt] = []
+    """Return the example's prompts, including some that are too long for decoding kernels."""
+    results: list[Prompt] = []
     for first in range(0, len(prompts), 4):
         some = prompts[first : first + 4]
         text = "\n".join(prompt.prompt or "" for prompt in some)
-        found += [*some, Prompt(f"{first}, joined", None, text)]
-    return found
+        results += [*some, Prompt(f"{first}, joined", None, text)]
+    return results
 
 
 @contextmanager
 def target_rows(engine: Engine, rows: set[int]) -> Iterator[None]:
-    """Notes how many rows each launch of the target has."""
+    """Record how many rows each launch of the target has."""
     run = engine.executor.run
 
     def run_and_note(role: str, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -71,15 +71,15 @@ def target_rows(engine: Engine, rows: set[int]) -> Iterator[None]:
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0], ids=["greedy", "sampled"])
 def test_a_draft_changes_no_bit(walked: Engine, mixed: list[Prompt], temperature: float) -> None:
-    """Nor does what arrives together: with a draft, sequences end at other times."""
+    """Batches change no bit either: with a draft, sequences end at other times."""
     sampling = SamplingParams(temperature=temperature, seed=3)
-    wanted = GenerateParams(max_new_tokens=TOKENS, sampling=sampling, ignore_eos=True)
+    parameters = GenerateParams(max_new_tokens=TOKENS, sampling=sampling, ignore_eos=True)
     rows: set[int] = set()
     with target_rows(walked, rows):
-        plain = records(walked, mixed, wanted, None)
+        plain = records(walked, mixed, parameters, None)
     assert any(count > MAX_DECODE_ROWS for count in rows), "prompts' own kernels did not run"
     for name, shape in (("chain", CHAIN), ("tree", TREE)):
-        drafted = records(walked, mixed, wanted, shape)
+        drafted = records(walked, mixed, parameters, shape)
         for prompt, a, b in zip(mixed, plain, drafted, strict=True):
             assert len(b.output_ids) == TOKENS
             assert a.output_ids == b.output_ids, (name, prompt.id)
@@ -87,13 +87,13 @@ def test_a_draft_changes_no_bit(walked: Engine, mixed: list[Prompt], temperature
         accepted = sum(sum(r.stats.acceptance_histogram[1:]) for r in drafted)
         assert accepted > len(mixed), name
     for prompt, expected in zip(mixed[8:11], plain[8:11], strict=True):
-        (alone,) = records(walked, [prompt], wanted, None)
+        (alone,) = records(walked, [prompt], parameters, None)
         assert alone.output_ids == expected.output_ids, prompt.id
         assert alone.logprobs == expected.logprobs, prompt.id
 
 
-def test_latents_are_cached_and_drafted_over_alike(tmp_path: Path, prompts: list[Prompt]) -> None:
-    """The example's trained latents, whose kernels are plugins like the others."""
+def test_drafts_change_no_bit_with_latents(tmp_path: Path, prompts: list[Prompt]) -> None:
+    """Use the example's trained latents, whose kernels are also plugins."""
     model = tmp_path / "target"
     copytree(EXAMPLE / "target", model)
     copy(EXAMPLE / "mla-64" / "mla_kv.safetensors", model)
@@ -101,10 +101,10 @@ def test_latents_are_cached_and_drafted_over_alike(tmp_path: Path, prompts: list
     engine = load_walked(tmp_path / "engine")
     groups = {group.name for group in engine.manifest.cache_groups}
     assert groups & {"latent", "latent_sliding"}
-    wanted = GenerateParams(max_new_tokens=TOKENS, ignore_eos=True)
-    plain = records(engine, prompts[:8], wanted, None)
+    sampling = GenerateParams(max_new_tokens=TOKENS, ignore_eos=True)
+    plain = records(engine, prompts[:8], sampling, None)
     for shape in (CHAIN, TREE):
-        drafted = records(engine, prompts[:8], wanted, shape)
+        drafted = records(engine, prompts[:8], sampling, shape)
         for a, b in zip(plain, drafted, strict=True):
             assert (a.output_ids, a.logprobs) == (b.output_ids, b.logprobs)
         assert sum(sum(r.stats.acceptance_histogram[1:]) for r in drafted) > 8
@@ -113,15 +113,15 @@ def test_latents_are_cached_and_drafted_over_alike(tmp_path: Path, prompts: list
 
 
 @pytest.mark.parametrize("shape", [None, CHAIN], ids=["plain", "chain"])
-def test_it_decodes_as_the_cuda_engine_does(
+def test_tokens_equal_the_cuda_engine(
     walked: Engine, engine: Engine, prompts: list[Prompt], shape: DraftShape | None
 ) -> None:
-    """From the same tokens the next one, and how fast: prompts run through other kernels there."""
-    wanted = GenerateParams(max_new_tokens=FORCED, ignore_eos=True)
+    """Compare the next token after equal tokens, and the speed: prompts use other kernels there."""
+    sampling = GenerateParams(max_new_tokens=FORCED, ignore_eos=True)
     started_s = perf_counter()
-    ours = records(walked, prompts[:8], wanted, shape)
+    actual = records(walked, prompts[:8], sampling, shape)
     middle_s = perf_counter()
-    theirs = records(engine, prompts[:8], wanted, shape)
+    desired = records(engine, prompts[:8], sampling, shape)
     ended_s = perf_counter()
     tokens = 8 * FORCED
     print(
@@ -129,9 +129,9 @@ def test_it_decodes_as_the_cuda_engine_does(
         f"cuda {tokens / (ended_s - middle_s):.0f} tokens/s"
     )
     assert walked.text is not None
-    one = replace(wanted, max_new_tokens=1)
+    one = replace(sampling, max_new_tokens=1)
     same = total = 0
-    for record, other in zip(ours, theirs, strict=True):
+    for record, other in zip(actual, desired, strict=True):
         same += record.output_ids[0] == other.output_ids[0]
         total += 1
         for count in range(4, FORCED, 4):

@@ -1,4 +1,4 @@
-"""The prefix cache on a GPU: behind another prompt's pages a prompt has the bits of a cold run."""
+"""The prefix cache on a GPU: a prompt with cached pages has the bits of a cold run."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from specbuild.runtime.sampling import SamplingParams
 from specbuild.runtime.settings import KvPolicy, RuntimeSettings
 
 TOKENS, LENGTH = 40, 700
-# Views of all blocks: when a sequence takes its full steps changes no bit.
+# The views have all blocks, so the time of full steps changes no bit.
 VIEWS: dict[str, Any] = {
     "page_size": 16,
     "specpv": True,
@@ -46,7 +46,7 @@ VIEWS: dict[str, Any] = {
     "specpv_partial_threshold": 64,
     "specpv_full_refresh_interval": 6,
 }
-# Rows choose among all tokens: full attention's bits.
+# Rows select all tokens, which has the bits of full attention.
 CHOICES: dict[str, Any] = {
     "dsa": True,
     "dsa_top_k": 1024,
@@ -54,13 +54,13 @@ CHOICES: dict[str, Any] = {
     "dsa_recent_tokens": 16,
     "dsa_check_interval": 0,
 }
-# A sequence of 1024 tokens and its tree takes 17 pages of 64.
+# A sequence of 1024 tokens and its tree needs 17 pages of 64.
 FEW_PAGES = 24
 
 
 @dataclass
 class Pair:
-    """One engine directory twice: without a cache, and with one."""
+    """One engine directory loaded twice: without a cache, and with one."""
 
     cold: Engine
     caching: Engine
@@ -104,13 +104,13 @@ def text_ids(engine: Engine) -> tuple[int, ...]:
 
 
 def params(index: int, tokens: int = TOKENS) -> GenerateParams:
-    """Every other one samples."""
+    """Return parameters of which every second one uses sampling."""
     sampling = SamplingParams(temperature=float(index % 2), seed=index)
     return GenerateParams(max_new_tokens=tokens, sampling=sampling, ignore_eos=True)
 
 
-def cached(found: list[RunRecord]) -> list[int]:
-    return [record.stats.cached_tokens for record in found]
+def cached(result: list[RunRecord]) -> list[int]:
+    return [record.stats.cached_tokens for record in result]
 
 
 def checked(engine: Engine) -> None:
@@ -121,75 +121,76 @@ def checked(engine: Engine) -> None:
 @pytest.mark.parametrize("shape", [None, CHAIN, TREE], ids=["none", "chain", "tree"])
 @pytest.mark.parametrize("index", [0, 1], ids=["greedy", "sampled"])
 def test_a_hit_has_the_bits_of_a_cold_run(pair: Pair, shape: DraftShape | None, index: int) -> None:
-    """Tokens, log-probabilities and accepted drafts; another salt sees nothing of it."""
+    """Compare tokens, log-probabilities and accepted drafts; another salt has no hits."""
     first = {None: 0, CHAIN: 100, TREE: 200}[shape] + 50 * index
     ids = text_ids(pair.cold)[first : first + LENGTH]
-    asked = replace(params(index), cache_salt=f"{shape} {index}")
+    params_of_requests = replace(params(index), cache_salt=f"{shape} {index}")
     prompts = [Prompt("a", ids)]
-    (cold,) = records(pair.cold, prompts, asked, shape)
-    found = [records(pair.caching, prompts, asked, shape)[0] for _ in range(3)]
-    salted = records(pair.caching, prompts, replace(asked, cache_salt="other"), shape)
+    (cold,) = records(pair.cold, prompts, params_of_requests, shape)
+    result = [records(pair.caching, prompts, params_of_requests, shape)[0] for _ in range(3)]
+    salted = records(pair.caching, prompts, replace(params_of_requests, cache_salt="other"), shape)
     whole = (LENGTH - 1) // pair.page_size * pair.page_size
-    assert cached([cold, *found]) == [0, 0, whole, whole]
-    assert outputs([*found, *salted]) == outputs([cold] * 4)
-    assert {r.stats.acceptance_histogram for r in found} == {cold.stats.acceptance_histogram}
+    assert cached([cold, *result]) == [0, 0, whole, whole]
+    assert outputs([*result, *salted]) == outputs([cold] * 4)
+    assert {r.stats.acceptance_histogram for r in result} == {cold.stats.acceptance_histogram}
     checked(pair.caching)
 
 
 @pytest.mark.parametrize("shape", [None, CHAIN], ids=["none", "chain"])
-def test_prompts_that_part_and_come_together(pair: Pair, shape: DraftShape | None) -> None:
-    """Eight at once that begin alike for a while, three rounds: each as it is alone and cold."""
+def test_concurrent_prompts_with_a_shared_prefix(pair: Pair, shape: DraftShape | None) -> None:
+    """Eight prompts with a shared prefix, in three rounds: each equals a cold run alone."""
     ids = text_ids(pair.cold)
     prompts = [
         Prompt(str(i), ids[: 90 * i + 30] + ids[1000 + 97 * i : 1100 + 110 * i]) for i in range(8)
     ]
-    asked = [params(i) for i in range(8)]
+    params_of_requests = [params(i) for i in range(8)]
     cold = [
-        outputs(records(pair.cold, [p], [a], shape))[0] for p, a in zip(prompts, asked, strict=True)
+        outputs(records(pair.cold, [p], [a], shape))[0]
+        for p, a in zip(prompts, params_of_requests, strict=True)
     ]
     for round_ in range(3):
-        found = records(pair.caching, prompts, asked, shape)
-        assert outputs(found) == cold, round_
-        assert sum(cached(found)) > 1000
+        result = records(pair.caching, prompts, params_of_requests, shape)
+        assert outputs(result) == cold, round_
+        assert sum(cached(result)) > 1000
         checked(pair.caching)
 
 
-def test_turns_of_a_chat(pair: Pair) -> None:
-    """Each prompt holds the answer before it, whose pages are read as a prompt's are."""
+def test_a_chat_of_several_turns(pair: Pair) -> None:
+    """Each prompt contains the previous answer, whose pages are reused like a prompt's."""
     ids, chat = text_ids(pair.cold), ()
     for turn in range(6):
         chat += ids[100 * turn : 100 * turn + 90]
-        prompts, asked = [Prompt("a", chat)], params(turn)
-        cold, found = (records(e, prompts, asked, CHAIN) for e in (pair.cold, pair.caching))
-        assert outputs(found) == outputs(cold)
-        chat += found[0].output_ids
-    assert cached(found)[0] >= len(chat) - TOKENS - 90 - TOKENS - 2 * 64
+        prompts, requests = [Prompt("a", chat)], params(turn)
+        cold, result = (records(e, prompts, requests, CHAIN) for e in (pair.cold, pair.caching))
+        assert outputs(result) == outputs(cold)
+        chat += result[0].output_ids
+    assert cached(result)[0] >= len(chat) - TOKENS - 90 - TOKENS - 2 * 64
     checked(pair.caching)
 
 
 @pytest.fixture(scope="module")
 def few(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
-    """Pages for little more than one sequence of the longest length, which come on demand."""
+    """An engine with pages on demand for little more than one sequence of the maximum length."""
     directory = build_example(tmp_path_factory.mktemp("few") / "cuda", kv_pages=FEW_PAGES)
     with ExitStack() as opened:
         yield opened_pair(opened, directory, "max-utilization")
 
 
 @pytest.mark.parametrize("shape", [None, CHAIN, TREE], ids=["none", "chain", "tree"])
-def test_few_pages_lose_beginnings_and_no_bit(few: Pair, shape: DraftShape | None) -> None:
-    """Pages are evicted, sequences are preempted, and begin again behind what is left."""
+def test_eviction_and_preemption_change_no_bit(few: Pair, shape: DraftShape | None) -> None:
+    """Pages are evicted, and preempted sequences restart after the remaining pages."""
     ids = text_ids(few.cold)
     starts = (0, 0, 40, 40, 0, 500, 500, 0)
     prompts = [
         Prompt(str(i), ids[s : s + 250] + ids[2000 + 7 * i : 2010 + 17 * i])
         for i, s in enumerate(starts)
     ]
-    asked = [params(i, 200) for i in range(8)]
-    cold = outputs(records(few.cold, prompts, asked, shape))
-    found = [r for _ in range(2) for r in records(few.caching, prompts, asked, shape)]
-    assert outputs(found) == cold * 2
-    assert sum(cached(found)) > 0
+    params_of_requests = [params(i, 200) for i in range(8)]
+    cold = outputs(records(few.cold, prompts, params_of_requests, shape))
+    result = [r for _ in range(2) for r in records(few.caching, prompts, params_of_requests, shape)]
+    assert outputs(result) == cold * 2
+    assert sum(cached(result)) > 0
     assert few.caching.prefixes is not None
     assert few.caching.prefixes.statistics.evicted_pages > 0
-    assert sum(record.stats.preemptions for record in found) > 0
+    assert sum(record.stats.preemptions for record in result) > 0
     checked(few.caching)

@@ -1,4 +1,4 @@
-"""A prompt's bits on a GPU do not depend on where it is cut, on programs' sizes, on neighbours."""
+"""A prompt's bits on a GPU do not depend on chunk boundaries, program sizes, or other prompts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from specbuild.runtime.executors.cuda.executor import CudaExecutor
 from specbuild.runtime.request import GenerateParams, Prompt
 from specbuild.runtime.sampling import SamplingParams
 
-# Tokens of the prompt that is watched, behind and in front of its neighbours.
+# Prompts after the checked one, its length, and prompts before it.
 NEIGHBOURS, LENGTH, OTHERS = (3, 130), 900, (260, 64, 17)
 TOKENS = 24
 
@@ -45,7 +45,7 @@ def cut_engine(
 
 
 def given(engine: Engine) -> list[Prompt]:
-    """Pieces of a text, none of which begins as another."""
+    """Return parts of a text with different first tokens."""
     assert engine.text is not None
     ids = engine.text.encode(inspect.getsource(textwrap), raw=True, most_tokens=1 << 15)
     lengths = (*NEIGHBOURS, LENGTH, *OTHERS)
@@ -53,7 +53,7 @@ def given(engine: Engine) -> list[Prompt]:
 
 
 def params(prompts: list[Prompt]) -> list[GenerateParams]:
-    """Every other one samples."""
+    """Return parameters of which every second one uses sampling."""
     return [
         GenerateParams(
             max_new_tokens=TOKENS,
@@ -69,8 +69,8 @@ def program_rows(engine: Engine) -> list[int]:
     return sorted(p.rows for p in engine.executor.plan.programs if p.kind == "prefill")
 
 
-def test_ten_random_cuts_change_no_bit(cut_engine: Engine) -> None:
-    """Alone and among others: the first token's log-probability, and all that follow."""
+def test_ten_random_chunkings_change_no_bit(cut_engine: Engine) -> None:
+    """Alone and in batches, compare the first log-probability and all later tokens."""
     prompts, place = given(cut_engine), len(NEIGHBOURS)
     asked, sizes = params(prompts), program_rows(cut_engine)
     assert len(sizes) >= 3
@@ -83,20 +83,20 @@ def test_ten_random_cuts_change_no_bit(cut_engine: Engine) -> None:
             alone = records(cut_engine, [prompts[place]], [asked[place]], None)
             together = records(cut_engine, prompts, asked, None)
         used |= {next(rows for rows in sizes if rows >= count) for count in launched}
-        told = f"seed {seed}, launches of {launched} rows"
-        assert outputs(alone)[0] == whole[place], told
-        for i, (got, wanted) in enumerate(zip(outputs(together), whole, strict=True)):
-            assert got == wanted, f"prompt {i}, {told}"
+        description = f"seed {seed}, launches of {launched} rows"
+        assert outputs(alone)[0] == whole[place], description
+        for i, (result, expected) in enumerate(zip(outputs(together), whole, strict=True)):
+            assert result == expected, f"prompt {i}, {description}"
     assert len(used) >= 3, used
 
 
 def test_a_prompt_in_the_smallest_program_and_in_the_largest(cut_engine: Engine) -> None:
-    """One row a launch, and everything in one."""
+    """Use one row a launch, and all rows in one launch."""
     prompts = given(cut_engine)
     asked = params(prompts)
     largest = outputs(records(cut_engine, prompts, asked, None))
-    for prompt, wanted, one in zip(prompts[:2], asked, largest, strict=False):
+    for prompt, expected, one in zip(prompts[:2], asked, largest, strict=False):
         with cut_at_random(0, 1) as launched:
-            alone = outputs(records(cut_engine, [prompt], [wanted], None))[0]
+            alone = outputs(records(cut_engine, [prompt], [expected], None))[0]
         assert set(launched) == {1}
         assert alone == one

@@ -1,4 +1,4 @@
-"""CUDA engines with the codes of a checkpoint: bit for bit the bf16 engines of the same file."""
+"""CUDA engines with quantized values of a checkpoint have the bits of its bf16 engines."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from specbuild.builder.progress import SilentProgress
 
 pytestmark = pytest.mark.timeout(600)
 
-# Slices of K of one block and of three: neighbours share a unit of two.
+# Slices of K with one block and with three; neighbours share a unit of two.
 HIDDEN, INNER, HEADS, TOKENS = 512, 1536, 8, 40
 LENGTHS = (5, 230, 40, 17)
 KINDS = (
@@ -37,7 +37,7 @@ EXPERTS = (
 def file(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Path]:
-    """A Llama whose matrices have one type, or two that share a launch, but for the embedding."""
+    """A Llama whose matrices, except the embedding, have one type, or two that share a launch."""
     folder = tmp_path_factory.mktemp("file")
     kind, _, values = request.param.partition(" with ")
     yield write_gguf_llama(
@@ -46,13 +46,15 @@ def file(
     )  # fmt: skip
 
 
-def test_no_bit_differs_from_dequantized_weights(file: Path) -> None:
+def test_quantized_weights_have_the_bits_of_dequantized_ones(file: Path) -> None:
     require_bits_of_bf16(file, 7 * LAYERS + 1)
 
 
 @pytest.mark.parametrize("kinds", EXPERTS, ids=" ".join)
-def test_no_bit_of_experts_differs(kinds: tuple[str, str], tmp_path: Path) -> None:
-    """Gate and up in one type, down in another; every tensor of experts counts once a layer."""
+def test_quantized_experts_have_the_bits_of_dequantized_ones(
+    kinds: tuple[str, str], tmp_path: Path
+) -> None:
+    """Gate and up have one type, down another; every tensor of experts is counted once a layer."""
     file = write_gguf_experts(
         tmp_path, *kinds, num_hidden_layers=LAYERS, hidden_size=HIDDEN, intermediate_size=512,
         moe_intermediate_size=768, num_experts=8, num_experts_per_tok=3, head_dim=64,
@@ -62,8 +64,8 @@ def test_no_bit_of_experts_differs(kinds: tuple[str, str], tmp_path: Path) -> No
 
 
 def require_bits_of_bf16(file: Path, weights: int) -> None:
-    """Engines with codes and with bf16 weights give the same records."""
-    found = []
+    """Assert that engines with quantized and with bf16 weights have equal records."""
+    results = []
     for dtype in ("bf16", "checkpoint"):
         folder = file.parent / dtype
         options = BuildOptions.from_flat(
@@ -73,13 +75,13 @@ def require_bits_of_bf16(file: Path, weights: int) -> None:
         build(options, SilentProgress())
         prompts, params = random_prompts(VOCAB, LENGTHS), every_other_sampled(len(LENGTHS), TOKENS)
         with on_gpu(folder) as engine:
-            kept = [name for name in engine.manifest.tensors if name.endswith(".packed")]
+            packed = [name for name in engine.manifest.tensors if name.endswith(".packed")]
             alone = outputs(records(engine, prompts[:1], params[:1]))
-            found.append((alone, outputs(records(engine, prompts, params))))
+            results.append((alone, outputs(records(engine, prompts, params))))
             coded = engine.manifest.quantized
         if dtype == "checkpoint":
             assert coded is not None and coded.math == "bf16"
             assert {form.dequantized for form in coded.forms} == {None}
-            assert not kept
+            assert not packed
             assert sum(form.weights for form in coded.forms) == weights
-    assert found[0] == found[1]
+    assert results[0] == results[1]

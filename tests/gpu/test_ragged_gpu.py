@@ -1,4 +1,4 @@
-"""Ragged steps on a GPU: any depths of the sequences leave every bit as it is."""
+"""Ragged steps on a GPU: different depths of sequences change no bit."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TOKENS = 96
 
 
 class AnyDepths:
-    """Any depths that fit into a ragged step; few sequences draft the whole chain."""
+    """Draw any depths that fit into a ragged step; few sequences use the longest chain."""
 
     max_depth, reason = CHAIN.draft_depth, "any depths"
 
@@ -53,10 +53,10 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize("count", [3, 4, 8, 20])
-def test_every_bit_is_that_without_a_draft(
+def test_ragged_steps_change_no_bit(
     engine: Engine, count: int, temperature: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Up to eight sequences together; others arrive as these end."""
+    """Up to eight sequences run together; others join as these end."""
     texts = example_prompts()
     prompts = [texts[i % len(texts)] for i in range(count)]
     params = [
@@ -71,9 +71,9 @@ def test_every_bit_is_that_without_a_draft(
     decoder = engine.decoder
     assert isinstance(decoder, DeviceDecoder)
     monkeypatch.setattr(decoder, "_default_policy", lambda *_, **__: policy)
-    for wanted, found in zip(plain, records(engine, prompts, params), strict=True):
-        assert found.output_ids == wanted.output_ids
-        assert found.logprobs == wanted.logprobs
+    for expected, result in zip(plain, records(engine, prompts, params), strict=True):
+        assert result.output_ids == expected.output_ids
+        assert result.logprobs == expected.logprobs
     ragged = [o for o in policy.outcomes if isinstance(o.shape, SequenceDepths)]
     assert len(ragged) > 10
     assert {d for o in ragged for d in o.depths} == set(range(CHAIN.draft_depth + 1))
@@ -81,7 +81,7 @@ def test_every_bit_is_that_without_a_draft(
 
 
 @pytest.mark.speed
-def test_ragged_steps_are_timed_and_chosen_from(engine: Engine) -> None:
+def test_ragged_steps_are_measured_and_selected(engine: Engine) -> None:
     costs = measure_step_costs(engine, print, budget_s=10.0, repeats=3)
     assert costs.ragged_shapes() == (RAGGED,)
     assert costs.batches(RAGGED) == [4, 8]
@@ -89,5 +89,5 @@ def test_ragged_steps_are_timed_and_chosen_from(engine: Engine) -> None:
     prompts = (example_prompts() * 8)[:8]
     params = GenerateParams(max_new_tokens=TOKENS, ignore_eos=True)
     plain = records(engine, prompts, params, None)
-    for wanted, found in zip(plain, records(tuned, prompts, params), strict=True):
-        assert (found.output_ids, found.logprobs) == (wanted.output_ids, wanted.logprobs)
+    for expected, result in zip(plain, records(tuned, prompts, params), strict=True):
+        assert (result.output_ids, result.logprobs) == (expected.output_ids, expected.logprobs)

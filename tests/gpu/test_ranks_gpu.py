@@ -1,7 +1,7 @@
-"""Small random models on two ranks: against transformers, one GPU, and themselves.
+"""Small random models on two ranks, against transformers, one GPU, and other batches.
 
-With one GPU both ranks are on it. What a draft, neighbours or the cuts of a prompt must not change
-on one GPU, they must not change here.
+With one GPU, both ranks run on it. Drafts, other sequences and chunk boundaries change no bit, as
+on one GPU.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ GEOMETRIES = (
     "llama, heads of 64", "qwen3, heads of 128", "qwen3_moe, mxfp4", "qwen3_moe, bf16",
     "llama, biases, as many KV heads",
 )  # fmt: skip
-# Of a dense layer: whole blocks on both ranks.
+# The width of a dense layer, with full blocks on both ranks.
 INNER = 576
 
 
 @dataclass(frozen=True)
 class Model:
-    """A checkpoint, its engine on two ranks, and where the one for one GPU is built."""
+    """A checkpoint, its engine on two ranks, and the folder of the engine for one GPU."""
 
     path: Path
     geometry: str
@@ -56,45 +56,45 @@ def model(
         yield Model(path, request.param, engine)
 
 
-def test_scores_are_as_near_to_transformers_as_bf16_allows(model: Model) -> None:
+def test_the_error_of_scores_is_that_of_bf16(model: Model) -> None:
     torch.backends.cuda.matmul.allow_tf32 = False
     greedy = GenerateParams(max_new_tokens=dense.TOKENS, ignore_eos=True)
     (record,) = records(model.engine, dense.prompts()[1:2], greedy, None)
     ids = (*(dense.prompts()[1].prompt_ids or ()), *record.output_ids)
-    wanted = dense.forward(model.path, ids)
-    check_errors(scores(model.engine, wanted), wanted)
+    expected = dense.forward(model.path, ids)
+    check_errors(scores(model.engine, expected), expected)
     rows = np.arange(dense.LENGTHS[1] - 1, len(ids) - 1)
     chosen = np.array(record.output_ids)
-    lost = wanted.fp32[rows].max(axis=1) - wanted.fp32[rows, chosen]
-    assert lost.max() < near_tie(wanted)
+    lost = expected.fp32[rows].max(axis=1) - expected.fp32[rows, chosen]
+    assert lost.max() < near_tie(expected)
 
 
 @pytest.mark.parametrize("shape", [CHAIN, TREE], ids=["chain", "tree"])
-def test_a_draft_and_neighbours_change_no_bit(model: Model, shape: DraftShape) -> None:
+def test_drafts_and_other_sequences_change_no_bit(model: Model, shape: DraftShape) -> None:
     plain = dense.alone(model.engine, None)
     together = records(model.engine, dense.prompts(), dense.params(), None)
     assert outputs(together) == plain
     assert dense.alone(model.engine, shape) == plain
 
 
-def test_one_gpu_gives_the_same_scores_but_for_rounding(
+def test_scores_equal_one_gpu_up_to_rounding(
     model: Model, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     _, output = build_dense(tmp_path_factory.mktemp("one"), model.geometry, inner=INNER)
     ids = tuple(int(t) for t in np.random.default_rng(3).integers(3, dense.VOCAB, 200))
-    ours = np.concatenate([scored.logits for scored in model.engine.decoder.score(ids)])
+    actual = np.concatenate([scored.logits for scored in model.engine.decoder.score(ids)])
     with on_gpu(output) as engine:
-        theirs = np.concatenate([scored.logits for scored in engine.decoder.score(ids)])
-    wanted = dense.forward(model.path, ids)
-    error = [np.sqrt(np.square(got - wanted.fp32).mean()) for got in (ours, theirs)]
-    # Both round at the same places; only the order of sums over K differs.
+        desired = np.concatenate([scored.logits for scored in engine.decoder.score(ids)])
+    expected = dense.forward(model.path, ids)
+    error = [np.sqrt(np.square(result - expected.fp32).mean()) for result in (actual, desired)]
+    # Both round at the same points; only the order of sums over K differs.
     assert error[0] < 1.3 * error[1] + 1e-4
-    same = (ours.argmax(axis=1) == theirs.argmax(axis=1)).mean()
+    same = (actual.argmax(axis=1) == desired.argmax(axis=1)).mean()
     assert same > 0.9
 
 
-def test_the_example_decodes_alike_with_and_without_its_draft(tmp_path: Path) -> None:
-    """Experts in MXFP4, sinks and windows, and a draft that is often right."""
+def test_the_draft_changes_no_bit_of_the_example(tmp_path: Path) -> None:
+    """Use MXFP4 experts, sinks and windows, and a draft whose tokens are often accepted."""
     output = build_example(tmp_path / "engine", tensor_parallel=2)
     prompts = example_token_prompts(4)
     greedy = GenerateParams(max_new_tokens=48, ignore_eos=True)
@@ -105,7 +105,7 @@ def test_the_example_decodes_alike_with_and_without_its_draft(tmp_path: Path) ->
         assert sum(r.stats.mean_acceptance_length for r in drafted) > 1.5 * len(prompts)
     with on_gpu(build_example(tmp_path / "one")) as engine:
         alone = records(engine, prompts, greedy, None)
-    # Another order of sums: the same texts until a near tie.
+    # Sums have another order: the texts are equal up to a near tie.
     agreed = [
         next(
             (i for i, (a, b) in enumerate(zip(x.output_ids, y.output_ids, strict=True)) if a != b),
@@ -116,7 +116,7 @@ def test_the_example_decodes_alike_with_and_without_its_draft(tmp_path: Path) ->
     assert sum(agreed) > 24 * len(prompts)
 
 
-# A step with a fault between the launches of two ranks; a kernel waits ``limit_ms`` at most.
+# A step with a fault between the launches of two ranks; a kernel waits at most ``limit_ms``.
 _FAULT = """
 import os, signal, sys
 from pathlib import Path
@@ -156,7 +156,9 @@ def example(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def fault(engine: Path, kind: str, limit_ms: int, stopped_s: float = 0.0) -> tuple[int, str, float]:
-    """A process' exit code and output, and the seconds from its fault or stop to its end."""
+    """Return a process's exit code and output, and the seconds from its fault or stop to
+    its end.
+    """
     code = _FAULT.format(path=sys.path, engine=str(engine), limit_ms=limit_ms, fault=kind)
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as run:
         if stopped_s:
@@ -177,12 +179,12 @@ def test_a_rank_that_is_never_launched_ends_the_process(example: Path) -> None:
     assert "for GPU 1 in exchange 0 of prefill" in output
 
 
-def test_a_stop_that_is_shorter_than_the_limit_changes_no_token(example: Path) -> None:
+def test_a_stop_shorter_than_the_limit_changes_no_token(example: Path) -> None:
     code, output, _ = fault(example, "stop", 8000, stopped_s=2.0)
     assert (code, output) == (0, "all tokens\n")
 
 
-def test_a_stop_that_is_longer_than_the_limit_ends_the_process(example: Path) -> None:
+def test_a_stop_longer_than_the_limit_ends_the_process(example: Path) -> None:
     code, output, seconds = fault(example, "stop", 1000, stopped_s=4.0)
     assert code == 3
     assert "GPU 0 waited" in output

@@ -1,4 +1,4 @@
-"""100,000 tokens of an engine on two ranks, whose sequences come and are aborted all the time."""
+"""Generate 100,000 tokens on two ranks, while sequences join and are aborted."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from specbuild.runtime.request import FinishEvent
 pytestmark = pytest.mark.timeout(300)
 
 TOKENS = 100_000
-# More streams than rows of a batch: some wait.
+# There are more streams than rows of a batch, so some wait.
 STREAMS = 11
 LONGEST = 96
 
@@ -26,7 +26,7 @@ LONGEST = 96
 def test_no_token_depends_on_joins_and_aborts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rounds are numbered from 0 again every few steps, with sequences in between."""
+    """Round numbers restart from 0 every few steps, while sequences are running."""
     monkeypatch.setattr(ranked, "MAX_ROUNDS", 2000)
     restarts: list[int] = []
     restart = ranked.RankedExecutor._restart_rounds
@@ -42,7 +42,7 @@ def test_no_token_depends_on_joins_and_aborts(
         draw, total, aborted = random.Random(3), 0, 0
         running: list[tuple[int, Stream]] = []
         while total < TOKENS or running:
-            # Requests of one setting run together.
+            # Requests with equal settings run together.
             setting = DraftSetting((None, CHAIN, TREE)[total // 5000 % 3])
             while total < TOKENS and len(running) < STREAMS:
                 number = draw.randrange(len(requests))
@@ -53,14 +53,14 @@ def test_no_token_depends_on_joins_and_aborts(
                         next(stream)
                     stream.abort()
             number, stream = running.pop(draw.randrange(len(running)))
-            got, expected = end_of(stream), alone[number]
-            length = len(got.output_ids)
-            assert length == LONGEST or got.finish_reason == "abort"
-            assert got.output_ids == expected.output_ids[:length]
-            assert got.logprobs is not None
+            result, expected = end_of(stream), alone[number]
+            length = len(result.output_ids)
+            assert length == LONGEST or result.finish_reason == "abort"
+            assert result.output_ids == expected.output_ids[:length]
+            assert result.logprobs is not None
             assert expected.logprobs is not None
-            assert got.logprobs == expected.logprobs[:length]
-            aborted += got.finish_reason == "abort"
+            assert result.logprobs == expected.logprobs[:length]
+            aborted += result.finish_reason == "abort"
             total += length
     print(f"{total} tokens, {aborted} requests aborted, {len(restarts)} restarts of the rounds")
     assert aborted > 50
@@ -68,5 +68,5 @@ def test_no_token_depends_on_joins_and_aborts(
 
 
 def end_of(stream: Stream) -> RunRecord:
-    """What became of the only request."""
+    """Return the end of the only request."""
     return next(event.record for event in stream if isinstance(event, FinishEvent))

@@ -1,8 +1,8 @@
-"""What requests change of logits, likeliest tokens and guides: on a GPU, by the CPU's rules.
+"""Logit changes, top log-probabilities and guides of requests: on a GPU, by the CPU's rules.
 
-Every token of the GPU is held against the CPU engine's logits behind the same tokens, changed by
-the host's own code. Two engines round differently: a token may be chosen whose score lies as little
-below the best one as roundings explain.
+Every token of the GPU is compared with the CPU engine's logits after the same tokens, changed by
+the host's own code. Both engines round differently, so a selected token may have a score below the
+best by the error of rounding.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ SCHEMA = {
     "required": ["name", "count", "kind"],
     "additionalProperties": False,
 }
-# What each field asks for, beside the temperature.
+# The parameters of each field, except the temperature.
 FIELDS: dict[str, dict[str, object]] = {
     "min_p": {"min_p": 0.2},
     "presence_penalty": {"presence_penalty": 1.5},
@@ -78,23 +78,23 @@ def params(temperature: float, **fields: object) -> GenerateParams:
 def changed(
     raw: np.ndarray,
     ids: tuple[Sequence[int], Sequence[int]],
-    wanted: GenerateParams,
+    expected: GenerateParams,
     engine: Engine,
 ) -> np.ndarray:
-    """A row of the CPU's logits as the host changes it, behind prompt and output."""
+    """Return a row of the CPU's logits as the host changes it, after prompt and output."""
     row = raw.copy()
     prompt, output = (np.array(part, np.int32) for part in ids)
     mask = None
-    if wanted.guide is not None:
-        mask = engine.compile(wanted.guide).begin().mask(output)
+    if expected.guide is not None:
+        mask = engine.compile(expected.guide).begin().mask(output)
         assert mask is not None
     ends = engine.manifest.target.eos_token_ids
-    adjust(row, wanted, prompt=prompt, output=output, eos_token_ids=ends, mask=mask)
+    adjust(row, expected, prompt=prompt, output=output, eos_token_ids=ends, mask=mask)
     return row
 
 
 def scores(row: np.ndarray, sampling: SamplingParams, position: int) -> np.ndarray:
-    """What the choice is the largest of; −∞ where a token is dropped."""
+    """Return the scores whose largest is selected; −∞ for a dropped token."""
     logits = torch.from_numpy(row)[None]
     if sampling.temperature == 0:
         return row
@@ -105,91 +105,93 @@ def scores(row: np.ndarray, sampling: SamplingParams, position: int) -> np.ndarr
     return np.where(row <= REFUSED, -np.inf, noisy[0].numpy())
 
 
-def check_tokens(cpu: Engine, wanted: GenerateParams, record: RunRecord) -> float:
-    """Each token is the best by the CPU's rules, or nearly; the share that is the best."""
-    sampling, prompt, output = wanted.sampling, record.prompt_ids, record.output_ids
+def check_tokens(cpu: Engine, reference: GenerateParams, record: RunRecord) -> float:
+    """Assert that each token is the best by the CPU's rules, or nearly; return the share
+    of best ones.
+    """
+    sampling, prompt, output = reference.sampling, record.prompt_ids, record.output_ids
     ids = [*prompt, *output]
     logits = np.concatenate([scored.logits for scored in cpu.decoder.score(ids[:-1])])
     near = NEAR_TIE / (sampling.temperature or 1)
-    # Where a cut falls is as uncertain as a logit.
+    # The boundary of a cut is as uncertain as a logit.
     looser = replace(
         sampling, min_p=sampling.min_p * exp(-near), top_p=min(1.0, sampling.top_p + 0.04)
     )
-    loose = replace(wanted, sampling=looser)
+    loose = replace(reference, sampling=looser)
     best = 0
     for i, token in enumerate(output):
         raw, at = logits[len(prompt) - 1 + i], len(prompt) - 1 + i
         behind = prompt, output[:i]
-        strict = scores(changed(raw, behind, wanted, cpu), sampling, at)
+        strict = scores(changed(raw, behind, reference, cpu), sampling, at)
         allowed = scores(changed(raw, behind, loose, cpu), looser, at)
         assert allowed[token] >= strict.max() - 2 * near, (i, token, int(strict.argmax()))
         best += int(token == strict.argmax())
         assert record.logprobs is not None
         wide = raw.astype(np.float64)
         expected = wide[token] - wide.max() - np.log(np.exp(wide - wide.max()).sum())
-        # The logit and what all of them sum up to are as uncertain, each.
+        # Both the logit and the sum of all exponentials are uncertain by that much.
         assert abs(record.logprobs[i] - expected) < 2 * NEAR_TIE
     return best / len(output)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize("field", FIELDS)
-def test_tokens_are_those_of_the_cpus_rules_and_neighbours_keep_theirs(
+def test_tokens_follow_the_rules_of_the_cpu_and_others_do_not_change(
     engine: Engine, cpu: Engine, prompts: list[Prompt], field: str, temperature: float
 ) -> None:
-    wanted, plain = params(temperature, **FIELDS[field]), params(temperature)
+    expected, plain = params(temperature, **FIELDS[field]), params(temperature)
     alone = records(engine, prompts[:3], plain, TREE)
-    mixed = records(engine, prompts[:6], [plain] * 3 + [wanted] * 3, TREE)
-    for ours, theirs in zip(mixed, alone, strict=False):
-        assert ours.output_ids == theirs.output_ids
-        # They share steps with full logits, whose log-probabilities another kernel adds up.
-        np.testing.assert_allclose(ours.logprobs, theirs.logprobs, atol=1e-4)
-        assert ours.stats.acceptance_histogram == theirs.stats.acceptance_histogram
-    shares = [check_tokens(cpu, wanted, record) for record in mixed[3:]]
+    mixed = records(engine, prompts[:6], [plain] * 3 + [expected] * 3, TREE)
+    for actual, desired in zip(mixed, alone, strict=False):
+        assert actual.output_ids == desired.output_ids
+        # They share steps with full logits, whose log-probabilities another kernel computes.
+        np.testing.assert_allclose(actual.logprobs, desired.logprobs, atol=1e-4)
+        assert actual.stats.acceptance_histogram == desired.stats.acceptance_histogram
+    shares = [check_tokens(cpu, expected, record) for record in mixed[3:]]
     assert np.mean(shares) > 0.9
     assert sum(sum(record.stats.acceptance_histogram[1:]) for record in mixed[3:]) > 0
     if field != "min_p" or temperature:
         assert outputs(mixed[3:]) != outputs(records(engine, prompts[3:6], plain, None))
-    # In other company, with another draft and without one, the same tokens; while a sequence is
-    # in steps with full logits, the same bits.
-    [other], [without] = (records(engine, prompts[3:4], wanted, s) for s in (CHAIN, None))
+    # In other batches, with another draft and without one, tokens are equal; in steps with full
+    # logits, bits are equal too.
+    [other], [without] = (records(engine, prompts[3:4], expected, s) for s in (CHAIN, None))
     assert other.output_ids == without.output_ids == mixed[3].output_ids
     np.testing.assert_allclose(other.logprobs, mixed[3].logprobs, atol=1e-4)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_ends_wait_for_min_tokens(
+def test_min_tokens_delays_the_end(
     engine: Engine, cpu: Engine, prompts: list[Prompt], temperature: float
 ) -> None:
     plain = replace(params(temperature), ignore_eos=False, max_new_tokens=TOKENS)
     [record] = records(engine, prompts[:1], plain, None)
-    # The tokens of the first half end the output as soon as they may.
+    # The tokens of the first half end the output as soon as that is allowed.
     stops = tuple(set(record.output_ids[: TOKENS // 2]))
-    wanted = replace(plain, stop_token_ids=stops, min_tokens=12)
-    mixed = records(engine, prompts[:2], [wanted, plain], CHAIN)
+    expected = replace(plain, stop_token_ids=stops, min_tokens=12)
+    mixed = records(engine, prompts[:2], [expected, plain], CHAIN)
     ids, ends = mixed[0].output_ids, (*stops, *engine.manifest.target.eos_token_ids)
     assert len(ids) > 12 and not set(ids[:12]) & set(ends)
-    assert check_tokens(cpu, wanted, mixed[0]) > 0.75
+    assert check_tokens(cpu, expected, mixed[0]) > 0.75
     short = replace(plain, stop_token_ids=stops)
     assert len(records(engine, prompts[:1], short, None)[0].output_ids) < 12
 
 
-def test_likeliest_tokens(engine: Engine, cpu: Engine, prompts: list[Prompt]) -> None:
+def test_top_log_probabilities(engine: Engine, cpu: Engine, prompts: list[Prompt]) -> None:
     each = [replace(params(0.0), top_logprobs=n) for n in (1, 5, 20, 0)]
-    found = records(engine, prompts[:4], each, TREE)
+    result = records(engine, prompts[:4], each, TREE)
     plain = records(engine, prompts[:4], params(0.0), TREE)
-    assert [r.output_ids for r in found] == [r.output_ids for r in plain]
-    for counted, alone in zip(found, plain, strict=True):
+    assert [r.output_ids for r in result] == [r.output_ids for r in plain]
+    for counted, alone in zip(result, plain, strict=True):
         assert counted.stats.acceptance_histogram == alone.stats.acceptance_histogram
         np.testing.assert_allclose(counted.logprobs, alone.logprobs, atol=1e-4)
-    for record, wanted in zip(found[:3], each, strict=False):
+    for record, expected in zip(result[:3], each, strict=False):
         assert record.logprobs is not None and record.top_logprobs is not None
         ids = [*record.prompt_ids, *record.output_ids]
         logits = np.concatenate([scored.logits for scored in cpu.decoder.score(ids[:-1])])
         rows = logits[len(record.prompt_ids) - 1 :].astype(np.float64)
         rows -= np.log(np.exp(rows).sum(axis=1, keepdims=True))
         for i, (row, top) in enumerate(zip(rows, record.top_logprobs, strict=True)):
-            assert len(top) == wanted.top_logprobs
+            assert len(top) == expected.top_logprobs
             values = [value for _, value in top]
             assert values == sorted(values, reverse=True)
             assert top[0][0] == record.output_ids[i]
@@ -211,7 +213,7 @@ GUIDES = {
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize("kind", GUIDES)
 @pytest.mark.parametrize("shape", [None, TREE], ids=["plain", "tree"])
-def test_guided_outputs_have_their_form(
+def test_guided_outputs_match_their_guides(
     engine: Engine,
     cpu: Engine,
     prompts: list[Prompt],
@@ -221,16 +223,16 @@ def test_guided_outputs_have_their_form(
 ) -> None:
     pytest.importorskip("llguidance")
     plain = params(temperature)
-    wanted = replace(plain, guide=GUIDES[kind], ignore_eos=False, max_new_tokens=160)
-    mixed = records(engine, prompts[:4], [wanted, plain, wanted, plain], shape)
+    expected = replace(plain, guide=GUIDES[kind], ignore_eos=False, max_new_tokens=160)
+    mixed = records(engine, prompts[:4], [expected, plain, expected, plain], shape)
     alone = records(engine, prompts[:4], plain, shape)
-    for ours, theirs in zip(mixed[1::2], alone[1::2], strict=True):
-        assert ours.output_ids == theirs.output_ids
-        np.testing.assert_allclose(ours.logprobs, theirs.logprobs, atol=1e-4)
+    for actual, desired in zip(mixed[1::2], alone[1::2], strict=True):
+        assert actual.output_ids == desired.output_ids
+        np.testing.assert_allclose(actual.logprobs, desired.logprobs, atol=1e-4)
     for record in mixed[::2]:
-        check_tokens(cpu, wanted, record)
+        check_tokens(cpu, expected, record)
         if record.finish_reason == "length":
-            # Nothing bounds the repetition of an expression.
+            # The repetitions of an expression are unbounded.
             assert kind == "regex"
             continue
         assert record.text is not None
@@ -242,20 +244,20 @@ def test_guided_outputs_have_their_form(
             assert re.fullmatch("(ab|cd)+[0-9]{3}", record.text)
         else:
             assert record.text in ("yes", "no", "perhaps not")
-    [alone_too] = records(engine, prompts[:1], wanted, None)
+    [alone_too] = records(engine, prompts[:1], expected, None)
     assert alone_too.output_ids == mixed[0].output_ids
-    # Which tokens masked steps choose depends on drafts; two kernels add up log-probabilities.
+    # The tokens of masked steps depend on drafts; two kernels compute log-probabilities.
     np.testing.assert_allclose(alone_too.logprobs, mixed[0].logprobs, atol=1e-4)
 
 
 def test_penalties_and_a_guide_together(engine: Engine, cpu: Engine, prompts: list[Prompt]) -> None:
     pytest.importorskip("llguidance")
     sampling = SamplingParams(0.8, seed=5, presence_penalty=0.6, logit_bias={7: 3.0}, min_p=0.05)
-    wanted = GenerateParams(
+    parameters = GenerateParams(
         max_new_tokens=200, sampling=sampling, guide=GUIDES["schema"], top_logprobs=3
     )
-    [record] = records(engine, prompts[:1], wanted, TREE)
-    check_tokens(cpu, wanted, record)
+    [record] = records(engine, prompts[:1], parameters, TREE)
+    check_tokens(cpu, parameters, record)
     assert record.text is not None and set(json.loads(record.text)) == set(SCHEMA["required"])
 
 
@@ -268,9 +270,9 @@ def test_rows_move_while_steps_are_in_flight(engine: Engine, prompts: list[Promp
     ]
     counts = [9, 31, 5, 17, 40, 3, 23, 12, 28, 7, 15, 36]
     each = [replace(kinds[i % 4], max_new_tokens=n) for i, n in enumerate(counts)]
-    asked = [replace(prompts[i % len(prompts)], id=str(i)) for i in range(len(counts))]
-    together = records(engine, asked, each, CHAIN)
-    for record, prompt, wanted in zip(together, asked, each, strict=True):
-        [alone] = records(engine, [prompt], wanted, None)
+    requests = [replace(prompts[i % len(prompts)], id=str(i)) for i in range(len(counts))]
+    together = records(engine, requests, each, CHAIN)
+    for record, prompt, expected in zip(together, requests, each, strict=True):
+        [alone] = records(engine, [prompt], expected, None)
         assert alone.output_ids == record.output_ids
         np.testing.assert_allclose(alone.logprobs, record.logprobs, atol=1e-4)

@@ -1,6 +1,6 @@
-"""compute-sanitizer over kernels at small shapes: a sample, and every entry in `make sanitize`.
+"""compute-sanitizer for kernels at small shapes: a sample, and every entry in `make sanitize`.
 
-The logs go to out/sanitizer/.
+The logs are in out/sanitizer/.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from sanitized_work import write_work
 from sanitizer_reports import reported, unexplained
 
 SECONDS = 180
-# For starting up, and for a last piece that takes long.
+# For starting up, and for a long last piece.
 SPARE_SECONDS = 60
-# Processes side by side.
+# Parallel processes.
 SHARDS = min(8, os.cpu_count() or 1)
-# `make test-gpu` watches every SAMPLE-th piece, `make sanitize` all.
+# `make test-gpu` checks every SAMPLE-th piece, `make sanitize` all.
 SAMPLE = 24
 FOUND = 99
 LOGS = Path(__file__).parents[2] / "out" / "sanitizer"
@@ -33,9 +33,9 @@ TOOLS = {
     "racecheck": ("--racecheck-report", "analysis", "--print-limit", "1000"),
     "synccheck": (),
 }
-# Pieces that a tool does not run: what it is wrong about ends the process. Two warpgroups of
-# absorbed attention meet at a named barrier from branches of their own, which PTX allows. (The
-# launch behind, project_absorbed, runs under the other tools only.)
+# Pieces that a tool does not run because its false report ends the process. Two warpgroups of
+# absorbed attention meet at a named barrier from different branches, which PTX allows. (The next
+# launch, project_absorbed, runs under the other tools only.)
 LEFT_OUT = {"synccheck": ("attend_absorbed",)}
 _TOOLKIT = "/usr/local/cuda/bin"
 
@@ -43,15 +43,15 @@ _TOOLKIT = "/usr/local/cuda/bin"
 @pytest.fixture(scope="module")
 def sanitizer() -> str:
     path = os.pathsep.join((os.environ.get("PATH", ""), _TOOLKIT))
-    found = shutil.which("compute-sanitizer", path=path)
-    if found is None:
+    result = shutil.which("compute-sanitizer", path=path)
+    if result is None:
         pytest.skip(f"compute-sanitizer is neither in PATH nor in {_TOOLKIT}")
-    return found
+    return result
 
 
 @pytest.fixture(scope="module")
 def work(sanitizer: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Compiled once for all tools."""
+    """Pieces that are compiled once for all tools."""
     file = tmp_path_factory.mktemp("sanitized") / "work"
     for refusal in write_work(file):
         print(f"left out: {refusal}")
@@ -59,7 +59,7 @@ def work(sanitizer: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def watched(commands: list[tuple[list[str], Path]]) -> list[int]:
-    """Exit codes of commands side by side, output in their logs; all end in time."""
+    """Run commands in parallel with output to their logs; return their exit codes in time."""
     ends_s = time.monotonic() + SECONDS + SPARE_SECONDS
     running: list[subprocess.Popen[bytes]] = []
     try:
@@ -86,20 +86,20 @@ def code_in_time(process: subprocess.Popen[bytes], ends_s: float) -> int:
 
 
 @pytest.mark.parametrize("tool", TOOLS)
-def test_the_sanitizer_finds_nothing_in_a_sample(sanitizer: str, work: Path, tool: str) -> None:
-    """One piece of SAMPLE, in one process."""
+def test_the_sanitizer_reports_nothing_in_a_sample(sanitizer: str, work: Path, tool: str) -> None:
+    """Check one piece of SAMPLE, in one process."""
     check_shards(sanitizer, work, tool, range(1), SAMPLE)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(SECONDS + 4 * SPARE_SECONDS)
 @pytest.mark.parametrize("tool", TOOLS)
-def test_the_sanitizer_finds_nothing(sanitizer: str, work: Path, tool: str) -> None:
+def test_the_sanitizer_reports_nothing(sanitizer: str, work: Path, tool: str) -> None:
     check_shards(sanitizer, work, tool, range(SHARDS), SHARDS)
 
 
 def check_shards(sanitizer: str, work: Path, tool: str, chosen: range, shards: int) -> None:
-    """Run the chosen ones of so many shards side by side; fail on what no report explains."""
+    """Run the selected shards in parallel; fail on unexplained reports."""
     LOGS.mkdir(parents=True, exist_ok=True)
     options = ["--tool", tool, "--error-exitcode", str(FOUND), "--target-processes", "all"]
     watching = [sanitizer, *options, *TOOLS[tool]]
@@ -113,17 +113,17 @@ def check_shards(sanitizer: str, work: Path, tool: str, chosen: range, shards: i
         ]
     )
     for code, log in zip(codes, logs, strict=True):
-        said = log.read_text(encoding="utf-8", errors="replace")
-        if "Device not supported" in said:
+        text = log.read_text(encoding="utf-8", errors="replace")
+        if "Device not supported" in text:
             pytest.skip("compute-sanitizer does not support this device, see " + str(log))
-        last = "\n".join(said.splitlines()[-60:])
+        last = "\n".join(text.splitlines()[-60:])
         print(last)
         assert code != TIME_IS_UP, f"{tool} did not come through in {SECONDS} s:\n{last}"
         assert code in (0, FOUND), f"{tool} ended with exit code {code}, see {log}:\n{last}"
-        assert re.search(r"^all \d+ pieces ran$", said, re.MULTILINE), last
-        found = unexplained(tool, said)
-        assert not found, f"{tool} found something, see {log}: {sorted(found)}"
+        assert re.search(r"^all \d+ pieces ran$", text, re.MULTILINE), last
+        result = unexplained(tool, text)
+        assert not result, f"{tool} found something, see {log}: {sorted(result)}"
         if code == 0:
-            assert re.search(r"SUMMARY: 0 (errors|hazards)", said), last
+            assert re.search(r"SUMMARY: 0 (errors|hazards)", text), last
         else:
-            assert any(reported(said)), f"{tool} found what no report names, see {log}:\n{last}"
+            assert any(reported(text)), f"{tool} found what no report names, see {log}:\n{last}"

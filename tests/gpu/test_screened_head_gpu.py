@@ -1,4 +1,4 @@
-"""A screened head changes no token, with a draft and without, alone and in a batch."""
+"""An int8-prefiltered head changes no token, with and without a draft, alone and in a batch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TOKENS = 96
 
 @pytest.fixture(scope="module")
 def screened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
-    """The example engine with a head of 8 bits before its own."""
+    """The example engine with an int8 prefilter for its head."""
     output = tmp_path_factory.mktemp("screened") / "cuda"
     with on_gpu(build_example(output, prefilter_head=True)) as loaded:
         yield loaded
@@ -28,7 +28,7 @@ def screened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
 
 @pytest.mark.parametrize("shape", [None, CHAIN, TREE], ids=["none", "chain", "tree"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0], ids=["greedy", "sampled"])
-def test_tokens_are_those_of_the_whole_head(
+def test_tokens_equal_those_of_the_full_head(
     engine: Engine,
     screened: Engine,
     prompts: list[Prompt],
@@ -44,15 +44,17 @@ def test_tokens_are_those_of_the_whole_head(
         for seed in range(len(prompts[:8]))
     ]
     for some in (slice(0, 1), slice(0, 8)):
-        asked = params[some]
-        whole = records(engine, prompts[some], asked, shape)
-        found = records(screened, prompts[some], asked, shape)
-        assert [r.output_ids for r in found] == [r.output_ids for r in whole]
-        # Launches of more rows read the whole head.
-        if len(asked) * (1 + (shape.draft_tokens if shape else 0)) <= MAX_ROWS:
-            assert all(r.logprobs is not None and set(r.logprobs[1:]) == {None} for r in found)
-        told = records(screened, prompts[some], [replace(p, logprobs=True) for p in asked], shape)
-        assert [r.output_ids for r in told] == [r.output_ids for r in whole]
-        # Told are those of the logits, which another kernel sums up.
-        for mine, theirs in zip(told, whole, strict=True):
-            np.testing.assert_allclose(mine.logprobs, theirs.logprobs, atol=1e-3)
+        some_params = params[some]
+        whole = records(engine, prompts[some], some_params, shape)
+        result = records(screened, prompts[some], some_params, shape)
+        assert [r.output_ids for r in result] == [r.output_ids for r in whole]
+        # Launches of more rows read the full head.
+        if len(some_params) * (1 + (shape.draft_tokens if shape else 0)) <= MAX_ROWS:
+            assert all(r.logprobs is not None and set(r.logprobs[1:]) == {None} for r in result)
+        with_logprobs = records(
+            screened, prompts[some], [replace(p, logprobs=True) for p in some_params], shape
+        )
+        assert [r.output_ids for r in with_logprobs] == [r.output_ids for r in whole]
+        # The returned log-probabilities come from logits, which another kernel adds up.
+        for mine, desired in zip(with_logprobs, whole, strict=True):
+            np.testing.assert_allclose(mine.logprobs, desired.logprobs, atol=1e-3)

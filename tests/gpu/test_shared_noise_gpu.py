@@ -1,8 +1,8 @@
-"""Tokens that TreeExpand drafts with the target's noise: the CPU's rule, rate and distribution.
+"""Tokens that TreeExpand drafts with the target's noise: rule, rate and distribution as on the CPU.
 
 The kernel runs once for thousands of positions of equal logits. Its tokens are compared with the
-host's rule. Their rate of acceptance is compared with that of the coupling, which numpy computes
-from both distributions in full.
+host's rule, and their acceptance rate with that of the coupling, which NumPy computes from both
+full distributions.
 """
 
 from __future__ import annotations
@@ -42,7 +42,9 @@ def runner() -> Iterator[OpRunner]:
 def drafted(
     runner: OpRunner, logits: np.ndarray, d2t: np.ndarray, temperature: float, top_k: int = 1
 ) -> np.ndarray:
-    """Target ids that a GPU drafts at the positions 0, 1, … of one seed, int32 [ROWS, top_k]."""
+    """Return target ids that a GPU drafts at the positions 0, 1, … of one seed, int32
+    [ROWS, top_k].
+    """
 
     def make(_: np.random.Generator) -> Arrays:
         return (
@@ -64,14 +66,14 @@ def drafted(
 
 
 def draft_vocabulary(size: int) -> np.ndarray:
-    """Target ids of a draft's tokens, ascending int32 [size]."""
+    """Return target ids of a draft's tokens, ascending int32 [size]."""
     drawn = np.random.default_rng(2).choice(TARGET_VOCAB, size, replace=False)
     return np.sort(drawn).astype(np.int32)
 
 
 @pytest.mark.parametrize("temperature", [0.7, 1.0])
 @pytest.mark.parametrize("error", [0.5, 1.5])
-def test_rate_and_distribution_are_those_of_both_softmaxes(
+def test_rate_and_distribution_follow_from_both_softmaxes(
     runner: OpRunner, error: float, temperature: float
 ) -> None:
     ids = draft_vocabulary(2051)
@@ -79,23 +81,23 @@ def test_rate_and_distribution_are_those_of_both_softmaxes(
     tokens = drafted(runner, draft[ids], ids - np.arange(len(ids), dtype=np.int32), temperature)
     tokens = tokens[:, 0]
     params = SamplingParams(temperature=temperature, seed=SEED)
-    found = float(np.mean(tokens == target_samples(target, params, ROWS)))
+    result = float(np.mean(tokens == target_samples(target, params, ROWS)))
     log_p = log_softmax(target / temperature)
     log_q = np.full(TARGET_VOCAB, -np.inf, np.float32)
     log_q[ids] = log_softmax(draft[ids] / (temperature * TEMPERATURE_RATIO))
     expected = coupled_rate(log_p, log_q)
-    print(f"T {temperature}, error {error}: rate {found:.4f}, expected {expected:.4f}")
-    assert found == pytest.approx(expected, abs=4 * np.sqrt(0.25 / ROWS))
+    print(f"T {temperature}, error {error}: rate {result:.4f}, expected {expected:.4f}")
+    assert result == pytest.approx(expected, abs=4 * np.sqrt(0.25 / ROWS))
     require_distribution(tokens, log_q)
 
 
 @pytest.mark.parametrize("temperature", [0.6, 1.0])
-def test_tokens_are_those_of_the_rule_on_the_host(runner: OpRunner, temperature: float) -> None:
-    """As many tokens as the host's rule has candidates; order and children too."""
+def test_tokens_follow_the_rule_of_the_host(runner: OpRunner, temperature: float) -> None:
+    """Compare as many tokens as the host's rule has candidates, in order, with their children."""
     ids = draft_vocabulary(CANDIDATES)
     logits = logits_pair(5, 0.0, CANDIDATES)[0]
     top_k = 4
-    found = drafted(runner, logits, ids - np.arange(len(ids), dtype=np.int32), temperature, top_k)
+    result = drafted(runner, logits, ids - np.arange(len(ids), dtype=np.int32), temperature, top_k)
     log_q = log_softmax(logits)
     order = np.argsort(-log_q, kind="stable")
     params = SamplingParams(temperature=temperature, seed=SEED)
@@ -103,5 +105,5 @@ def test_tokens_are_those_of_the_rule_on_the_host(runner: OpRunner, temperature:
     candidates = np.tile(ids[order], (ROWS, 1)), np.tile(log_q[order], (ROWS, 1))
     best, _ = noise.best(*candidates, top_k)
     # Two scores may be equal within a rounding of the logarithm.
-    assert np.mean(found == best) > 0.999
-    assert np.mean(found[:, 0] == noise.first(*candidates)) > 0.999
+    assert np.mean(result == best) > 0.999
+    assert np.mean(result[:, 0] == noise.first(*candidates)) > 0.999

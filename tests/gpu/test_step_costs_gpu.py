@@ -1,4 +1,4 @@
-"""Drafts that change from step to step on a GPU, and the table of step costs that chooses them."""
+"""Drafts that change from step to step on a GPU, and the table of step costs that selects them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TOKENS = 64
 
 
 class Scripted:
-    """Asks for one shape after the other, round and round."""
+    """Requests one shape after the other, repeatedly."""
 
     max_depth = TREE.draft_depth
     reason = "scripted"
@@ -73,7 +73,7 @@ def test_changing_drafts_change_no_token_and_no_bit_of_a_logprob(
     assert any(name.endswith(".extends") for name in executor.runner._graphs)
 
 
-def test_a_draft_after_a_pause_accepts_as_one_that_never_paused(
+def test_a_pause_does_not_change_the_acceptance_of_a_draft(
     engine: Engine, prompts: list[Prompt], costs: StepCosts
 ) -> None:
     params = GenerateParams(max_new_tokens=4 * TOKENS, ignore_eos=True)
@@ -102,7 +102,7 @@ def test_every_step_is_in_the_table(engine: Engine, costs: StepCosts) -> None:
     assert one < three
 
 
-def test_the_default_goes_by_the_table(
+def test_the_default_draft_follows_from_the_table(
     engine: Engine, prompts: list[Prompt], costs: StepCosts
 ) -> None:
     params = GenerateParams(max_new_tokens=TOKENS, ignore_eos=True)

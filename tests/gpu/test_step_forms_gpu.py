@@ -1,4 +1,4 @@
-"""General steps on a GPU: tokens and log-probabilities of the exact programs in their place."""
+"""General steps on a GPU have the tokens and log-probabilities of the exact programs."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ SAMPLINGS = {
     "sampled": SamplingParams(temperature=0.8, seed=5),
     "cut": SamplingParams(temperature=0.8, top_k=40, top_p=0.9, min_p=0.02, seed=5),
 }
-# How many blocks views retrieve, and how many tokens rows choose; 0: everything is seen.
+# The number of blocks that views retrieve, and of tokens that rows select; 0 means all.
 ASKED = {"neither": (0, 0), "views": (2, 0), "lists": (0, 48), "both": (2, 48)}
 
 
 def built(folder: Path) -> Path:
-    """The example with both lossy modes."""
+    """Build the example with both lossy modes."""
     target = linked_target(folder)
     for file in (EXAMPLE / "dsa").glob("*.safetensors"):
         (target / file.name).symlink_to(file)
@@ -69,7 +69,7 @@ def general(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
 
 @pytest.fixture(scope="module")
 def exact(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
-    """The same with a program for every combination."""
+    """The same engine with a program for every combination."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(STEP_FORMS, exact_forms)
         directory = built(tmp_path_factory.mktemp("exact"))
@@ -79,12 +79,12 @@ def exact(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
 
 def decode(
     engine: Engine,
-    asked: str,
+    mode: str,
     sampling: SamplingParams,
     shape: DraftShape | None,
     lengths: tuple[int, ...],
 ) -> list[RunRecord]:
-    blocks, chosen = ASKED[asked]
+    blocks, chosen = ASKED[mode]
     params = [
         GenerateParams(
             max_new_tokens=64,
@@ -98,7 +98,7 @@ def decode(
     return records(engine, random_prompts(4000, lengths), params, shape)
 
 
-def test_there_are_few_programs(general: Engine, exact: Engine) -> None:
+def test_general_steps_need_few_programs(general: Engine, exact: Engine) -> None:
     few, many = (
         sum(entry.kind == "step" for entry in engine.executor.plan.programs)
         for engine in (general, exact)
@@ -111,33 +111,33 @@ def test_there_are_few_programs(general: Engine, exact: Engine) -> None:
 @pytest.mark.parametrize("lengths", [(400,), (100, 301, 126)], ids=["one", "three"])
 @pytest.mark.parametrize("shape", [None, CHAIN], ids=["none", "chain"])
 @pytest.mark.parametrize("sampling", SAMPLINGS)
-@pytest.mark.parametrize("asked", ASKED)
+@pytest.mark.parametrize("mode", ASKED)
 def test_general_steps_have_the_bits_of_exact_ones(
     general: Engine,
     exact: Engine,
-    asked: str,
+    mode: str,
     sampling: str,
     shape: DraftShape | None,
     lengths: tuple[int, ...],
 ) -> None:
-    wanted, found = (
-        decode(engine, asked, SAMPLINGS[sampling], shape, lengths) for engine in (exact, general)
+    expected, result = (
+        decode(engine, mode, SAMPLINGS[sampling], shape, lengths) for engine in (exact, general)
     )
-    assert outputs(found) == outputs(wanted)
-    for mine, theirs in zip(found, wanted, strict=True):
-        assert mine.stats.dsa == theirs.stats.dsa
-        views, exactly = mine.stats.specpv, theirs.stats.specpv
+    assert outputs(result) == outputs(expected)
+    for mine, desired in zip(result, expected, strict=True):
+        assert mine.stats.dsa == desired.stats.dsa
+        views, exactly = mine.stats.specpv, desired.stats.specpv
         assert views is not None and exactly is not None and mine.stats.dsa is not None
-        # More of what is re-verified is sampled again, which is what agreement is told of.
+        # More re-verified tokens are sampled again, which the agreement counts.
         assert views.partial_steps == exactly.partial_steps
         assert views.full_steps == exactly.full_steps
         if len(mine.prompt_ids) > THRESHOLD:
-            assert (views.partial_steps > 4) == (asked in ("views", "both"))
-            assert (mine.stats.dsa.checked_steps > 4) == (asked in ("lists", "both"))
+            assert (views.partial_steps > 4) == (mode in ("views", "both"))
+            assert (mine.stats.dsa.checked_steps > 4) == (mode in ("lists", "both"))
 
 
-def test_a_rows_bits_do_not_depend_on_whether_another_is_cut(general: Engine) -> None:
-    """Greedy and sampled rows beside rows that top-k and top-p cut, and each kind by itself."""
+def test_top_k_of_one_row_does_not_change_bits_of_another(general: Engine) -> None:
+    """Put greedy and sampled rows in a batch with rows that use top-k and top-p, and alone."""
     lengths = (300, 200, 130)
     kinds = [SAMPLINGS[name] for name in ("greedy", "cut", "sampled")]
     params = [

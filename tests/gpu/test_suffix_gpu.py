@@ -1,4 +1,4 @@
-"""Suffix decoding on a GPU: chains of the host's change no bit, alone and beside a draft."""
+"""Suffix decoding on a GPU: host proposals change no bit, alone and with a draft."""
 
 from __future__ import annotations
 
@@ -53,11 +53,11 @@ def engine(
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize("count", [1, 3, 8, 20])
-def test_every_bit_is_that_without(engine: Engine, count: int, temperature: float) -> None:
-    """Up to eight together, beside a draft four; those behind arrive as others end."""
+def test_drafts_change_no_bit(engine: Engine, count: int, temperature: float) -> None:
+    """Up to eight sequences run together, four with a draft; others join as these end."""
     texts = example_prompts()
     prompts = [texts[i % len(texts)] for i in range(count)]
-    wanted = [
+    expected = [
         GenerateParams(
             max_new_tokens=48 + 37 * i % 150,
             sampling=SamplingParams(temperature, seed=i),
@@ -65,13 +65,13 @@ def test_every_bit_is_that_without(engine: Engine, count: int, temperature: floa
         )
         for i in range(count)
     ]
-    plain = outputs(records(engine, prompts, wanted, drafter="none"))
+    plain = outputs(records(engine, prompts, expected, drafter="none"))
     steps = []
-    # From the second time on the answers are known texts.
+    # From the second run on, the answers are known.
     for drafter in ("suffix", "suffix", "auto", "auto"):
-        made = records(engine, prompts, wanted, drafter=drafter)
-        assert outputs(made) == plain
-        steps.append(sum(record.stats.steps for record in made))
+        results = records(engine, prompts, expected, drafter=drafter)
+        assert outputs(results) == plain
+        steps.append(sum(record.stats.steps for record in results))
     assert steps[1] < 0.7 * sum(len(ids) for ids, _ in plain)
     assert engine.decoder.host_statistics["suffix"].cached_accepted_tokens > 0
 
@@ -80,27 +80,31 @@ def test_every_bit_is_that_without(engine: Engine, count: int, temperature: floa
 def test_forced_chains_give_the_tokens_of_masked_decoding(
     engine: Engine, temperature: float
 ) -> None:
-    """A schema's keys are proposed, and accepted whatever the model would choose."""
+    """The keys of a schema are proposed, and accepted whatever the model would select."""
     pytest.importorskip("llguidance")
-    wanted = GenerateParams(
+    params_of_request = GenerateParams(
         max_new_tokens=160, sampling=SamplingParams(temperature, seed=11), guide=GUIDES["schema"]
     )
     prompts = example_prompts()[:4]
     with patch.object(GenerateParams, "checks_guide", new=False):
-        expected = [records(engine, [prompt], wanted, drafter="none")[0] for prompt in prompts]
-    alone = [records(engine, [prompt], wanted, drafter="suffix")[0] for prompt in prompts]
-    together = records(engine, prompts, wanted, drafter="suffix")
-    for found in (alone, together):
-        for ours, theirs in zip(found, expected, strict=True):
-            assert ours.output_ids == theirs.output_ids
-            np.testing.assert_allclose(ours.logprobs, theirs.logprobs, atol=1e-4)
+        expected = [
+            records(engine, [prompt], params_of_request, drafter="none")[0] for prompt in prompts
+        ]
+    alone = [
+        records(engine, [prompt], params_of_request, drafter="suffix")[0] for prompt in prompts
+    ]
+    together = records(engine, prompts, params_of_request, drafter="suffix")
+    for result in (alone, together):
+        for actual, desired in zip(result, expected, strict=True):
+            assert actual.output_ids == desired.output_ids
+            np.testing.assert_allclose(actual.logprobs, desired.logprobs, atol=1e-4)
     steps = sum(record.stats.steps for record in alone)
     tokens = sum(len(record.output_ids) for record in alone)
     print(f"{tokens} tokens in {steps} steps")
     assert steps < 0.8 * tokens
 
 
-def test_programs_with_chains_of_the_host_are_timed(engine: Engine) -> None:
+def test_programs_with_host_proposals_are_measured(engine: Engine) -> None:
     costs = measure_step_costs(engine, print, budget_s=5.0, repeats=2)
     times = [
         costs.step_s(DraftShape(1, n, n), batch=1, context=64, host_proposal=True)
@@ -110,7 +114,7 @@ def test_programs_with_chains_of_the_host_are_timed(engine: Engine) -> None:
 
 
 class Alternating:
-    """A chain of the host's, then some of the draft's, and so on; keeps what came of each."""
+    """A host proposal, then some chains of the draft, repeatedly; records the results."""
 
     max_depth, reason = 24, "alternating"
 
@@ -131,8 +135,8 @@ class Alternating:
         self.outcomes.append(outcome)
 
 
-def test_the_draft_behind_a_long_chain_is_right_where_its_rules_say(tmp_path: Path) -> None:
-    """Its cache has a row for every token, whoever proposed it."""
+def test_the_draft_follows_its_rules_after_a_long_host_proposal(tmp_path: Path) -> None:
+    """Its cache has a row for every token, whatever proposed it."""
     model = tiny(0.6)
     options = BuildOptions(
         model=Path("tiny"),
@@ -148,7 +152,7 @@ def test_the_draft_behind_a_long_chain_is_right_where_its_rules_say(tmp_path: Pa
     text = list(ids)
     while len(text) < len(ids) + OUTPUT_TOKENS:
         text.append(target[text[-1]])
-    # The prompt holds its own answer: whatever follows stood there before.
+    # The prompt contains its own answer, so every continuation occurred before.
     prompt = Prompt("again", (*text, *ids), None)
     with on_gpu(options.output) as engine:
         assert isinstance(engine.decoder, DeviceDecoder)

@@ -1,4 +1,4 @@
-"""``bench sweep`` on the example engine: every phase is measured and nothing is impossible."""
+"""``bench sweep`` on the example engine: every phase is measured, and no value is impossible."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.speed
 
 @pytest.fixture(scope="module")
 def report(directory: Path) -> SweepReport:
-    """All sweeps, short ones; it loads the engine for itself."""
+    """All sweeps, shortened; the sweep loads the engine itself."""
     settings = SweepSettings(
         SWEEPS, batches=(1, 8), contexts=(100, 800), max_new_tokens=32, rounds=1, limit_s=40,
         repeats=8,
@@ -32,23 +32,23 @@ def report(directory: Path) -> SweepReport:
 
 
 def test_every_phase_was_measured(report: SweepReport) -> None:
-    found = {(p.sweep, p.batch, round(p.context, -2)) for p in report.phases}
+    result = {(p.sweep, p.batch, round(p.context, -2)) for p in report.phases}
     for batch in (1, 8):
         for sweep in ("decode", "verify", "draft"):
             for context in (100, 800):
-                assert (sweep, batch, context) in found
+                assert (sweep, batch, context) in result
     assert {p.name for p in report.phases if p.sweep == "prefill"} == {"512 tokens"}
     assert {row.batch for row in report.decoding} <= {1, 8}
     assert json.loads(json_line(report))["ceiling_bytes_per_s"] == report.ceiling_bytes_per_s
 
 
-def test_rates_are_possible(report: SweepReport) -> None:
+def test_rates_are_below_the_hardware_limits(report: SweepReport) -> None:
     assert report.ceiling_bytes_per_s is not None
     assert 1e12 < report.ceiling_bytes_per_s < 1e13
     for phase in report.phases:
         if phase.sweep in ("decode", "prefill"):
             assert 0 < phase.time_s < 1
-            # All of the example's weights lie in the L2 cache.
+            # All of the example's weights fit into the L2 cache.
             assert phase.share_of_ceiling is not None and 0 < phase.share_of_ceiling < 2
         if phase.idle_s is not None:
             assert abs(phase.idle_s) < 100e-6
@@ -56,10 +56,10 @@ def test_rates_are_possible(report: SweepReport) -> None:
             assert phase.experts_measured and phase.experts >= 1
 
 
-def test_an_anatomy_adds_up_to_the_step(report: SweepReport) -> None:
-    """What launches add, to the time of the step's graph; serially they take no less.
+def test_the_times_of_an_anatomy_add_up_to_the_step(report: SweepReport) -> None:
+    """The times that launches add equal the time of the graph; run serially, they take no less.
 
-    Others may use the GPU meanwhile.
+    Other processes may use the GPU at the same time.
     """
     *steps, prompt = report.anatomies
     assert [step.draft for step in steps] == ["no draft", "chain of 4"]
@@ -80,33 +80,33 @@ def test_an_anatomy_adds_up_to_the_step(report: SweepReport) -> None:
     assert plain.step_s == pytest.approx(decode.time_s, rel=0.5)
 
 
-def test_drafts_change_no_token_and_loading_is_told(report: SweepReport) -> None:
+def test_drafts_change_no_token_and_loading_is_reported(report: SweepReport) -> None:
     assert report.decoding and all(row.same_tokens for row in report.decoding)
     assert report.load is not None
     assert all(0 < time_s < 120 for time_s in report.load.first_token_s)
     assert 0 < report.load.beyond_bytes < 2 << 30
 
 
-def test_one_row_touches_as_many_experts_as_it_chooses(engine: Engine) -> None:
-    """Alone a row reads ``experts_per_token`` of them, no more and no fewer; eight read more."""
+def test_one_row_reads_only_its_selected_experts(engine: Engine) -> None:
+    """A row alone reads exactly ``experts_per_token`` experts; eight rows read more."""
     moe = engine.manifest.target.moe
     assert moe is not None
     chosen = moe.experts_per_token
     table = ProgramTable(cuda_executor(engine).plan)
-    found = {}
+    by_key = {}
     for batch in (1, 8):
         with benchmark_batch(engine, batch=batch, context=60, shape=None) as placed:
             entry = table.step(None, batch=batch, full_logits=False)
-            found[batch] = experts_touched(placed.executor, entry)
+            by_key[batch] = experts_touched(placed.executor, entry)
             step = measure_step(engine, placed, None, repeats=4)
-        assert step.experts == found[batch]
+        assert step.experts == by_key[batch]
         assert step.context == pytest.approx(60, abs=4)
         assert sum(section.added_s for section in step.sections) > 0.5 * step.step_s
-    assert found[1] == chosen
-    assert chosen < found[8] <= moe.experts
+    assert by_key[1] == chosen
+    assert chosen < by_key[8] <= moe.experts
 
 
-def test_measuring_leaves_the_engine_as_it_was(engine: Engine) -> None:
+def test_measuring_does_not_change_the_engine(engine: Engine) -> None:
     executor = cuda_executor(engine)
     ids = np.random.default_rng(5).integers(0, engine.manifest.target.vocab, 40).tolist()
     before = [rows.logits for rows in engine.decoder.score(ids)]

@@ -1,6 +1,6 @@
-"""TensorRT's lean runtime on a GPU: its plugins run every op, and it refuses what is no plan.
+"""TensorRT's lean runtime on a GPU: its plugins run every op, and it rejects invalid plans.
 
-Nobody here can build a plan, so that no deserialized engine runs.
+The lean runtime cannot build a plan, so no deserialized engine runs.
 """
 
 from __future__ import annotations
@@ -57,17 +57,17 @@ def gpu() -> Iterator[DriverGpu]:
 
 @cache
 def forms(op: OpSpec) -> list[tuple[KernelCase, Phase, Lowering]]:
-    """The first case of each phase that the kernels take."""
-    taken = []
+    """Return the first case of each phase that the kernels support."""
+    cases = []
     for phase in phases_of(op):
         for case in cases_for(op, phase, gpu=False):
             drawn = kernel_case(op, case)
             try:
-                taken.append((drawn, phase, drawn.lowering(phase, Target())))
+                cases.append((drawn, phase, drawn.lowering(phase, Target())))
             except SpecbuildError:
                 continue
             break
-    return taken
+    return cases
 
 
 @pytest.fixture(scope="module")
@@ -82,13 +82,13 @@ def runner() -> OpRunner:
 def test_enqueue_computes_the_bits_of_the_cuda_target(
     lean: ModuleType, runner: OpRunner, gpu: DriverGpu, op: OpSpec
 ) -> None:
-    """C++ creates the plugin, attaches it, and enqueues it on a stream that records a graph.
+    """C++ creates the plugin, attaches it, and enqueues it on a stream that is captured as a graph.
 
-    The first call runs on the stream: a kernel cannot be loaded while a graph is recorded.
+    The first call runs on the stream: a kernel cannot be loaded during capture.
     """
-    taken = forms(op)
-    assert taken
-    for drawn, phase, lowering in taken:
+    cases = forms(op)
+    assert cases
+    for drawn, phase, lowering in cases:
         inputs = {name: bits(tensor) for name, tensor in drawn.inputs.items()}
         outputs = {name: bits(tensor) for name, tensor in drawn.outputs.items()}
         expected = runner.run(op, lowering, inputs, outputs)
@@ -114,26 +114,26 @@ def test_enqueue_computes_the_bits_of_the_cuda_target(
 
         try:
             for recorded in (False, True):
-                got = runner.run(
+                result = runner.run(
                     op, lowering, inputs, outputs,
                     queue=lambda place, recorded=recorded: enqueue(place, recorded=recorded),
                 )  # fmt: skip
-                for name, ours in got.items():
+                for name, actual in result.items():
                     defined = drawn.case.compare.get(name, np.s_[:])
-                    np.testing.assert_array_equal(ours[defined], expected[name][defined], name)
+                    np.testing.assert_array_equal(actual[defined], expected[name][defined], name)
         finally:
             runner.free(scratch)
 
 
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The example as an engine of this target whose plans are ONNX graphs."""
+    """The example as an engine of this backend whose plans are ONNX graphs."""
     output = tmp_path_factory.mktemp("lean") / "engine"
     build_walked(output)
     return output
 
 
-def test_the_loader_comes_as_far_as_the_first_plan(
+def test_loading_succeeds_up_to_the_first_plan(
     lean: ModuleType, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Weights, creators, the runtime and the roles without a plan are loaded."""
@@ -163,7 +163,7 @@ FOREIGN = {
 
 
 @pytest.mark.parametrize("name", FOREIGN)
-def test_what_is_no_plan_is_refused_with_a_sentence(
+def test_rejects_invalid_plans(
     lean: ModuleType,
     gpu: DriverGpu,
     directory: Path,
@@ -179,7 +179,7 @@ def test_what_is_no_plan_is_refused_with_a_sentence(
     assert str(refusal.value).endswith("; build the engine again on this machine")
 
 
-def test_the_runtime_sees_the_registry_of_the_plugins(lean: ModuleType, gpu: DriverGpu) -> None:
+def test_the_runtime_uses_the_registry_of_the_plugins(lean: ModuleType, gpu: DriverGpu) -> None:
     gpu.use()
     errors: list[str] = []
     runtime = new_runtime(lean, errors)

@@ -1,4 +1,6 @@
-"""Training of latents and indexers on the GPU: the CPU's losses, in fp32 and near them in bf16."""
+"""Training of latents and indexers on the GPU: the CPU's losses, in fp32 and approximately
+in bf16.
+"""
 
 from __future__ import annotations
 
@@ -27,23 +29,25 @@ def exact_products() -> None:
 
 @pytest.mark.parametrize("window", [0, 32])
 @pytest.mark.parametrize(("dtype", "near"), [(torch.float32, 1e-4), (torch.bfloat16, 4e-2)])
-def test_fused_attention_is_the_explicit_one(window: int, dtype: torch.dtype, near: float) -> None:
+def test_fused_attention_equals_explicit_attention(
+    window: int, dtype: torch.dtype, near: float
+) -> None:
     generator = torch.Generator().manual_seed(0)
     q = torch.randn(2, 8, 128, 64, generator=generator).to(dtype)
     k, v = torch.randn(2, 2, 2, 128, 64, generator=generator).to(dtype)
     sinks = torch.randn(8, generator=generator)
-    found = []
+    results = []
     for device in ("cpu", "cuda"):
         parts = [x.detach().to(device, copy=True).requires_grad_() for x in (q, k, v)]
         out = attend(AttentionInputs(*parts, sinks.to(device), 0.125, window))
         out.float().square().sum().backward()
-        found.append([out.float().cpu(), *(part.grad.float().cpu() for part in parts)])
-    for expected, got in zip(*found, strict=True):
-        assert (got - expected).norm() < near * expected.norm()
+        results.append([out.float().cpu(), *(part.grad.float().cpu() for part in parts)])
+    for expected, result in zip(*results, strict=True):
+        assert (result - expected).norm() < near * expected.norm()
 
 
 @pytest.mark.parametrize(("dtype", "near"), [("float32", 1e-3), ("bfloat16", 0.1)])
-def test_training_goes_as_on_the_cpu(tmp_path: Path, dtype: str, near: float) -> None:
+def test_losses_equal_those_on_the_cpu(tmp_path: Path, dtype: str, near: float) -> None:
     model, text = tmp_path / "target", tmp_path / "ids.npy"
     write_target(model, layers=2, hidden=64, vocab=64)
     write_latents(model, {1: 24})
@@ -60,7 +64,7 @@ def test_training_goes_as_on_the_cpu(tmp_path: Path, dtype: str, near: float) ->
     for make, options in ((train_latents, latents), (train_indexers, indexers)):
         expected = make(options, SilentProgress())
         on_gpu = replace(options, device="cuda", output=tmp_path / f"{options.output.name}-gpu")
-        got = make(on_gpu, SilentProgress())
-        for one, two in zip(expected.losses, got.losses, strict=True):
+        result = make(on_gpu, SilentProgress())
+        for one, two in zip(expected.losses, result.losses, strict=True):
             assert two.total == pytest.approx(one.total, rel=near)
-        assert list(got.perplexities) == list(expected.perplexities)
+        assert list(result.perplexities) == list(expected.perplexities)

@@ -1,4 +1,4 @@
-"""``tune`` on a GPU: a few ops of the example engine, which then says the same as before."""
+"""``tune`` on a GPU: a few ops of the example engine, whose output does not change."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ OPS = ("Linear", "PagedTreeAttention", "RmsMoe", "RmsQkvRope")
 
 
 class Notes(SilentProgress):
-    """What tune says of candidates that it leaves out."""
+    """The notes of tune about candidates that it omits."""
 
     def __init__(self) -> None:
         self.said: list[str] = []
@@ -56,7 +56,7 @@ def report(tuned: Path, notes: Notes) -> TuneReport:
     return tune_engine(options, notes)
 
 
-def test_every_shape_gets_its_times_and_no_candidate_differs(
+def test_every_shape_is_measured_and_no_candidate_differs(
     tuned: Path, report: TuneReport, notes: Notes
 ) -> None:
     assert report.left == 0, f"{report.left} shapes were not reached in {report.seconds:.0f} s"
@@ -65,25 +65,25 @@ def test_every_shape_gets_its_times_and_no_candidate_differs(
         assert 0.3 < shape.median_us <= shape.default_us < 1000, shape
     assert not [note for note in notes.said if "is not used" in note or "is dropped" in note]
     file = tuned.with_name("engine.tactics.json")
-    kept, shipped = read_tactics(file).entries, shipped_tactics("sm_90a").file.entries
-    new = len({entry.key for entry in kept} - {entry.key for entry in shipped})
-    assert 0 < new <= len(report.measured) <= len(kept) <= new + len(shipped)
+    stored_entries, shipped = read_tactics(file).entries, shipped_tactics("sm_90a").file.entries
+    new = len({entry.key for entry in stored_entries} - {entry.key for entry in shipped})
+    assert 0 < new <= len(report.measured) <= len(stored_entries) <= new + len(shipped)
     assert tactics_from_file(file, "sm_90a").file.device == report.device
     verify_files(tuned, read_manifest(tuned))
 
 
 @pytest.mark.timeout(900)
-def test_no_prompt_kernel_depends_on_the_cut(directory: Path, notes: Notes) -> None:
-    """Of every shape of the prompt programs the default, and the candidates that are kept.
+def test_prompt_kernels_do_not_depend_on_chunk_boundaries(directory: Path, notes: Notes) -> None:
+    """Check the default and the kept candidates of every shape of the prompt programs.
 
     A candidate whose bits differ from the default's is dropped, which is printed.
     """
     manifest = read_manifest(directory)
-    found = read_programs(
+    result = read_programs(
         read_plan(directory, manifest), lambda name: bytes(read_file(directory, manifest, name))
     )
-    target = Target(arch=found.plan.gpu, multiprocessors=found.plan.multiprocessors)
-    shapes = [s for s in shapes_of(found, target) if s.request.phase == "prefill"]
+    target = Target(arch=result.plan.gpu, multiprocessors=result.plan.multiprocessors)
+    shapes = [s for s in shapes_of(result, target) if s.request.phase == "prefill"]
     assert {s.rows for s in shapes if s.op.name != "RmsHead"} >= {64, 256, 1024}
     compiler = Compiler(target.arch)
     timer = GpuTimer(compiler, context=256)
@@ -98,13 +98,13 @@ def test_no_prompt_kernel_depends_on_the_cut(directory: Path, notes: Notes) -> N
     assert not [note for note in notes.said if "the cut default differs" in note]
 
 
-def test_a_tuned_engine_says_the_same(
+def test_a_tuned_engine_has_the_same_output(
     tuned: Path, report: TuneReport, engine: Engine, prompts: list[Prompt]
 ) -> None:
     assert report.tactics.tuned_launches > 0
-    wanted = GenerateParams(max_new_tokens=48)
+    sampling = GenerateParams(max_new_tokens=48)
     for shape in (None, CHAIN):
-        before = [r.output_ids for r in records(engine, prompts[:8], wanted, shape)]
+        before = [r.output_ids for r in records(engine, prompts[:8], sampling, shape)]
         with on_gpu(tuned) as loaded:
-            after = [r.output_ids for r in records(loaded, prompts[:8], wanted, shape)]
+            after = [r.output_ids for r in records(loaded, prompts[:8], sampling, shape)]
         assert after == before

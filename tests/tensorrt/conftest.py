@@ -1,4 +1,4 @@
-"""Finds full TensorRT and a GPU; the example model as an engine that TensorRT has built."""
+"""Find full TensorRT and a GPU; the example model as an engine that TensorRT has built."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def missing() -> str | None:
-    """Why nothing here can run, or None."""
+    """Return why these tests cannot run, or None."""
     from specbuild.runtime.errors import SpecbuildError
     from specbuild.runtime.executors.cuda.driver import open_gpu
     from specbuild.runtime.executors.tensorrt.library import load
@@ -36,7 +36,7 @@ def missing() -> str | None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Every test of this folder needs TensorRT."""
+    """Mark every test of this folder as needing TensorRT."""
     need(items, Path(__file__).parent, pytest.mark.tensorrt, missing)
 
 

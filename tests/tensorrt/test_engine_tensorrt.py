@@ -1,4 +1,4 @@
-"""What only a machine with full TensorRT can show: built, loaded, run, lossless, compared."""
+"""Tests that need full TensorRT: building, loading, running, losslessness, comparison."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from specbuild.runtime.sampling import SamplingParams
 TOKENS = 128
 
 
-def test_check_finds_nothing_against_it(directory: Path) -> None:
+def test_check_reports_no_problem(directory: Path) -> None:
     assert check_here(read_manifest(directory), directory) == []
 
 
-def test_engines_hold_plugins_and_no_weights(directory: Path, engine: Engine) -> None:
-    """Ports, profiles and aliases as TensorRT itself tells them."""
+def test_engines_contain_plugins_and_no_weights(directory: Path, engine: Engine) -> None:
+    """Compare ports, profiles and aliases as TensorRT reports them."""
     trt = load("tensorrt")
     runtime = trt.Runtime(new_logger(trt, []))
     manifest = read_manifest(directory)
@@ -50,41 +50,44 @@ def test_engines_hold_plugins_and_no_weights(directory: Path, engine: Engine) ->
 @pytest.mark.parametrize("temperature", [0.0, 1.0], ids=["greedy", "sampled"])
 def test_a_draft_changes_no_bit(engine: Engine, prompts: list[Prompt], temperature: float) -> None:
     sampling = SamplingParams(temperature=temperature, seed=3)
-    wanted = GenerateParams(max_new_tokens=TOKENS, sampling=sampling, ignore_eos=True)
-    plain = records(engine, prompts, wanted, None)
+    parameters = GenerateParams(max_new_tokens=TOKENS, sampling=sampling, ignore_eos=True)
+    plain = records(engine, prompts, parameters, None)
     for shape in (CHAIN, TREE):
-        drafted = records(engine, prompts, wanted, shape)
+        drafted = records(engine, prompts, parameters, shape)
         for a, b in zip(plain, drafted, strict=True):
             assert (a.output_ids, a.logprobs) == (b.output_ids, b.logprobs)
         assert sum(sum(r.stats.acceptance_histogram[1:]) for r in drafted) > len(prompts)
 
 
 @pytest.mark.parametrize("shape", [None, CHAIN, TREE], ids=["plain", "chain", "tree"])
-def test_it_gives_the_bits_of_its_plugins_alone(
+def test_bits_equal_those_of_the_plugins_without_tensorrt(
     engine: Engine, walked: Engine, prompts: list[Prompt], shape: DraftShape | None
 ) -> None:
-    """TensorRT adds memory and order, no arithmetic: tokens and log-probabilities are equal."""
-    wanted = GenerateParams(max_new_tokens=TOKENS, ignore_eos=True)
-    ours, alone = (records(e, prompts, wanted, shape) for e in (engine, walked))
-    for a, b in zip(ours, alone, strict=True):
+    """TensorRT manages memory and order but adds no arithmetic: tokens and
+    log-probabilities are equal.
+    """
+    sampling = GenerateParams(max_new_tokens=TOKENS, ignore_eos=True)
+    actual, alone = (records(e, prompts, sampling, shape) for e in (engine, walked))
+    for a, b in zip(actual, alone, strict=True):
         assert (a.output_ids, a.logprobs) == (b.output_ids, b.logprobs)
 
 
 @pytest.mark.parametrize("shape", [None, CHAIN], ids=["plain", "chain"])
-def test_compared_with_the_cuda_target(
+def test_agrees_with_the_cuda_engine(
     engine: Engine, cuda_engine: Engine, prompts: list[Prompt], shape: DraftShape | None
 ) -> None:
-    """First tokens agree, and the times of both are printed."""
-    wanted = GenerateParams(max_new_tokens=TOKENS, ignore_eos=True)
-    found = {}
+    """First tokens are equal, and the times of both are printed."""
+    sampling = GenerateParams(max_new_tokens=TOKENS, ignore_eos=True)
+    by_key = {}
     for name, loaded in (("tensorrt", engine), ("cuda", cuda_engine)):
-        records(loaded, prompts[:1], wanted, shape)
+        records(loaded, prompts[:1], sampling, shape)
         started_s = perf_counter()
-        found[name] = records(loaded, prompts[:1], wanted, shape)
+        by_key[name] = records(loaded, prompts[:1], sampling, shape)
         taken_s = perf_counter() - started_s
         print(f"{name}: {TOKENS / taken_s:.0f} tokens/s, one sequence, prompt included")
     firsts = [
-        [r.output_ids[0] for r in records(e, prompts, wanted, shape)] for e in (engine, cuda_engine)
+        [r.output_ids[0] for r in records(e, prompts, sampling, shape)]
+        for e in (engine, cuda_engine)
     ]
     same = sum(a == b for a, b in zip(*firsts, strict=True))
     assert same >= 0.95 * len(prompts)

@@ -167,7 +167,9 @@ def viewed(checkpoints: Path, latents: Path, request: pytest.FixtureRequest) -> 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("shape", [None, CHAIN], ids=["none", "chain"])
-def test_rows_choose_inside_partial_views(viewed: LoweredEngine, shape: DraftShape | None) -> None:
+def test_rows_select_tokens_within_partial_views(
+    viewed: LoweredEngine, shape: DraftShape | None
+) -> None:
     whole, everything, sparse = (device(viewed, specpv=True) for _ in range(3))
     full = whole.decode(shape, 0, TOKENS)
     assert everything.decode(shape, None).ids == full.ids
@@ -340,9 +342,7 @@ def test_broken_lists_give_way_to_everything_and_are_counted(
 
 
 @pytest.mark.slow
-def test_chosen_tokens_are_those_of_the_cpu_engine(
-    lowered: LoweredEngine, checkpoints: Path
-) -> None:
+def test_selected_tokens_equal_the_cpu_engine(lowered: LoweredEngine, checkpoints: Path) -> None:
     """Compare log-probabilities along a sparse context, while both emit the same tokens."""
     asked = options(checkpoints, output=checkpoints / "cpu", dsa_check_interval=0)
     building.build(BuildOptions.from_flat(**asked), SilentProgress())
