@@ -1,9 +1,9 @@
-"""Applies each fault to a scratch copy of the sources and runs the tests that must detect it.
+"""Apply each fault to a scratch copy of the sources and run the tests that must detect it.
 
-    PYTHONPATH=tests python -m mutations [--only TEXT] [--budget SECONDS]
+PYTHONPATH=tests python -m mutations [--only TEXT] [--budget SECONDS]
 
-Exit code 1 where a fault is undetected, was not tried within the budget, or where the tests fail
-without one.
+Exit code 1 if a fault is undetected or was not tried within the budget, or if the tests fail
+without a fault.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from mutations.faults import MUTATIONS, Mutation
 
 TREES = ("builder", "cli", "plugins_cuda", "runtime", "tests", "examples", "benchmarks")
 PACKAGES = ("builder", "cli", "plugins_cuda", "runtime")
-# Take longer to import than most of the tests take; none of them is ours, or starts a thread.
+# Libraries that take longer to import than most tests take; none of them starts a thread.
 _LIBRARIES = (
     "hypothesis",
     "numpy",
@@ -36,7 +36,7 @@ _LIBRARIES = (
     "torch",
     "torch.onnx._internal.exporter._core",
 )
-# Of the clock; a fault that makes a test hang is detected.
+# Wall-clock time; a fault that makes a test hang counts as detected.
 _LONGEST_S = 600
 
 
@@ -55,7 +55,7 @@ def copied(scratch: Path) -> None:
 
 
 def result(tests: Iterable[str], scratch: Path) -> int:
-    """Pytest's exit code for these tests in the copy, in a process of its own."""
+    """Return pytest's exit code for these tests in the copy, in a separate process."""
     sys.stdout.flush()
     child = os.fork()
     if child == 0:
@@ -84,7 +84,7 @@ def _tested(tests: list[str], scratch: Path) -> int:
 
 
 def detected(mutation: Mutation, scratch: Path) -> bool:
-    """Whether the named tests fail with the fault; the copy is as before afterwards."""
+    """Return whether the named tests fail with the fault; restore the copy afterwards."""
     file = scratch / mutation.file
     before = file.read_text(encoding="utf-8")
     file.write_text(mutation.applied(scratch), encoding="utf-8")
@@ -95,14 +95,14 @@ def detected(mutation: Mutation, scratch: Path) -> bool:
 
 
 def main() -> int:
-    """Report each fault; 0 where all were detected and all tests pass without one."""
+    """Report each fault; return 0 if all were detected and all tests pass without one."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="", help="faults whose file or text has this")
     parser.add_argument("--budget", type=float, default=3600, help="seconds for all")
     arguments = parser.parse_args()
     chosen = [m for m in MUTATIONS if arguments.only in f"{m.file}: {m.text}"]
     deadline, count = time.monotonic() + arguments.budget, 0
-    # Unchanged kernels come from the store of this checkout: their keys are their content.
+    # Unchanged kernels come from the store of this checkout, since keys depend on content.
     content_store()
     for library in _LIBRARIES:
         importlib.import_module(library)

@@ -1,4 +1,6 @@
-"""The faults: a file, a text that it has once, what replaces it, and the tests that must fail."""
+"""The faults: a file, a text that occurs once in it, its replacement, and the tests that
+must fail.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ KERNELS = "tests/ops/test_kernels.py"
 
 @dataclass(frozen=True)
 class Mutation:
-    """One fault. ``tests`` are pytest's arguments; one of them at least fails with it."""
+    """One fault. ``tests`` are pytest's arguments, at least one of which fails with the fault."""
 
     file: str
     text: str
@@ -19,7 +21,7 @@ class Mutation:
     tests: tuple[str, ...]
 
     def applied(self, root: Path) -> str:
-        """The mutated file of this tree. ValueError unless the text is there exactly once."""
+        """Return the mutated file of this tree. ValueError unless the text occurs exactly once."""
         source = (root / self.file).read_text(encoding="utf-8")
         if source.count(self.text) != 1:
             raise ValueError(f"{self.file} has {self.text!r} {source.count(self.text)} times")

@@ -1,4 +1,4 @@
-"""Finds Ray; its tests run by ``make test-ray`` alone."""
+"""Find Ray; its tests are run by ``make test-ray`` only."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from hardware import need
 
 
 def missing() -> str | None:
-    """Why nothing here can run, or None."""
+    """Return why these tests cannot run, or None."""
     if importlib.util.find_spec("ray") is None:
         return "Ray is not installed: make test-ray installs it"
     return None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Every test of this folder needs Ray, and minutes."""
+    """Mark every test of this folder as slow and needing Ray."""
     need(items, Path(__file__).parent, pytest.mark.ray, missing)

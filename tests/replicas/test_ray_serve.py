@@ -1,4 +1,4 @@
-"""Two replicas of the example on Ray: streams, a replica that dies, an update under load."""
+"""Two replicas of the example on Ray: streams, a replica that is killed, an update under load."""
 
 from __future__ import annotations
 
@@ -18,31 +18,31 @@ import pytest
 from specbuild.runtime.serve.ray import build
 
 pytestmark = pytest.mark.timeout(1200)
-# Before Ray is read: nothing is sent home, and a machine that others use too is waited for.
+# Set before Ray is imported: it sends no usage data, and allows for a busy machine.
 ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "120",
     "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "120",
 }
-# Long enough that a stream is open while something happens to its replica.
+# Long enough that a stream is still open when its replica is killed.
 LONG = {"prompt": "def area(radius):", "max_tokens": 1500, "ignore_eos": True, "stream": True}
 
 
 class Cluster:
-    """A Ray of this machine alone, with the application at ``url``."""
+    """A Ray cluster on this machine, with the application at ``url``."""
 
     def __init__(self, port: int) -> None:
         self.url = f"http://127.0.0.1:{port}"
 
     def run(self, engine: Path) -> None:
-        """Deploys an engine, or updates to it; returns when its replicas serve."""
+        """Deploy an engine, or update to it; return when its replicas serve."""
         from ray import serve
 
         given = {"engine": str(engine), "replicas": "2", "num_cpus": "0.1", "name": "example"}
         serve.run(build(given), name="specbuild", route_prefix="/")
 
     def replicas(self) -> set[str]:
-        """The actors that are alive as replicas."""
+        """Return the live actors of the replicas."""
         from ray.util import list_named_actors
 
         named = [actor["name"] for actor in list_named_actors(all_namespaces=True)]
@@ -54,7 +54,7 @@ class Cluster:
         ray.kill(ray.get_actor(replica, namespace="serve"))
 
     def running(self, session: str) -> int:
-        """Requests that run on the replica of a session."""
+        """Return the number of running requests on the replica of a session."""
         load = httpx.get(f"{self.url}/load", headers={"x-session-id": session}, timeout=120)
         found: int = load.json()["running"]
         return found
@@ -64,7 +64,7 @@ class Cluster:
 
 
 class Stream(threading.Thread):
-    """A client that reads a stream to its end, in a session of its own."""
+    """A client that reads a stream to its end, in a separate session."""
 
     def __init__(self, cluster: Cluster, session: str, **fields: Any) -> None:
         super().__init__(daemon=True)
@@ -133,7 +133,7 @@ def cluster(example_engine: Path) -> Iterator[Cluster]:
 
 
 def two_streams(cluster: Cluster) -> tuple[Stream, Stream]:
-    """Open streams of two sessions, each on a replica of its own."""
+    """Open streams of two sessions, each on a different replica."""
     first = Stream(cluster, "first")
     first.start()
     assert first.began.wait(120) and not first.failed, first.failed
@@ -146,8 +146,10 @@ def two_streams(cluster: Cluster) -> tuple[Stream, Stream]:
     return first, second
 
 
-def test_a_replica_that_dies_takes_its_streams_alone(cluster: Cluster) -> None:
-    """Both stream; one replica is killed; the other's client sees nothing; then there are two."""
+def test_a_killed_replica_ends_its_own_streams_only(cluster: Cluster) -> None:
+    """Both replicas stream; one is killed; the other client is not affected; then there
+    are two again.
+    """
     before = cluster.replicas()
     assert len(before) == 2
     streams = two_streams(cluster)
@@ -171,7 +173,7 @@ def test_a_replica_that_dies_takes_its_streams_alone(cluster: Cluster) -> None:
 def test_an_update_to_another_engine_loses_no_request(
     cluster: Cluster, example_engine: Path, tmp_path: Path
 ) -> None:
-    """Clients ask all the time; every answer is whole, and the same."""
+    """Clients send requests continuously; every answer is complete and equal."""
     other = Path(shutil.copytree(example_engine, tmp_path / "other"))
     before, over = cluster.replicas(), threading.Event()
     asked: list[Stream] = []

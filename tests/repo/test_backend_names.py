@@ -1,4 +1,4 @@
-"""A backend is an object with properties: its name is compared nowhere."""
+"""A backend is an object with properties: no code compares its name."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 NAMES = {"cpu", "cuda", "tensorrt", "tensorrt-rtx"}
-# Where the word is another's, and whose.
+# Files in which the word has another meaning, and the meaning.
 ALLOWED = {
     "builder/training/heads/attention.py": "torch's device",
     "builder/training/heads/run.py": "torch's device",
@@ -18,7 +18,7 @@ ALLOWED = {
 
 
 def compared_names(source: str) -> Iterator[int]:
-    """Lines that compare something with a backend's name, by ==, !=, in, not in, or a match."""
+    """Return lines that compare a backend's name, by ==, !=, in, not in, or a match statement."""
     for node in ast.walk(ast.parse(source)):
         compared: list[ast.AST] = []
         if isinstance(node, ast.Compare):
@@ -32,24 +32,24 @@ def compared_names(source: str) -> Iterator[int]:
 
 @cache
 def comparing_files() -> dict[str, list[int]]:
-    found = {}
+    by_key = {}
     for package in ("runtime", "plugins_cuda", "builder", "cli"):
         for file in sorted((ROOT / package).rglob("*.py")):
             lines = list(compared_names(file.read_text(encoding="utf-8")))
             if lines:
-                found[str(file.relative_to(ROOT))] = lines
-    return found
+                by_key[str(file.relative_to(ROOT))] = lines
+    return by_key
 
 
-def test_no_backend_is_chosen_by_its_name() -> None:
+def test_no_code_compares_the_name_of_a_backend() -> None:
     assert {file: lines for file, lines in comparing_files().items() if file not in ALLOWED} == {}
 
 
-def test_what_is_allowed_is_used() -> None:
+def test_every_exception_of_backend_names_is_used() -> None:
     assert set(ALLOWED) <= set(comparing_files())
 
 
-def test_every_way_of_comparing_is_seen() -> None:
+def test_detects_every_kind_of_comparison() -> None:
     for source in (
         "x.backend == 'cuda'",
         "'cpu' != x",

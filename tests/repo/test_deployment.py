@@ -56,7 +56,7 @@ def copied_sources() -> list[str]:
     return [source for line in words if "--from" not in line[0] for source in line[:-1]]
 
 
-def test_the_image_copies_what_an_installation_needs() -> None:
+def test_the_image_has_all_files_of_an_installation() -> None:
     assert [path for path in copied_sources() if not (ROOT / path).exists()] == []
     stages = {line.split(" AS ")[1] for line in arguments("FROM") if " AS " in line}
     others = {m[1] for line in arguments("COPY") if (m := re.match(r"--from=(\S+)", line))}
@@ -67,7 +67,7 @@ def test_the_image_copies_what_an_installation_needs() -> None:
 
 
 def test_pip_accepts_the_installation_of_the_image(tmp_path: Path) -> None:
-    """Resolved from the installed packages: a copy with a file too few has no metadata."""
+    """Resolve from the installed packages: a copy without a needed file has no metadata."""
     for path in copied_sources():
         if (ROOT / path).is_dir():
             ignored = shutil.ignore_patterns("__pycache__")
@@ -92,7 +92,7 @@ def test_pip_accepts_the_installation_of_the_image(tmp_path: Path) -> None:
     assert "Would install specbuild-" in done.stdout
 
 
-def test_the_command_of_the_image_serves_at_its_port() -> None:
+def test_the_image_serves_at_its_port() -> None:
     assert json.loads(arguments("ENTRYPOINT")[0]) == ["specbuild"]
     assert "specbuild" in PROJECT["scripts"]
     options = serve_options(json.loads(arguments("CMD")[0]))
@@ -100,7 +100,7 @@ def test_the_command_of_the_image_serves_at_its_port() -> None:
     assert arguments("USER") == [f"{USER_ID}:{USER_ID}"]
 
 
-def test_the_health_check_of_the_image_asks_a_path_of_the_server() -> None:
+def test_the_health_check_of_the_image_uses_a_path_of_the_server() -> None:
     probe = json.loads(arguments("HEALTHCHECK")[0].partition("CMD")[2])
     compile(probe[-1], "HEALTHCHECK", "exec")
     url = urllib.parse.urlsplit(re.findall(r"http://[^']+", probe[-1])[0])
@@ -130,7 +130,7 @@ def verified(unit: Path) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")
 def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
-    """With a program that is installed here. A seeded wrong name shows that faults are seen."""
+    """Use an installed program, and check that a wrong name is detected."""
     text = UNIT.read_text().replace("/opt/specbuild/bin/specbuild", shutil.which("true"))
     unit = tmp_path / "specbuild.service"
     unit.write_text(text)
@@ -141,7 +141,7 @@ def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
 
 
 def documents() -> dict[str, dict]:
-    """The objects of the manifest by kind."""
+    """Return the objects of the manifest by kind."""
     return {part["kind"]: part for part in yaml.safe_load_all(MANIFEST.read_text())}
 
 
@@ -172,13 +172,13 @@ def test_the_deployment_probes_paths_of_the_server() -> None:
     assert service_port["targetPort"] in ports
 
 
-def test_the_deployment_stops_after_open_requests_ended() -> None:
+def test_the_deployment_stops_after_running_requests() -> None:
     (container,) = pod()["containers"]
     pause_s = int(container["lifecycle"]["preStop"]["exec"]["command"][1])
     assert pod()["terminationGracePeriodSeconds"] > pause_s + DRAIN_TIMEOUT_S
 
 
-def test_the_deployment_mounts_what_it_reads() -> None:
+def test_the_deployment_mounts_the_paths_that_it_reads() -> None:
     deployment = documents()["Deployment"]
     (container,) = pod()["containers"]
     mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}

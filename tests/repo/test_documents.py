@@ -1,4 +1,4 @@
-"""README, docs and help texts: links and citations lead somewhere, commands exist and parse."""
+"""README, docs and help texts: links and citations resolve, commands exist and can be parsed."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ DOCUMENTS = sorted(
         *(ROOT / "benchmarks").rglob("*.md"),
     ]
 )
-# What a user reads; the options of the command line are long.
+# Pages for users; lines of command-line options are long.
 GENERATED = {ROOT / "docs" / name for name in ("cli.md", "python-reference.md")}
 USER_PAGES = sorted(set((ROOT / "docs").glob("*.md")) - GENERATED)
 DEVELOPER_PAGES = sorted((ROOT / "docs" / "developers").glob("*.md"))
@@ -47,7 +47,7 @@ SHORT_SENTENCES = [
     ROOT / "examples" / "tiny-gpt-oss" / "README.md",
 ]
 FOLDERS = ("runtime", "plugins_cuda", "builder", "cli", "tests", "benchmarks", "examples", "docs")
-# A path from the root, and perhaps a section: as docs/developers/contracts.md#graphs.
+# A path from the root, with an optional section: docs/developers/contracts.md#graphs.
 CITED = re.compile(r"(?<![\w/.-])([\w./-]+\.md)\b(?:#([\w-]+))?")
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 COMMANDS = typer.main.get_command(command_line())
@@ -58,19 +58,19 @@ def names(path: Path) -> str:
 
 
 def headings(document: Path) -> set[str]:
-    """Anchors that a document offers, as GitHub makes them."""
+    """Return the anchors of a document, as GitHub generates them."""
     lines = document.read_text(encoding="utf-8").splitlines()
     titles = [line.lstrip("#").strip() for line in lines if line.startswith("#")]
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
 def shell_lines(page: Path) -> list[str]:
-    """Commands of the shell blocks."""
+    """Return the commands of the shell blocks."""
     return [line for language, text in blocks(page) if language == "sh" for line in commands(text)]
 
 
 def help_texts() -> dict[str, str]:
-    """The help of every command, by its name on the command line."""
+    """Return the help of every command, by its name on the command line."""
     texts = {}
     for name, command in COMMANDS.commands.items():
         for sub_name, sub in getattr(command, "commands", {"": command}).items():
@@ -79,7 +79,7 @@ def help_texts() -> dict[str, str]:
 
 
 def parse(line: str) -> None:
-    """Raise if ``line``, a ``specbuild`` command, does not parse. Nothing runs."""
+    """Parse a ``specbuild`` command without running it. Raise if it is invalid."""
     words = shlex.split(line, comments=True)
     words = words[: next((i for i, word in enumerate(words) if word in ("|", "<", ">")), None)]
     assert words[0] == "specbuild"
@@ -93,22 +93,22 @@ def parse(line: str) -> None:
 
 @pytest.fixture
 def configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The file that options are read from where a command is parsed."""
+    """Write the configuration file that a parsed command may read."""
     STAND_INS["engine.yaml"](tmp_path / "engine.yaml")
     monkeypatch.chdir(tmp_path)
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=names)
 def test_links_resolve(document: Path) -> None:
-    dead = []
+    unresolved = []
     for link in LINK.findall(document.read_text(encoding="utf-8")):
         if link.startswith(("https://", "http://")):
             continue
         path, _, anchor = link.partition("#")
         target = (document.parent / path).resolve() if path else document
         if not target.exists() or (anchor and anchor not in headings(target)):
-            dead.append(link)
-    assert not dead
+            unresolved.append(link)
+    assert not unresolved
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=names)
@@ -127,17 +127,17 @@ def test_readme_opens_with_the_two_commands() -> None:
     assert shell_lines(ROOT / "README.md")[:2] == ["make demo", "make test"]
 
 
-def test_every_block_of_a_page_says_what_it_holds() -> None:
-    """So that none of them escapes ``tests/e2e/test_page_commands.py``."""
+def test_every_block_of_a_page_states_its_language() -> None:
+    """``tests/e2e/test_page_commands.py`` selects blocks by their language."""
     assert {name for page in PAGES for name, _ in blocks(page)} <= LANGUAGES
 
 
 @pytest.mark.parametrize("page", PAGES, ids=names)
-def test_checkpoints_that_commands_name_are_there_when_they_run(page: Path) -> None:
+def test_commands_of_pages_use_existing_checkpoints(page: Path) -> None:
     lines = [line for line in shell_lines(page) if left_by(line) is None]
-    made = {name for line in lines for name in re.findall(r"--output (\S+)", line)}
+    outputs = {name for line in lines for name in re.findall(r"--output (\S+)", line)}
     named = {name for line in lines for name in re.findall(r"--(?:model|draft) ([^\s-]\S*)", line)}
-    lacking = {name for name in named - made - set(STAND_INS) if not (ROOT / name).exists()}
+    lacking = {name for name in named - outputs - set(STAND_INS) if not (ROOT / name).exists()}
     assert not lacking, "tests/page_folder.py has no stand-in for them"
 
 
@@ -166,41 +166,45 @@ def test_the_python_reference_is_current() -> None:
     assert reference.page() == written, "run: make docs"
 
 
-def test_the_api_is_that_of_the_server() -> None:
+def test_the_api_file_is_current() -> None:
     written = (ROOT / "docs" / "openapi.json").read_text(encoding="utf-8")
     assert script("docs/write_openapi.py").document_text() == written, "run: make docs"
 
 
-def test_the_table_of_request_fields_is_that_of_the_server() -> None:
+def test_the_table_of_request_fields_is_current() -> None:
     fields = script("docs/write_request_fields.py")
     written = fields.PAGE.read_text(encoding="utf-8")
     assert fields.page(written) == written, "run: make docs"
 
 
 def test_the_table_of_models_is_current() -> None:
-    """And what it says was run is shown by a test or a record."""
+    """A test or a record must show the runs that it states."""
     models = script("docs/write_models.py")
     written = models.PAGE.read_text(encoding="utf-8")
     assert models.page(written) == written, "run: make docs"
-    assert [shown for shown in models.RUN.values() if not (ROOT / shown).exists()] == []
+    assert [
+        cells_with_sources
+        for cells_with_sources in models.RUN.values()
+        if not (ROOT / cells_with_sources).exists()
+    ] == []
     kinds = {kind for family in models.TARGETS.values() for kind in family.model_types}
     assert {kind for _, kind in models.RUN} <= kinds | models.DRAFTS.keys()
 
 
-def test_the_table_of_quantized_formats_is_that_of_the_readers() -> None:
+def test_the_table_of_quantized_formats_is_current() -> None:
     formats = script("docs/write_quantised.py")
     written = formats.PAGE.read_text(encoding="utf-8")
     assert formats.page(written) == written, "run: make docs"
 
 
-def test_the_tables_of_kernels_are_those_of_the_lowering() -> None:
+def test_the_tables_of_kernels_are_current() -> None:
     dispatch = script("docs/write_dispatch.py")
     written = dispatch.FILE.read_text(encoding="utf-8")
     assert written.count("<!-- dispatch ") == len(dispatch.TABLES)
     assert dispatch.page(written) == written, "run: make docs"
 
 
-def test_figures_of_documents_are_those_of_the_records(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_numbers_of_documents_equal_the_records(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     figures = script("benchmarks/figures.py")
     for document in figures.documents():
@@ -212,7 +216,10 @@ def test_figures_of_documents_are_those_of_the_records(monkeypatch: pytest.Monke
 
 
 def index_of_records() -> list[list[str]]:
-    """What each line of the index names, by folder; a name alone stands in the folder before it."""
+    """Return the files that each line of the index lists, by folder.
+
+    A name alone is in the folder of the previous name.
+    """
     text = (RESULTS / "README.md").read_text(encoding="utf-8").partition("\n## ")[0]
     cells = [line.split("|")[1] for line in text.splitlines() if line.startswith("| ")]
     lines = []
@@ -225,18 +232,20 @@ def index_of_records() -> list[list[str]]:
     return lines
 
 
-def test_the_index_of_records_has_every_record_and_names_it() -> None:
-    """A pattern begins with a word: one of a whole folder would take in what nobody described."""
+def test_the_index_lists_every_record() -> None:
+    """A pattern begins with a word: a pattern of a full folder would include undescribed
+    records.
+    """
     named = [path for line in index_of_records() for path in line]
     assert [path for path in named if not re.match(r"\w+", path.rpartition("/")[2])] == []
-    found = {path: set(RESULTS.glob(path)) for path in named}
-    assert [path for path, files in found.items() if not files] == []
+    result = {path: set(RESULTS.glob(path)) for path in named}
+    assert [path for path, files in result.items() if not files] == []
     notes = set((RESULTS / "notes").iterdir()) | {RESULTS / "README.md"}
     records = {file for file in RESULTS.rglob("*") if file.is_file()} - notes
-    assert records == set().union(*found.values())
+    assert records == set().union(*result.values())
 
 
-def test_what_did_not_help_cites_records_that_are_there() -> None:
+def test_failed_experiments_cite_existing_records() -> None:
     table = (
         (RESULTS / "README.md").read_text(encoding="utf-8").partition("\n## What did not help")[2]
     )
@@ -248,7 +257,9 @@ def test_what_did_not_help_cites_records_that_are_there() -> None:
 
 
 def sentences(text: str) -> Iterator[str]:
-    """Sentences, table cells and list items of a page; code counts as one word, figures not."""
+    """Return sentences, table cells and list items of a page; code counts as one word,
+    numbers do not.
+    """
     text = re.sub(r"```.*?```|<!-- figures.*?end of figures -->", "", text, flags=re.DOTALL)
     text = re.sub(r"\]\([^)]*\)", "]", re.sub(r"`[^`]*`", "code", text))
     for part in re.split(r"\n\s*\n|\n(?=[-|#])|(?<=\S)\s*\|", text):
@@ -264,7 +275,7 @@ def test_pages_are_short() -> None:
 
 @pytest.mark.parametrize("page", SHORT_SENTENCES, ids=names)
 def test_sentences_of_pages_are_short(page: Path) -> None:
-    """At most 30 words and four numbers, and nothing of how it was."""
+    """A sentence has at most 30 words and four numbers, and does not describe former states."""
     for sentence in sentences(page.read_text(encoding="utf-8")):
         assert len(sentence.split()) <= 30, sentence
         assert len(re.findall(r"\b\d[\d.,]*", sentence)) <= 4, sentence
@@ -303,7 +314,9 @@ def sources() -> list[Path]:
 
 
 def prose(text: str) -> Iterator[str]:
-    """Docstrings and comments of a Python source; other strings may be names of files to write."""
+    """Return docstrings and comments of a Python source; other strings may be names of
+    output files.
+    """
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             yield ast.get_docstring(node) or ""
@@ -312,37 +325,37 @@ def prose(text: str) -> Iterator[str]:
             yield token.string
 
 
-def stands(path: str, section: str) -> bool:
+def exists(path: str, section: str) -> bool:
     document = ROOT / path
     return document.is_file() and (not section or section in headings(document))
 
 
-def dead(text: str) -> list[str]:
-    """Citations of a text that lead nowhere."""
+def unresolved(text: str) -> list[str]:
+    """Return the citations of a text that do not resolve."""
     return [
-        f"{path}#{section}" for path, section in CITED.findall(text) if not stands(path, section)
+        f"{path}#{section}" for path, section in CITED.findall(text) if not exists(path, section)
     ]
 
 
-def test_what_sources_cite_exists() -> None:
+def test_citations_in_sources_resolve() -> None:
     wrong = {}
     for file in sources():
         text = file.read_text(encoding="utf-8")
         parts = prose(text) if file.suffix == ".py" and ".md" in text else [text]
-        if found := [citation for part in parts for citation in dead(part)]:
-            wrong[str(file.relative_to(ROOT))] = found
+        if result := [citation for part in parts for citation in unresolved(part)]:
+            wrong[str(file.relative_to(ROOT))] = result
     assert not wrong
 
 
-def test_a_missing_document_and_a_missing_section_are_seen() -> None:
-    assert not dead("(docs/developers/contracts.md#graphs), and README.md.")
+def test_detects_missing_documents_and_sections() -> None:
+    assert not unresolved("(docs/developers/contracts.md#graphs), and README.md.")
     missing, section = "nowhere" + ".md", "README" + ".md#nowhere"
-    assert dead(f"see {missing}") and dead(f"see {section}")
+    assert unresolved(f"see {missing}") and unresolved(f"see {section}")
 
 
 @pytest.mark.parametrize("package", ["runtime", "builder"])
-def test_the_architecture_has_every_folder(package: str) -> None:
-    """And every module beside them, but for what only declares, draws or parses options."""
+def test_the_architecture_page_lists_every_package(package: str) -> None:
+    """The page also lists every module, except those that only declare, draw or parse options."""
     text = (ROOT / "docs" / "developers" / "architecture.md").read_text(encoding="utf-8")
     table = text.partition(f"| in `{package}/` |")[2].partition("\n\n")[0]
     named = {name.rstrip("/") for name in re.findall(r"`([\w./]+)`", table)}
@@ -352,6 +365,6 @@ def test_the_architecture_has_every_folder(package: str) -> None:
 
 
 @pytest.mark.parametrize("page", sorted((ROOT / "docs").rglob("*.md")), ids=names)
-def test_files_that_pages_name_exist(page: Path) -> None:
+def test_files_in_pages_exist(page: Path) -> None:
     named = re.findall(r"`((?:runtime|plugins_cuda|builder|cli|tests)/[\w./-]*)`", page.read_text())
     assert [path for path in named if not (ROOT / path).exists()] == []

@@ -1,4 +1,4 @@
-"""What belongs to one model family stands in its folder, and nowhere else in the code."""
+"""Code of one model family is in its package only."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ NAMES = {
     *(name for family in TARGETS.values() for pair in family.model_types.items() for name in pair),
     *(name for family in DRAFTS.values() for name in family.architectures),
 }
-# A draft that is one of another family with something more.
+# Drafts that extend the draft of another family.
 BUILT_ON = {"p_eagle": "eagle3"}
-# It names a norm's rounding there, not a model.
+# There the name means the rounding of a norm, not a model.
 ROUNDINGS = {Path("builder/backends/cuda/fusions") / f"{name}.py" for name in
              ("matching", "moe", "qkv")}  # fmt: skip
-# They name kinds of vocabularies there, and parsers of vLLM.
+# There the names mean kinds of vocabularies, and parsers of vLLM.
 VOCABULARIES = {
     Path("builder/checkpoint/gguf/pre_tokenizers.py"),
     Path("builder/checkpoint/gguf/tokenizer.py"),
@@ -34,7 +34,7 @@ VOCABULARIES = {
 }
 
 
-# The files of a kind of drafter, by the end of their names: its record, its code, its families.
+# The files of a kind of drafter, by their suffixes: its record, its code, its families.
 PACKAGES = ("builder", "cli", "runtime")
 OWN_FILES = {
     kind: re.compile(
@@ -49,7 +49,7 @@ REGISTRIES = {
     Path("runtime/draft/registry.py"),
     Path("builder/families/registry.py"),
 }
-# Where the word is another's, and whose.
+# Files in which the word has another meaning, and the meaning.
 OTHER_WORDS = {
     Path("builder/training/config.py"): "kinds that are trained",
     Path("builder/training/draft_kinds.py"): "kinds that are trained",
@@ -61,7 +61,7 @@ OTHER_WORDS = {
 
 
 def own_classes() -> set[str]:
-    """The names of classes that one kind of drafter alone has."""
+    """Return the names of classes that only one kind of drafter has."""
     records = {name for record in RECORDS.values() for name in (record.__name__,)}
     hints = (field_types(record).get("geometry") for record in RECORDS.values())
     geometries = {hint.__name__ for hint in hints if isinstance(hint, type)}
@@ -70,7 +70,7 @@ def own_classes() -> set[str]:
 
 
 def literals(file: Path) -> Iterator[tuple[int, str]]:
-    """Line and value of every string that is no docstring."""
+    """Return line and value of every string that is not a docstring."""
     tree = ast.parse(file.read_text(encoding="utf-8"))
     documentation = {
         id(node.body[0].value)
@@ -100,21 +100,21 @@ def test_no_model_type_is_named_outside_the_families() -> None:
     assert not wrong
 
 
-def test_a_family_imports_no_other() -> None:
+def test_families_do_not_import_each_other() -> None:
     folders = {file.parent.name for file in FAMILIES.glob("*/family.py")}
     assert folders == {*TARGETS, *DRAFTS}
     wrong = []
     for folder in folders:
         for file in sorted((FAMILIES / folder).rglob("*.py")):
             text = file.read_text(encoding="utf-8")
-            found = set(re.findall(r"specbuild\.builder\.families\.(\w+)", text))
+            result = set(re.findall(r"specbuild\.builder\.families\.(\w+)", text))
             others = folders - {folder, BUILT_ON.get(folder)}
-            wrong += [f"{file.relative_to(ROOT)}: {name}" for name in found & others]
+            wrong += [f"{file.relative_to(ROOT)}: {name}" for name in result & others]
     assert not wrong
 
 
-def test_others_import_families_through_the_registry() -> None:
-    """What drafts and synthetic models of one kind are made by may name its folder."""
+def test_other_code_imports_families_through_the_registry() -> None:
+    """Modules that create drafts or synthetic models of one kind may import its package."""
     allowed = {
         "builder/synth": {"eagle3"},
         "builder/training": {"dflash", "eagle3"},
@@ -127,16 +127,16 @@ def test_others_import_families_through_the_registry() -> None:
         if file.is_relative_to(FAMILIES):
             continue
         place = file.relative_to(ROOT)
-        found = set(
+        result = set(
             re.findall(r"specbuild\.builder\.families\.(\w+)\.", file.read_text(encoding="utf-8"))
         )
         may = allowed.get("/".join(place.parts[:2]), set())
-        wrong += [f"{place}: {name}" for name in (found & folders) - may]
+        wrong += [f"{place}: {name}" for name in (result & folders) - may]
     assert not wrong
 
 
 def test_no_kind_of_drafter_is_named_outside_its_own_files() -> None:
-    """Neither a kind as a string, nor a class that one kind alone has: no code asks which it is."""
+    """Neither the kind as a string nor a class of one kind is used: no code depends on the kind."""
     classes = own_classes()
     assert {"DFlashGeometry", "MtpRecord", "SuffixRecord", "SuffixDrafter"} <= classes
     wrong, used = [], set()

@@ -1,4 +1,4 @@
-"""Lowest versions of dependencies: those that advisories ask for, and none above what is pinned."""
+"""Minimum versions of dependencies: at least those of advisories, at most the pinned ones."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 
 
 def requirements() -> Iterator[Requirement]:
-    """Every requirement of the project, its extras and its build, but those on itself."""
+    """Return every requirement of the project, its extras and its build, except those on itself."""
     project = PROJECT["project"]
     lists = [project["dependencies"], *project["optional-dependencies"].values()]
     for line in [line for lines in lists for line in lines] + PROJECT["build-system"]["requires"]:
@@ -26,47 +26,47 @@ def requirements() -> Iterator[Requirement]:
             yield requirement
 
 
-def floor(requirement: Requirement) -> Version:
-    """The lowest version that a requirement takes; AssertionError where it names none."""
+def minimum(requirement: Requirement) -> Version:
+    """Return the minimum version of a requirement; fail if it states none."""
     (specifier,) = requirement.specifier
     assert specifier.operator == ">=", requirement
     return Version(specifier.version)
 
 
 def pins() -> dict[str, Version]:
-    """The pinned versions by canonical name."""
+    """Return the pinned versions by canonical name."""
     lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
-    found = [line.split("==") for line in lines if line and not line.startswith("#")]
-    return {canonicalize_name(name): Version(version) for name, version in found}
+    result = [line.split("==") for line in lines if line and not line.startswith("#")]
+    return {canonicalize_name(name): Version(version) for name, version in result}
 
 
 def advised() -> dict[str, Version]:
-    """The versions that SECURITY.md gives, by canonical name."""
+    """Return the versions in SECURITY.md by canonical name."""
     text = (ROOT / "SECURITY.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| ([\w-]+) \| ([\d.]+) \| .*(?:CVE|PYSEC)-", text, re.MULTILINE)
     return {canonicalize_name(name): Version(version) for name, version in rows}
 
 
-# TensorRT's libraries cannot be pinned with the rest: NVIDIA's index has them.
+# TensorRT's libraries cannot be pinned with the others: they are on NVIDIA's index.
 UNPINNED = {"tensorrt"}
 
 
 @pytest.mark.parametrize("requirement", sorted(requirements(), key=str), ids=str)
-def test_pins_satisfy_the_floors(requirement: Requirement) -> None:
+def test_pins_satisfy_the_minimum_versions(requirement: Requirement) -> None:
     name = canonicalize_name(requirement.name)
     if name in UNPINNED:
         return
-    assert pins()[name] >= floor(requirement)
+    assert pins()[name] >= minimum(requirement)
 
 
-def test_floors_are_those_of_advisories() -> None:
-    """Of every requirement on such a package: an extra may not take an older version."""
-    wanted = advised()
-    assert len(wanted) >= 20
+def test_minimum_versions_are_those_of_advisories() -> None:
+    """This covers every requirement of such a package: an extra may not use an older version."""
+    expected = advised()
+    assert len(expected) >= 20
     floors: dict[str, list[Version]] = {}
     for requirement in requirements():
-        floors.setdefault(canonicalize_name(requirement.name), []).append(floor(requirement))
-    missing = set(wanted) - set(floors)
+        floors.setdefault(canonicalize_name(requirement.name), []).append(minimum(requirement))
+    missing = set(expected) - set(floors)
     assert not missing, "name these in pyproject.toml, or nothing holds pip to the version"
-    for name, version in wanted.items():
+    for name, version in expected.items():
         assert set(floors[name]) == {version}, name

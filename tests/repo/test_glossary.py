@@ -1,4 +1,4 @@
-"""The glossary: every term once, in order, and its places exist."""
+"""The glossary: unique and sorted terms, whose files exist."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ROWS = [
 ]
 
 
-def test_each_term_stands_once_and_in_order() -> None:
+def test_terms_are_unique_and_sorted() -> None:
     terms = [row[0] for row in ROWS]
     assert len(terms) == len(set(terms)) > 50
     folded = [re.sub(r"[^a-z ]", " ", term.lower()) for term in terms]
@@ -24,7 +24,7 @@ def test_each_term_stands_once_and_in_order() -> None:
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row[0])
-def test_a_term_has_a_short_definition_and_places_that_exist(row: list[str]) -> None:
+def test_a_term_has_a_short_definition_and_existing_files(row: list[str]) -> None:
     _, meaning, where = row
     assert all(len(sentence.split()) <= 30 for sentence in re.split(r"[.:] ", meaning))
     paths = re.findall(r"`((?:runtime|builder|cli|plugins_cuda|docs)/[^`]*)`", where)

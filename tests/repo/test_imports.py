@@ -1,4 +1,4 @@
-"""Imports go one way: runtime ← plugins_cuda ← builder ← cli; and the runtime stays light."""
+"""Imports have one direction: runtime ← plugins_cuda ← builder ← cli; the runtime stays light."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ HEAVY = (
     "specbuild.builder",
     "specbuild.plugins_cuda",
 )
-# what `import specbuild.runtime.engine` may load beside the standard library
+# modules that `import specbuild.runtime.engine` may load besides the standard library
 LIGHT_ON_IMPORT = ("onnxruntime", "tokenizers", "jinja2", "rich", "typer")
 
 
 def imported_modules(source: str) -> Iterator[str]:
-    """Every module that a file imports anywhere, under its absolute name."""
+    """Return every module that a file imports anywhere, with its absolute name."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -44,7 +44,7 @@ def imported_modules(source: str) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("package", MAY_IMPORT)
-def test_imports_go_one_way(package: str) -> None:
+def test_imports_have_one_direction(package: str) -> None:
     wrong = []
     files = sorted((ROOT / package).rglob("*.py"))
     assert files
@@ -58,7 +58,7 @@ def test_imports_go_one_way(package: str) -> None:
     assert not wrong
 
 
-def test_runtime_names_no_heavy_package() -> None:
+def test_the_runtime_imports_no_heavy_package() -> None:
     heavy = {name for name in HEAVY if not name.startswith("specbuild.")}
     wrong = [
         f"{file.relative_to(ROOT)} imports {module}"
@@ -69,8 +69,8 @@ def test_runtime_names_no_heavy_package() -> None:
     assert not wrong
 
 
-def test_decoding_imports_nothing_that_measures() -> None:
-    """``runtime/measure`` is read by ``bench`` and ``tune`` only."""
+def test_decoding_does_not_import_measurements() -> None:
+    """``runtime/measure`` is imported by ``bench`` and ``tune`` only."""
     capacities = ("decode", "draft", "lossy", "cache", "executors")
     files = [
         file
@@ -87,7 +87,7 @@ def test_decoding_imports_nothing_that_measures() -> None:
     assert not wrong
 
 
-def test_every_runtime_module_imports_lightly() -> None:
+def test_every_runtime_module_is_light_to_import() -> None:
     modules = [
         "specbuild." + ".".join(file.relative_to(ROOT).with_suffix("").parts)
         for file in sorted((ROOT / "runtime").rglob("*.py"))
@@ -105,20 +105,20 @@ def test_importing_the_runtime_is_fast() -> None:
     assert cost.ratio < 1.5, cost
 
 
-def test_command_line_starts_without_heavy_packages() -> None:
+def test_the_command_line_starts_without_heavy_packages() -> None:
     loaded = loaded_modules("import specbuild.cli.main")
     assert not loaded & {*HEAVY, "onnxruntime", "tokenizers", "matplotlib"}
 
 
-def test_the_command_line_reads_only_the_command_that_is_asked_for() -> None:
-    # reading all of them takes a third of the time of `specbuild check`
+def test_the_command_line_imports_the_requested_command_only() -> None:
+    # Importing all of them takes a third of the time of `specbuild check`.
     loaded = loaded_modules("from specbuild.cli.main import command_line; command_line('check')")
     folders = ("specbuild.cli.commands.", "specbuild.cli.bench.")
     assert {name for name in loaded if name.startswith(folders)} == {"specbuild.cli.commands.check"}
 
 
-def test_what_check_reads_needs_no_numpy() -> None:
-    # a tenth of its half second
+def test_check_does_not_import_numpy() -> None:
+    # NumPy takes a tenth of its half second.
     loaded = loaded_modules(
         "import specbuild.runtime.executors.cpu.check, specbuild.runtime.executors.registry"
     )
@@ -126,7 +126,7 @@ def test_what_check_reads_needs_no_numpy() -> None:
 
 
 def loaded_modules(code: str) -> set[str]:
-    """What ``sys.modules`` holds after ``code`` ran in a fresh interpreter."""
+    """Return the contents of ``sys.modules`` after ``code`` ran in a new interpreter."""
     script = f"import sys\n{code}\nprint('\\n'.join(sys.modules))"
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=300

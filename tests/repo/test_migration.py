@@ -1,4 +1,4 @@
-"""The migration guide for TensorRT-LLM: its options are complete, and those of specbuild exist."""
+"""The migration guide for TensorRT-LLM: it covers all options, and specbuild's options exist."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ OPTION = re.compile(r"--[a-z0-9][\w-]*")
 
 
 def rows() -> Iterator[tuple[str, str, str]]:
-    """Heading of the right column, left cell and right cell of every table row."""
+    """Yield the heading of the right column, left cell and right cell of every table row."""
     heading = ""
     lines = PAGE.read_text(encoding="utf-8").splitlines()
     for line, below in zip(lines, [*lines[1:], ""], strict=True):
@@ -56,7 +56,7 @@ def test_every_option_of_trtllm_build_has_a_row() -> None:
 
 
 def test_options_of_specbuild_exist() -> None:
-    """In the right cells of tables and in prose, where the options of `build` and `serve` are."""
+    """Check the right cells of tables, and prose, which have options of `build` and `serve`."""
     text = PAGE.read_text(encoding="utf-8")
     prose = "\n".join(line for line in text.splitlines() if not line.startswith("|"))
     cells = [right for heading, _, right in rows() if heading == "specbuild"]

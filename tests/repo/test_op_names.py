@@ -1,4 +1,4 @@
-"""The runtime knows no op: no string of it names one (law 1)."""
+"""The runtime does not depend on ops: none of its strings is the name of one (law 1)."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from pathlib import Path
 from specbuild.plugins_cuda.registry import all_ops
 
 ROOT = Path(__file__).parents[2]
-# Words of English that ops are named by too, where a sentence begins with them.
+# English words at the beginning of sentences that are also names of ops.
 WORDS = {"Advance", "Capture", "Choose", "Embed", "Linear"}
 
 
 def strings(source: str) -> Iterator[tuple[int, str]]:
-    """Every string constant with its line; docstrings are among them."""
+    """Return every string constant with its line, including docstrings."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             yield node.lineno, node.value
 
 
 def names_in(text: str) -> set[str]:
-    """Ops that a string names; words only where they are all of it."""
+    """Return the ops in a string; English words count only if they are the full string."""
     named = set(re.findall(r"\w+", text)) & set(all_ops())
     return {name for name in named if name not in WORDS or text == name}
 
@@ -31,16 +31,16 @@ def test_no_string_of_the_runtime_names_an_op() -> None:
     assert set(all_ops()) >= WORDS
     files = sorted((ROOT / "runtime").rglob("*.py"))
     assert files
-    found = [
+    result = [
         f"{file.relative_to(ROOT)}:{line} names {', '.join(sorted(names))}"
         for file in files
         for line, text in strings(file.read_text(encoding="utf-8"))
         if (names := names_in(text))
     ]
-    assert not found
+    assert not result
 
 
-def test_names_are_found_in_code_and_in_documentation() -> None:
+def test_detects_names_in_code_and_docstrings() -> None:
     assert names_in("RmsMoe") == {"RmsMoe"}
     assert names_in("the logits of RmsMoe's router") == {"RmsMoe"}
     assert names_in("Choose") == {"Choose"} and not names_in("Choose another.")

@@ -1,4 +1,4 @@
-"""What an installation holds and gives: every package and kernel source, ``import specbuild``."""
+"""The contents of an installation: every package and kernel source, ``import specbuild``."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 TOP_LEVEL = ("builder", "cli", "plugins_cuda", "runtime")
-# holds `specbuild` itself: a folder of its own at the top level would hold two short files
+# it contains `specbuild` itself: a separate top-level folder would have two short files
 TOP_PACKAGE = ROOT / "cli/specbuild"
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 
 
 def installed_folder(folder: Path) -> str:
-    """Where a folder of the sources lies in site-packages."""
+    """Return where a folder of the sources is in site-packages."""
     if folder == TOP_PACKAGE:
         return "specbuild"
     return f"specbuild/{folder.relative_to(ROOT).as_posix()}"
 
 
 def packages_with(pattern: str) -> set[str]:
-    """The installed packages whose folders hold a file of this name."""
+    """Return the installed packages whose folders contain a matching file."""
     return {
         installed_folder(file.parent).replace("/", ".")
         for top in TOP_LEVEL
@@ -58,8 +58,8 @@ def test_every_top_level_folder_is_mapped() -> None:
     }
 
 
-def test_nothing_in_the_top_package_hides_a_mapped_one() -> None:
-    # an editable installation looks here for `specbuild.runtime` before it looks at the mapping
+def test_the_top_package_hides_no_mapped_package() -> None:
+    # an editable installation searches here for `specbuild.runtime` before it uses the mapping
     assert {file.name for file in TOP_PACKAGE.iterdir()} - {"__pycache__"} == {
         "__init__.py",
         "__main__.py",
@@ -82,7 +82,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def wheel(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel that the copy gives."""
+    """The wheel that is built from the copy."""
     folder = tmp_path_factory.mktemp("wheel")
     pip("wheel", "-w", str(folder), str(source))
     (wheel,) = folder.glob("specbuild-*.whl")
@@ -96,13 +96,13 @@ def wheel_files(wheel: Path) -> set[str]:
 
 
 def pip(*arguments: str) -> None:
-    """One command of pip with what is installed here: nothing is fetched."""
+    """Return a pip command that uses installed packages only: nothing is downloaded."""
     command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
     options = ["--no-deps", "--no-build-isolation"]
     subprocess.run([*command, *arguments, *options], check=True, timeout=300)
 
 
-def test_wheel_holds_every_source_file(wheel_files: set[str]) -> None:
+def test_the_wheel_contains_every_source_file(wheel_files: set[str]) -> None:
     sources = {
         f"{installed_folder(file.parent)}/{file.name}"
         for top in TOP_LEVEL
@@ -112,24 +112,24 @@ def test_wheel_holds_every_source_file(wheel_files: set[str]) -> None:
     assert sources <= wheel_files
 
 
-def test_wheel_holds_the_tactic_files(wheel_files: set[str]) -> None:
+def test_the_wheel_contains_the_tactic_files(wheel_files: set[str]) -> None:
     folder = "builder/backends/cuda/tactics"
     files = {f"specbuild/{folder}/{file.name}" for file in (ROOT / folder).glob("*.json")}
     assert files and files <= wheel_files
 
 
-def test_wheel_holds_the_page(wheel_files: set[str]) -> None:
+def test_the_wheel_contains_the_web_page(wheel_files: set[str]) -> None:
     folder = "runtime/serve/page"
     files = {f"specbuild/{folder}/{file.name}" for file in (ROOT / folder).iterdir()}
     assert files and files <= wheel_files
 
 
-def test_wheel_takes_kernel_sources(wheel_files: set[str]) -> None:
+def test_the_wheel_contains_kernel_sources(wheel_files: set[str]) -> None:
     assert "specbuild/plugins_cuda/kv_write/kernel.cu" in wheel_files
     assert "specbuild/plugins_cuda/kv_write/tile.cuh" in wheel_files
 
 
-def test_wheel_puts_nothing_generic_into_site_packages(wheel_files: set[str]) -> None:
+def test_the_wheel_adds_no_generic_name_to_site_packages(wheel_files: set[str]) -> None:
     tops = {name.split("/")[0] for name in wheel_files}
     assert {top for top in tops if not top.endswith(".dist-info")} == {"specbuild"}
 
@@ -163,7 +163,7 @@ print(specbuild.__file__)
 
 
 def public_package(python: Path, **environment: str) -> Path:
-    """Where ``import specbuild`` comes from, once its names and its command were seen to work."""
+    """Return the location of ``import specbuild``, after checking its names and its command."""
 
     def printed(*arguments: str) -> str:
         return subprocess.run(
@@ -181,7 +181,9 @@ def public_package(python: Path, **environment: str) -> Path:
 
 
 def installed(into: Path, *what: str) -> Path:
-    """The interpreter of a fresh environment with this installed over the packages of this one."""
+    """Return the interpreter of a new environment with this installation over the present
+    packages.
+    """
     venv.create(into, with_pip=False, symlinks=True)
     pip("install", "--ignore-installed", "--prefix", str(into), *what)
     (site,) = into.glob("lib/python*/site-packages")
@@ -190,23 +192,23 @@ def installed(into: Path, *what: str) -> Path:
     return into / "bin/python"
 
 
-def test_a_wheel_gives_the_public_names(wheel: Path, tmp_path: Path) -> None:
+def test_a_wheel_has_the_public_names(wheel: Path, tmp_path: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(tmp_path)
-    found = public_package(Path(sys.executable), PYTHONPATH=str(tmp_path))
-    assert found == tmp_path / "specbuild/__init__.py"
+    result = public_package(Path(sys.executable), PYTHONPATH=str(tmp_path))
+    assert result == tmp_path / "specbuild/__init__.py"
 
 
 @pytest.mark.slow
-def test_an_installed_wheel_gives_the_public_names(wheel: Path, tmp_path: Path) -> None:
-    found = public_package(installed(tmp_path, str(wheel)))
-    assert found.is_relative_to(tmp_path)
-    assert found.parts[-3:] == ("site-packages", "specbuild", "__init__.py")
+def test_an_installed_wheel_has_the_public_names(wheel: Path, tmp_path: Path) -> None:
+    result = public_package(installed(tmp_path, str(wheel)))
+    assert result.is_relative_to(tmp_path)
+    assert result.parts[-3:] == ("site-packages", "specbuild", "__init__.py")
 
 
 @pytest.mark.slow
 def test_an_installed_wheel_builds_and_runs_the_example(wheel: Path, tmp_path: Path) -> None:
-    """The quickstart in a fresh environment, outside of the checkout and without its sources."""
+    """Run the quickstart in a new environment, outside of the checkout and without its sources."""
     python = installed(tmp_path / "environment", str(wheel))
     example = shutil.copytree(ROOT / "examples/tiny-gpt-oss", tmp_path / "example")
 
@@ -232,9 +234,9 @@ def test_an_installed_wheel_builds_and_runs_the_example(wheel: Path, tmp_path: P
 
 
 @pytest.mark.slow
-def test_an_editable_installation_gives_the_public_names(source: Path, tmp_path: Path) -> None:
-    found = public_package(installed(tmp_path, "--editable", str(source)))
-    assert found == source / "cli/specbuild/__init__.py"
+def test_an_editable_installation_has_the_public_names(source: Path, tmp_path: Path) -> None:
+    result = public_package(installed(tmp_path, "--editable", str(source)))
+    assert result == source / "cli/specbuild/__init__.py"
 
 
 def test_running_needs_neither_torch_nor_onnx() -> None:
@@ -256,8 +258,10 @@ def test_running_needs_neither_torch_nor_onnx() -> None:
     }
 
 
-def test_floors_are_those_of_what_was_tried() -> None:
-    """Before these, ONNX Runtime read files outside of an engine, and jinja2's sandbox leaked."""
+def test_minimum_versions_of_libraries_with_fixed_faults() -> None:
+    """Earlier versions of ONNX Runtime read files outside an engine, and of jinja2 had
+    sandbox leaks.
+    """
     project = PYPROJECT["project"]
     needed = [*project["dependencies"], *project["optional-dependencies"]["cpu"]]
     floors = dict(requirement.split(">=") for requirement in needed if ">=" in requirement)
@@ -274,7 +278,7 @@ def test_constraints_pin_every_direct_dependency() -> None:
     pinned = {name.lower().replace("_", "-") for name in pins}
     project = PYPROJECT["project"]
     extras = project["optional-dependencies"]
-    wanted = [*project["dependencies"], *extras["cpu"], *extras["build"], *extras["dev"]]
-    names = {requirement.split(">")[0].split("[")[0] for requirement in wanted} - {"specbuild"}
+    expected = [*project["dependencies"], *extras["cpu"], *extras["build"], *extras["dev"]]
+    names = {requirement.split(">")[0].split("[")[0] for requirement in expected} - {"specbuild"}
     assert names <= pinned
     assert pins["torch"] == "2.13.0"

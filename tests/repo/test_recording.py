@@ -1,4 +1,4 @@
-"""docs/record_terminal.py: the picture has what a program wrote, when it wrote it."""
+"""docs/record_terminal.py: the picture shows a program's output with its timing."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 DOCS = Path(__file__).parents[2] / "docs"
 NAME = "{http://www.w3.org/2000/svg}"
-# A bar that is drawn twice, a prompt, and an answer in two pieces, the second of the draft.
+# A bar that is drawn twice, a prompt, and an answer in two parts, the second one of the draft.
 PROGRAM = """
 import sys, time
 print("load 10 %", flush=True)
@@ -40,34 +40,34 @@ def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 def texts(svg: str) -> list[tuple[float, str, str, float]]:
-    """Height, text, classes and delay of every piece of text after the title."""
-    found = []
+    """Yield height, text, classes and delay of every text element after the title."""
+    results = []
     for element in ET.fromstring(svg).iter(f"{NAME}text"):
         delay = re.search(r"delay:([\d.]+)s", element.get("style", ""))
         if delay:
             kinds = element.get("class", "")
-            found.append((float(element.get("y", 0)), element.text or "", kinds, float(delay[1])))
-    return found
+            results.append((float(element.get("y", 0)), element.text or "", kinds, float(delay[1])))
+    return results
 
 
 def lines(svg: str) -> list[str]:
-    """The picture's lines without spaces: pieces of spaces alone are not drawn."""
+    """Return the picture's lines without spaces: elements of spaces are not drawn."""
     rows: dict[float, str] = {}
     for height, text, *_ in texts(svg):
         rows[height] = rows.get(height, "") + text.replace(" ", "")
     return [rows[height] for height in sorted(rows)]
 
 
-def test_a_recording_shows_the_screen_and_its_times(script: ModuleType, tmp_path: Path) -> None:
+def test_a_recording_has_the_screen_and_its_times(script: ModuleType, tmp_path: Path) -> None:
     program = tmp_path / "p"
     program.write_text(PROGRAM)
     screen = script.recorded([sys.executable, str(program)], ["one two"], 300)
     svg = script.picture(screen, "a <title>")
-    shown = lines(svg)
-    assert shown[0].startswith("$") and shown[-1].endswith("bye")
-    assert "load100%" in shown and "load10%" not in shown
-    assert ">onetwo" in shown
-    assert any(line.startswith("ONETWOdrafted&<done>") for line in shown)
+    on_screen = lines(svg)
+    assert on_screen[0].startswith("$") and on_screen[-1].endswith("bye")
+    assert "load100%" in on_screen and "load10%" not in on_screen
+    assert ">onetwo" in on_screen
+    assert any(line.startswith("ONETWOdrafted&<done>") for line in on_screen)
     (drafted,) = [text for text in texts(svg) if "drafted" in text[1]]
     (plain,) = [text for text in texts(svg) if text[1].startswith("ONE")]
     assert "draft" in drafted[2].split() and "draft" not in plain[2].split()
@@ -83,6 +83,6 @@ def test_long_lines_wrap_at_the_edge_of_the_screen(script: ModuleType) -> None:
     assert rows == ["abcdefghij", "klm", "xy!"]
 
 
-def test_a_command_that_fails_makes_no_picture(script: ModuleType) -> None:
+def test_a_failed_command_creates_no_picture(script: ModuleType) -> None:
     with pytest.raises(RuntimeError, match="ended with 3"):
         script.recorded([sys.executable, "-c", "raise SystemExit(3)"], [], 40)

@@ -1,4 +1,4 @@
-"""House rules that no linter knows; `make lint` runs those."""
+"""House rules that no linter checks; `make lint` runs the linters."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ SOURCES = ("builder", "cli", "plugins_cuda", "runtime")
 MAX_LINES = 400
 MAX_FUNCTION_LINES = 60
 MAX_PARAMETERS = 6
-# What is longer, or takes more, and why. Others go by a rule: see `counted`.
+# Functions that are longer or have more parameters, with reasons. See `counted` for the rules.
 LONG_FUNCTIONS = {
     "builder/backends/cuda/step/programs.py:step_program": "one line for each part of a step",
     "builder/backends/cuda/step/views.py:view_rows": "the ports of one op after the other",
@@ -73,10 +73,10 @@ def test_files_are_short() -> None:
 
 
 def counted(file: Path, function: ast.FunctionDef | ast.AsyncFunctionDef) -> tuple[int, int]:
-    """Lines and parameters that count.
+    """Return the counted lines and parameters.
 
-    A command has a parameter for each option and its help as docstring, an op's reference and
-    cases have one for each input and attribute: of these only the body counts.
+    A command has a parameter for each option and its help as docstring; an op's reference and cases
+    have one for each input and attribute. Only their bodies count.
     """
     first = function.body[0]
     place = file.relative_to(ROOT)
@@ -95,31 +95,31 @@ def counted(file: Path, function: ast.FunctionDef | ast.AsyncFunctionDef) -> tup
 
 
 def long_functions() -> dict[str, tuple[int, int]]:
-    """Lines and parameters of every function with too many of either, by file and name."""
-    found = {}
+    """Return lines and parameters of every function with too many of either, by file and name."""
+    by_key = {}
     for file in python_of(*SOURCES):
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 lines, parameters = counted(file, node)
                 if lines > MAX_FUNCTION_LINES or parameters > MAX_PARAMETERS:
                     name = f"{file.relative_to(ROOT).as_posix()}:{node.name}"
-                    found[name] = (lines, parameters)
-    return found
+                    by_key[name] = (lines, parameters)
+    return by_key
 
 
-def test_functions_are_short_and_take_few_parameters() -> None:
-    found = long_functions()
-    assert not {name: found[name] for name in found if name not in LONG_FUNCTIONS}
-    assert not {name for name in LONG_FUNCTIONS if name not in found}, "take these off the list"
+def test_functions_are_short_and_have_few_parameters() -> None:
+    result = long_functions()
+    assert not {name: result[name] for name in result if name not in LONG_FUNCTIONS}
+    assert not {name for name in LONG_FUNCTIONS if name not in result}, "take these off the list"
 
 
-def test_files_are_named_for_what_they_hold() -> None:
+def test_file_names_are_specific() -> None:
     assert not [file for file in ours() if FORBIDDEN_NAMES & {file.stem, *file.parts}]
 
 
 def test_environment_variables_are_read_in_the_command_line_only() -> None:
     wrong = []
-    # runtime/__init__.py sets one, for a library that would send usage data otherwise
+    # runtime/__init__.py sets one, for a library that would otherwise send usage data
     files = set(python_of("runtime", "plugins_cuda", "builder")) - {ROOT / "runtime/__init__.py"}
     for file in sorted(files):
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
@@ -129,7 +129,7 @@ def test_environment_variables_are_read_in_the_command_line_only() -> None:
     assert not wrong
 
 
-def test_sources_hold_no_absolute_path() -> None:
+def test_sources_contain_no_absolute_path() -> None:
     wrong = []
     for file in files_of(*SOURCES, "examples", "benchmarks"):
         for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1):
@@ -138,7 +138,7 @@ def test_sources_hold_no_absolute_path() -> None:
     assert not wrong
 
 
-def test_sources_hold_no_unfinished_work() -> None:
+def test_sources_contain_no_unfinished_work() -> None:
     marks = re.compile(r"\b(TODO|FIXME|XXX|NotImplementedError)\b")
     assert not [
         f"{file.relative_to(ROOT)}:{number}"
@@ -148,7 +148,7 @@ def test_sources_hold_no_unfinished_work() -> None:
     ]
 
 
-def test_modules_say_what_they_are() -> None:
+def test_modules_have_docstrings() -> None:
     assert not [
         str(file.relative_to(ROOT))
         for file in python_of(*SOURCES)
@@ -157,8 +157,8 @@ def test_modules_say_what_they_are() -> None:
     ]
 
 
-def test_static_shared_variables_have_no_alignment_of_their_own() -> None:
-    """NVRTC places such ones in another order now and then: equal builds would differ."""
+def test_static_shared_variables_have_no_explicit_alignment() -> None:
+    """NVRTC sometimes places such variables in another order: equal builds would differ."""
     aligned = re.compile(r"__align__\(\d+\) __shared__|(?<!extern )__shared__ (__align__|alignas)")
     assert not [
         f"{file.relative_to(ROOT)}:{number}"

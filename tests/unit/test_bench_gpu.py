@@ -1,4 +1,4 @@
-"""The regression gate of a GPU: records, what moved between two, rounds of processes."""
+"""The regression gate of a GPU: records, changes between two of them, rounds of processes."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def row(records: ModuleType, name: str, unit: str, *values: float, **named: Any)
 
 
 def stored(*rows: Any, settings: dict[str, str] = SETTINGS) -> dict[str, Any]:
-    found = {"date": "2026-11-28", "settings": settings, "rows": [r.to_json() for r in rows]}
-    return dict(json.loads(json.dumps(found)))
+    result = {"date": "2026-11-28", "settings": settings, "rows": [r.to_json() for r in rows]}
+    return dict(json.loads(json.dumps(result)))
 
 
 def verdicts(records: ModuleType, rows: list[Any], record: Any, **named: Any) -> dict[str, str]:
@@ -65,7 +65,7 @@ def test_a_row_is_the_median_of_its_rounds(records: ModuleType) -> None:
     assert row(records, "a", "us", 5, 1, 9).middle() == (1, 9)
 
 
-def test_cards_have_records_of_their_own(records: ModuleType) -> None:
+def test_each_gpu_has_its_own_records(records: ModuleType) -> None:
     assert records.card_file("NVIDIA H200") == "h200.json"
     assert records.card_file("NVIDIA H100 80GB HBM3") == "h100-80gb-hbm3.json"
 
@@ -78,13 +78,13 @@ def test_cards_have_records_of_their_own(records: ModuleType) -> None:
         ("us", (97.5, 97.6, 97.4), "faster"),
         ("tokens/s", (97.5, 97.6, 97.4), "slower"),
         ("tokens/s", (102.5, 102.6, 102.4), "faster"),
-        # The median moved, but one round of each overlaps.
+        # The median changed, but one round of each record overlaps.
         ("us", (100.0, 103.0, 104.0), "unsure"),
-        # Of five rounds the extremes do not count as an overlap.
+        # Of five rounds, the extremes are not considered for overlaps.
         ("us", (100.0, 103.0, 103.1, 103.2, 130.0), "slower"),
     ],
 )
-def test_moves_beyond_the_tolerance_are_named(
+def test_lists_changes_beyond_the_tolerance(
     records: ModuleType, unit: str, values: tuple[float, ...], verdict: str
 ) -> None:
     before = stored(row(records, "20B step", unit, 99.9, 100.0, 100.1))
@@ -94,7 +94,7 @@ def test_moves_beyond_the_tolerance_are_named(
 
 
 def test_a_slower_read_explains_rows_that_follow_it(records: ModuleType) -> None:
-    """Up to the read's own change; a prompt does not follow it, and a larger move stays a move."""
+    """The limit is the read's own change; prompts do not depend on it, and larger changes count."""
     before = stored(
         row(records, READ, "TB/s", 4.66),
         row(records, "20B step", "us", 100.0, follows_read=True),
@@ -127,16 +127,16 @@ def test_a_slower_read_explains_rows_that_follow_it(records: ModuleType) -> None
 def test_a_record_equals_itself_and_differs_from_a_multiple(
     records: ModuleType, values: list[float], unit: str, follows: bool, factor: float
 ) -> None:
-    found = row(records, "20B step", unit, *values, follows_read=follows)
-    assert verdicts(records, [found], stored(found)) == {"20B step": "same"}
+    result = row(records, "20B step", unit, *values, follows_read=follows)
+    assert verdicts(records, [result], stored(result)) == {"20B step": "same"}
     more = row(records, "20B step", unit, *(v * factor for v in values), follows_read=follows)
-    [verdict] = verdicts(records, [more], stored(found)).values()
+    [verdict] = verdicts(records, [more], stored(result)).values()
     moved = "faster" if unit == "tokens/s" else "slower"
     assert verdict in (moved, "unsure")
     assert verdict == moved or max(values) / min(values) >= factor
 
 
-def test_rows_that_cannot_be_compared_are_named(records: ModuleType) -> None:
+def test_lists_rows_that_cannot_be_compared(records: ModuleType) -> None:
     before = stored(
         row(records, "20B gone", "us", 1.0),
         row(records, "20B broken", "us", 1.0),
@@ -165,7 +165,7 @@ def test_rows_that_cannot_be_compared_are_named(records: ModuleType) -> None:
         assert text in lines
 
 
-def test_the_table_has_figures_beside_the_record(records: ModuleType) -> None:
+def test_the_table_has_measured_and_recorded_values(records: ModuleType) -> None:
     before = stored(row(records, "20B step", "us", 1200.0))
     now = row(records, "20B step", "us", 1250.0, 1240.0, 1260.0, shares=[0.66, 0.67, 0.68])
     changes = records.compared([now], SETTINGS, before)
@@ -173,13 +173,13 @@ def test_the_table_has_figures_beside_the_record(records: ModuleType) -> None:
     assert line.split() == [
         "20B", "step", "1250.0", "us", "1.6%", "67.0%", "1200.0", "us", "+4.2%", "slower",
     ]  # fmt: skip
-    [said] = records.summary(changes)
-    assert said == "slower by more than 2%: 20B step"
+    [text] = records.summary(changes)
+    assert text == "slower by more than 2%: 20B step"
     [_, alone] = records.table(records.compared([now], SETTINGS, None), None)
     assert alone.split()[-1] == "new" and not records.fails(records.compared([now], {}, None))
 
 
-# A process as gpu_rows.py is one: rows named "dies" and "hangs" do, one named "fails" says so.
+# A process like gpu_rows.py: rows named "dies" and "hangs" do so, one named "fails" reports it.
 WORKER = """
 import json, os, sys, time
 rows = [word.removeprefix("--row=") for word in sys.argv if word.startswith("--row=")]
@@ -222,8 +222,8 @@ def session_of(
     return make
 
 
-def test_a_row_that_fails_leaves_the_others(session_of: Any, tmp_path: Path) -> None:
-    """Each failure ends a process; another measures the rest, and later rounds leave it out."""
+def test_a_failed_row_does_not_affect_others(session_of: Any, tmp_path: Path) -> None:
+    """Each failure ends a process; another one measures the rest, and later rounds omit the row."""
     names = ("20B a", "20B fails", "20B b", "20B dies", "20B c", "20B hangs", "20B d")
     session = session_of(*names, row_limit_s=5.0)
     session.measure(2, 300, lambda: None)
@@ -262,7 +262,7 @@ def test_the_start_of_a_process_is_a_row(session_of: Any) -> None:
     assert len(session.rows["20B a"].values) == 2
 
 
-def test_the_budget_drops_rounds_and_no_row(session_of: Any) -> None:
+def test_the_budget_drops_rounds_but_no_row(session_of: Any) -> None:
     session = session_of("20B a", "20B b")
     saved: list[int] = []
     session.measure(4, 0.0, lambda: saved.append(len(session.rows["20B b"].values)))
@@ -270,11 +270,11 @@ def test_the_budget_drops_rounds_and_no_row(session_of: Any) -> None:
     assert saved == [1] and session.notes[0].startswith("3 of 4 rounds were dropped")
 
 
-def test_a_check_fails_where_a_row_moved(
+def test_a_check_fails_if_a_row_changed(
     gate: ModuleType, session_of: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    """The first run stores a record, the second equals it, a third is held against another."""
+    """The first run stores a record, the second equals it, and a third is compared with another."""
     monkeypatch.setattr(gate, "RECORDS", tmp_path / "records")
     output = tmp_path / "now.json"
     session = session_of("20B a")
@@ -290,8 +290,8 @@ def test_a_check_fails_where_a_row_moved(
     assert "does not exist: run with --record" in capsys.readouterr().out
     assert conclude("--record") == 0
     assert card.read_bytes() == output.read_bytes()
-    found = json.loads(card.read_text())
-    assert found["gpu"] == "NVIDIA Fake" and found["settings"] == SETTINGS and found["date"]
+    result = json.loads(card.read_text())
+    assert result["gpu"] == "NVIDIA Fake" and result["settings"] == SETTINGS and result["date"]
     assert conclude("--check") == 0
     before = json.loads(card.read_text())
     before["rows"][1]["values"] = [90.0]
@@ -306,7 +306,7 @@ def test_a_check_fails_where_a_row_moved(
     assert "not stored: a record needs every row" in capsys.readouterr().out
 
 
-def test_engines_are_built_again_where_sources_changed(
+def test_engines_are_rebuilt_if_sources_changed(
     scripts: dict[str, ModuleType], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engines = scripts["gpu_engines"]
@@ -386,14 +386,14 @@ def test_a_run_builds_measures_stores_and_compares(
     printed = capsys.readouterr().out
     assert "120B-long prompt of 512 tokens" in printed and "failed: no space left" in printed
     assert "no compiler" in printed
-    found = json.loads(output.read_text())
-    assert found["rounds"] == 2 and found["notes"] == ["no compiler"]
-    rows = {row["name"]: row for row in found["rows"]}
+    result = json.loads(output.read_text())
+    assert result["rounds"] == 2 and result["notes"] == ["no compiler"]
+    rows = {row["name"]: row for row in result["rows"]}
     assert rows["20B first token of a fresh process"]["values"] == [1.5, 1.5]
     assert rows["20B step, batch 16, no draft"]["values"] == [100.0, 100.0]
     assert rows["120B-long prompt of 512 tokens"]["error"] == "no space left"
     assert rows["120B step, batch 16, no draft"]["values"] == [100.0, 100.0]
-    assert set(found) >= {"command", "date", "gpu", "driver", "versions", "settings"}
+    assert set(result) >= {"command", "date", "gpu", "driver", "versions", "settings"}
     only = [*words, "--geometry", "20B", "--only", "20B step", "--check"]
     monkeypatch.setattr(gate, "build_engines", lambda _: {})
     assert gate.main([*only, "--against", str(output)]) == 0

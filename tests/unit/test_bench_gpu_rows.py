@@ -37,10 +37,10 @@ def rows_of() -> Iterator[ModuleType]:
             sys.modules.pop(name, None)
 
 
-def test_the_rows_of_an_engine_are_measured(
+def test_measures_the_rows_of_an_engine(
     rows_of: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On a toy engine whose clock counts operations; names are those that are planned."""
+    """Use a toy engine whose clock counts operations; row names equal the planned ones."""
     monkeypatch.setattr(ProgramRunner, "described", described)
     shape = DraftShape(1, 2, 2)
     sizes = rows_of.Sizes((1, 2), (2,), (5,), context=6, tokens=6, repeats=2, chain=shape)
@@ -48,35 +48,35 @@ def test_the_rows_of_an_engine_are_measured(
     engine_rows = rows_of.EngineRows("toy", toy.engine, [(1, 2, 3), (4, 5)], 1000.0, sizes)
     rows = engine_rows.rows()
     assert list(rows) == sizes.names("toy", drafts=True)
-    said: list[dict[str, Any]] = []
-    assert rows_of.report(rows, list(rows), said.append) == 0
-    found = {message["row"]: message for message in said if "row" in message}
-    assert list(found) == list(rows) and not [m for m in said if "error" in m]
-    step = found["toy step, batch 2, no draft"]
-    # One kernel and the mark behind it: two seconds for the target's three weights.
+    lines: list[dict[str, Any]] = []
+    assert rows_of.report(rows, list(rows), lines.append) == 0
+    result = {message["row"]: message for message in lines if "row" in message}
+    assert list(result) == list(rows) and not [m for m in lines if "error" in m]
+    step = result["toy step, batch 2, no draft"]
+    # One kernel and the event after it: two seconds for the target's three weights.
     assert (step["value"], step["unit"], step["follows_read"]) == (2e6, "us", True)
     assert step["share"] == pytest.approx(3 * WEIGHT / 2 / 1000)
-    chain = found["toy step, batch 2, chain of 2"]
+    chain = result["toy step, batch 2, chain of 2"]
     assert chain["detail"]["bytes"] == 5 * WEIGHT
-    decoding = found["toy decoding, batch 2, chain of 2"]
+    decoding = result["toy decoding, batch 2, chain of 2"]
     assert decoding["unit"] == "tokens/s" and decoding["value"] > 0 and decoding["share"] > 0
     assert 1 <= decoding["detail"]["tokens_a_step"] <= 3
-    prompt = found["toy prompt of 5 tokens"]
+    prompt = result["toy prompt of 5 tokens"]
     assert prompt["unit"] == "ms" and prompt["value"] > 0
-    cost = found["toy cost of top_k 40, batch 2, chain of 2"]
+    cost = result["toy cost of top_k 40, batch 2, chain of 2"]
     assert cost["unit"] == "times" and cost["value"] > 0 and cost["share"] is None
     assert not toy.ledger.held
-    said.clear()
+    lines.clear()
     names = ["toy prompt of 5 tokens", "toy prompt of 9999 tokens", "toy step, batch 1, no draft"]
-    assert rows_of.report(rows, names, said.append) == 1
-    assert said[-1] == {"row": names[1], "error": f"KeyError: {names[1]!r}"}
+    assert rows_of.report(rows, names, lines.append) == 1
+    assert lines[-1] == {"row": names[1], "error": f"KeyError: {names[1]!r}"}
 
 
 def test_a_process_prints_a_line_for_each_row(
     rows_of: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    """Of a toy engine, with a kernel that reads nothing."""
+    """Use a toy engine with a kernel that reads nothing."""
     monkeypatch.setattr(ProgramRunner, "described", described)
     toy = toy_cuda(shapes=(DraftShape(1, 3, 3),))
     toy.device.gpu.kernels["stream_read"] = FakeKernel(lambda *_: None, "ppi")

@@ -1,4 +1,4 @@
-"""Building the engines that are compared: what is kept, what fails, and what stands in."""
+"""Building the engines for a comparison: cached parts, failures, and substitutes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import pytest
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 SCRIPTS = ("build_engines", "engine_matrix", "kernel_cache")
 SUCCESS = 0
-# Stands for specbuild: it writes an engine, or fails for long contexts.
+# A substitute for specbuild: it writes an engine, or fails for long contexts.
 SPECBUILD = """#!{python}
 import pathlib, sys
 if "131072" in sys.argv:
@@ -38,7 +38,7 @@ def scripts() -> Iterator[dict[str, ModuleType]]:
             sys.modules.pop(name, None)
 
 
-def test_engines_are_built_by_the_command_line_and_failures_are_told(
+def test_engines_are_built_by_the_command_line_and_failures_reported(
     scripts: dict[str, ModuleType],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -51,9 +51,9 @@ def test_engines_are_built_by_the_command_line_and_failures_are_told(
     arguments = ["build_engines.py", folder, "--specbuild", command, "--only", "synth-20b-cuda*"]
     monkeypatch.setattr(sys, "argv", list(map(str, arguments)))
     assert script.main() == 1
-    shown = capsys.readouterr().out
-    assert "synth-20b-cuda-tree" in shown and "specbuild: too long" in shown
-    assert "1 engines in" in shown
+    output = capsys.readouterr().out
+    assert "synth-20b-cuda-tree" in output and "specbuild: too long" in output
+    assert "1 engines in" in output
     assert (folder / "synth-20b-cuda" / "manifest.json").read_text().startswith("synth --geometry")
     digest, size = (folder / "synth-20b-cuda" / "weights.safetensors.sha256").read_text().split()
     assert (len(digest), size) == (64, "9999")
@@ -63,7 +63,7 @@ def test_engines_are_built_by_the_command_line_and_failures_are_told(
     assert "0 engines in" in capsys.readouterr().out
 
 
-def test_every_example_is_a_command_of_its_own(
+def test_every_example_is_a_separate_command(
     scripts: dict[str, ModuleType], tmp_path: Path
 ) -> None:
     matrix = scripts["engine_matrix"]
@@ -77,7 +77,9 @@ def test_every_example_is_a_command_of_its_own(
 
 
 class Compiler:
-    """Stands for ``cuda.bindings.nvrtc``: code is the text in capitals; ``bad`` is refused."""
+    """A substitute for ``cuda.bindings.nvrtc``: code is the text in capitals; ``bad`` is
+    rejected.
+    """
 
     def __init__(self) -> None:
         self.compiled: list[bytes] = []
@@ -102,7 +104,7 @@ class Compiler:
 
 
 def compile_with(nvrtc: Any, text: bytes, *options: str) -> tuple[int, bytes, bytes]:
-    """As the builder compiles."""
+    """Compile as the builder does."""
     _, program = nvrtc.nvrtcCreateProgram(text, b"op/kernel.cu", 0, [], [])
     (status,) = nvrtc.nvrtcCompileProgram(program, len(options), [o.encode() for o in options])
     log = b" " * nvrtc.nvrtcGetProgramLogSize(program)[1]
@@ -113,7 +115,7 @@ def compile_with(nvrtc: Any, text: bytes, *options: str) -> tuple[int, bytes, by
     return status, log, code
 
 
-def test_the_cache_is_asked_by_all_that_the_compiler_reads(
+def test_the_key_of_the_cache_covers_all_inputs_of_the_compiler(
     scripts: dict[str, ModuleType], tmp_path: Path
 ) -> None:
     text = b'#include "../shared/a.cuh"\nkernel'
@@ -133,18 +135,18 @@ def test_the_cache_is_asked_by_all_that_the_compiler_reads(
         counts.append(len(compiler.compiled))
         return result
 
-    wanted = (SUCCESS, b"log", text.upper())
-    assert ask(text, one) == ask(text, one) == ask(text, two) == wanted
-    assert ask(text, one, "-DK=2") == wanted
+    expected = (SUCCESS, b"log", text.upper())
+    assert ask(text, one) == ask(text, one) == ask(text, two) == expected
+    assert ask(text, one, "-DK=2") == expected
     (tmp_path / "two" / "shared" / "b.cuh").write_text("changed")
-    assert ask(text, two) == wanted
+    assert ask(text, two) == expected
     assert counts == [1, 0, 0, 1, 1]
     assert [ask(b"bad")[0], ask(b"bad")[0]] == [1, 1]
     assert counts[-2:] == [1, 1]
 
 
 @pytest.mark.parametrize("name", ["tensorrt", "tensorrt_rtx"])
-def test_the_stand_in_records_what_it_is_given(name: str) -> None:
+def test_the_substitute_records_its_arguments(name: str) -> None:
     spec = importlib.util.spec_from_file_location(name, BENCHMARKS / "tensorrt_stand_in.py")
     assert spec is not None and spec.loader is not None
     library = importlib.util.module_from_spec(spec)
@@ -175,10 +177,10 @@ def test_the_stand_in_records_what_it_is_given(name: str) -> None:
         assert builder.build_serialized_network_to_stream(network, config, writer)
         return b"".join(written)
 
-    made = engine()
-    record = json.loads(made[64:])
-    assert made == engine()
+    test_double = engine()
+    record = json.loads(test_double[64:])
+    assert test_double == engine()
     assert record["nodes"] == [{"name": "", "op": "Plugin", "attributes": {"fields": "text"}}]
     assert record["settings"][0] == ["set_flag", "BuilderFlag.TF32"]
-    assert made[:4] == b"vtrt" and made[32] == 1 << 4
+    assert test_double[:4] == b"vtrt" and test_double[32] == 1 << 4
     assert json.loads(engine(number=4)[64:])["graph"] != record["graph"]

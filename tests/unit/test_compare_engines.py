@@ -1,4 +1,4 @@
-"""Comparing engines: what is found, what is left out, and what is only told."""
+"""Comparing engines: differences, allowed differences, and notes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def record(name: str, code: bytes) -> dict[str, str]:
-    """The fields of a plugin."""
+    """Return the fields of a plugin."""
     kernel = {"name": f"{name}/kernel.cu:entry", "cubin": f"{name}.cubin", "entry": "entry"}
     packed = base64.b85encode(zlib.compress(code)).decode()
     description = {"kernels": [kernel], "buckets": [{"grid": [4, 1, 1]}]}
@@ -45,7 +45,7 @@ def record(name: str, code: bytes) -> dict[str, str]:
 
 
 def write_engine(folder: Path) -> Path:
-    """A cuda engine of two kernels and one program, with a TensorRT engine's files in it too."""
+    """Write a CUDA engine of two kernels and one program, including a TensorRT engine's files."""
     write_json(folder / "manifest.json", {"format_version": 2, "files": {"a": {"bytes": 1}}})
     write_json(folder / "build_report.json", {"passes": [{"name": "fuse"}]})
     (folder / "manifest.sha256").write_text("0")
@@ -78,20 +78,20 @@ def write_engine(folder: Path) -> Path:
 
 
 def edited(file: str, *keys: str | int, value: Any) -> Change:
-    """Puts ``value`` at ``keys`` of a JSON file."""
+    """Return a function that sets ``value`` at ``keys`` of a JSON file."""
 
     def change(engine: Path) -> None:
-        found = document = json.loads((engine / file).read_text())
+        result = document = json.loads((engine / file).read_text())
         for key in keys[:-1]:
-            found = found[key]
-        found[keys[-1]] = value
+            result = result[key]
+        result[keys[-1]] = value
         write_json(engine / file, document)
 
     return change
 
 
 def flipped(file: str) -> Change:
-    """Flips a bit of a file's last byte."""
+    """Return a function that flips a bit of a file's last byte."""
 
     def change(engine: Path) -> None:
         data = bytearray((engine / file).read_bytes())
@@ -102,7 +102,7 @@ def flipped(file: str) -> Change:
 
 
 def renamed_code(engine: Path) -> None:
-    """Every name that may differ does: of kernels, cubins, buffers, ops, programs."""
+    """Change every name that may differ: of kernels, cubins, buffers, ops and programs."""
     (engine / "kernels" / "first.cubin").rename(engine / "kernels" / "third.cubin")
     (engine / "programs" / "step@1.json").rename(engine / "programs" / "one.json")
     edited("plan.json", "kernels", 0, "cubin", value="kernels/third.cubin")(engine)
@@ -119,8 +119,8 @@ def renamed_code(engine: Path) -> None:
     )
 
 
-def told_apart(engine: Path) -> None:
-    """What is printed and no failure."""
+def reported_changes(engine: Path) -> None:
+    """Change data that is reported without being a failure."""
     edited("manifest.json", "format_version", value=3)(engine)
     edited("build_report.json", "passes", 0, "name", value="join")(engine)
     (engine / "manifest.sha256").write_text("1")
@@ -131,17 +131,17 @@ def pair(tmp_path: Path) -> tuple[Path, Path]:
     return write_engine(tmp_path / "old" / "e"), write_engine(tmp_path / "new" / "e")
 
 
-def wrong(script: ModuleType, pair: tuple[Path, Path], *allowed: str) -> list[str]:
+def differences(script: ModuleType, pair: tuple[Path, Path], *allowed: str) -> list[str]:
     (result,) = script.compare(*pair, script.Rules((*script.LEFT_OUT, *allowed)))
     return list(result.wrong)
 
 
-@pytest.mark.parametrize("change", [lambda _: None, renamed_code, told_apart])
-def test_what_may_differ_is_no_difference(
+@pytest.mark.parametrize("change", [lambda _: None, renamed_code, reported_changes])
+def test_allowed_changes_are_no_differences(
     script: ModuleType, pair: tuple[Path, Path], change: Change
 ) -> None:
     change(pair[1])
-    assert wrong(script, pair) == []
+    assert differences(script, pair) == []
 
 
 LAUNCH = ("programs/step@1.json", "launches", 1)
@@ -188,22 +188,22 @@ CHANGES: dict[str, tuple[Change, tuple[str, ...]]] = {
 
 
 @pytest.mark.parametrize("name", CHANGES)
-def test_a_change_is_found_where_it_is(
+def test_reports_a_change_with_its_location(
     script: ModuleType, pair: tuple[Path, Path], name: str
 ) -> None:
     change, places = CHANGES[name]
     change(pair[1])
-    found = "\n".join(wrong(script, pair))
+    result = "\n".join(differences(script, pair))
     for place in places:
-        assert place in found
+        assert place in result
 
 
-def test_a_field_that_is_allowed_is_left_out_with_what_lies_below(
+def test_an_allowed_field_is_ignored_with_its_children(
     script: ModuleType, pair: tuple[Path, Path]
 ) -> None:
     edited(*LAUNCH, "grid", 0, value=9)(pair[1])
     edited(*LAUNCH, "block", value=9)(pair[1])
-    (left,) = wrong(script, pair, "program.launches.grid")
+    (left,) = differences(script, pair, "program.launches.grid")
     assert left.endswith("program.launches[1].block: 256 → 9")
 
 
@@ -213,11 +213,11 @@ def test_a_renamed_field_is_compared_under_its_new_key(
     edited("plan.json", "programs", 0, "narrows", value=False)(pair[0])
     edited("plan.json", "programs", 0, "sparse", value=False)(pair[1])
     rules = script.Rules(renamed={"plan.programs.narrows": "sparse"})
-    assert len(wrong(script, pair)) == 2
+    assert len(differences(script, pair)) == 2
     assert script.compare(*pair, rules)[0].wrong == []
     edited("plan.json", "programs", 0, "sparse", value=True)(pair[1])
-    (found,) = script.compare(*pair, rules)[0].wrong
-    assert found.endswith("plan.programs[0].sparse: False → True")
+    (result,) = script.compare(*pair, rules)[0].wrong
+    assert result.endswith("plan.programs[0].sparse: False → True")
 
 
 def run(script: ModuleType, monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
@@ -232,19 +232,19 @@ def test_folders_are_compared_engine_by_engine(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     old, new = (engine.parent for engine in pair)
-    told_apart(pair[1])
+    reported_changes(pair[1])
     assert run(script, monkeypatch, old, new) == 0
-    shown = capsys.readouterr().out
-    assert "manifest.format_version: 2 → 3" in shown
-    assert "build_report.passes[0].name: 'fuse' → 'join'" in shown
-    name, files, _, *rest = shown.splitlines()[-1].split()
+    output = capsys.readouterr().out
+    assert "manifest.format_version: 2 → 3" in output
+    assert "build_report.passes[0].name: 'fuse' → 'join'" in output
+    name, files, _, *rest = output.splitlines()[-1].split()
     assert [name, files, *rest] == ["e", "4", "2", "1", "2", "equal"]
     shutil.copytree(pair[0], new / "more")
     assert run(script, monkeypatch, old, new) == 1
     assert "more: DIFFERS\n  the engine is only in the new" in capsys.readouterr().out
 
 
-def test_what_cannot_be_compared_is_refused(
+def test_rejects_engines_that_cannot_be_compared(
     script: ModuleType,
     pair: tuple[Path, Path],
     monkeypatch: pytest.MonkeyPatch,
@@ -262,4 +262,4 @@ def test_what_cannot_be_compared_is_refused(
         assert message in capsys.readouterr().err
     (pair[1] / "kernels" / "first.cubin").unlink()
     with pytest.raises(ValueError, match=r"kernels/first\.cubin, which is missing"):
-        wrong(script, pair)
+        differences(script, pair)

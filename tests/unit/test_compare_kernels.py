@@ -1,4 +1,4 @@
-"""Comparing kernels: what two listings differ in, and from where a version is taken."""
+"""Comparing kernels: differences between two listings, and the sources of a version."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ def script() -> Iterator[ModuleType]:
 
 
 class Cubins:
-    """Machine code whose parts the name of a cubin spells, as JSON."""
+    """Machine code whose parts are encoded in the name of a cubin, as JSON."""
 
     def code(self, cubin: str, entry: str) -> SimpleNamespace:
         return SimpleNamespace(parts=json.loads(cubin), digest=f"{entry}{cubin.strip()}")
 
 
 def launch(kernel: str = "linear/kernel.cu:go", *, grid: int = 1, **parts: str) -> dict[str, Any]:
-    """Its source spells the machine code that compiling gives."""
+    """Return a launch whose source determines the compiled machine code."""
     return {
         "kernel": kernel,
         "entry": kernel.rpartition(":")[2],
@@ -44,12 +44,12 @@ def launch(kernel: str = "linear/kernel.cu:go", *, grid: int = 1, **parts: str) 
 
 
 def listing(*launches: dict[str, Any]) -> list[dict[str, Any]]:
-    """Both requests launch the same."""
+    """Return a listing in which both requests have equal launches."""
     return [{"launches": list(launches)} for _ in REQUESTS]
 
 
 def compared(script: ModuleType, old: list[Any], new: list[Any]) -> Any:
-    """Every pair that must be is compiled and judged."""
+    """Compile and compare every pair that needs it."""
 
     def code(source: str) -> dict[str, str]:
         return json.loads(source) if "problem" in source else {"cubin": source}
@@ -96,16 +96,16 @@ def test_a_listing_equals_itself(script: ModuleType) -> None:
         ),
     ],
 )
-def test_a_difference_is_found_and_named(
+def test_reports_a_difference_with_its_kind(
     script: ModuleType, old: list[Any], new: list[Any], state: str, line: str
 ) -> None:
     result = compared(script, listing(*old), listing(*new))
     assert not result.equal
     assert result.states["Linear"][state] == 1
-    assert [found for found in result.lines if found.endswith(line)] != []
+    assert [actual for actual in result.lines if actual.endswith(line)] != []
 
 
-def test_other_sources_may_give_the_same_machine_code(script: ModuleType) -> None:
+def test_other_sources_may_have_equal_machine_code(script: ModuleType) -> None:
     old, new = listing(launch(text="a")), listing(launch(text="a"))
     for described in new:
         described["launches"][0]["source"] += " "
@@ -117,7 +117,7 @@ def test_other_sources_may_give_the_same_machine_code(script: ModuleType) -> Non
     assert script.pairs(old, old, same=True) == [script.Pair(pair.old, pair.old, "go", "go")]
 
 
-def test_every_file_has_its_turn(script: ModuleType) -> None:
+def test_every_file_is_compared(script: ModuleType) -> None:
     names = ["a", "a", "b", "c", "b", "a"]
     old = listing(*(launch(name, text=f"{name}{i}") for i, name in enumerate(names)))
     new = listing(*(launch(name, text=f"{name}{i}'") for i, name in enumerate(names)))
@@ -125,7 +125,7 @@ def test_every_file_has_its_turn(script: ModuleType) -> None:
     assert order == ["a", "b", "c", "a", "b", "a"]
 
 
-def test_a_record_goes_on_where_a_run_was_stopped(script: ModuleType, tmp_path: Path) -> None:
+def test_a_stopped_run_is_resumed(script: ModuleType, tmp_path: Path) -> None:
     pair, verdict = script.Pair("1", "2", "go", "go"), script.Verdict("identical", "code")
     record = tmp_path / "record.jsonl"
     assert script.recorded(record) == script.recorded(None) == {}
@@ -135,7 +135,7 @@ def test_a_record_goes_on_where_a_run_was_stopped(script: ModuleType, tmp_path: 
     assert record.read_text() == f"{line}\n"
 
 
-def test_a_version_that_refuses_is_named(script: ModuleType) -> None:
+def test_reports_a_version_that_rejects_a_request(script: ModuleType) -> None:
     refused = [{"refused": "too wide"}] * 2
     result = script.compare(REQUESTS, refused, listing(launch()), {})
     assert "Linear: the old version refuses: too wide" in result.lines
@@ -148,6 +148,6 @@ def test_a_version_is_a_checkout_or_a_revision(script: ModuleType, tmp_path: Pat
     assert versions.checkout(str(ROOT), tmp_path) == ROOT
     with pytest.raises(ValueError, match="neither a checkout nor a revision"):
         versions.checkout("no-such-revision", tmp_path)
-    found = versions.packages(ROOT, tmp_path / "packages") / "specbuild"
-    assert (found / "plugins_cuda" / "registry.py").is_file()
-    assert (found / "__init__.py").is_file()
+    result = versions.packages(ROOT, tmp_path / "packages") / "specbuild"
+    assert (result / "plugins_cuda" / "registry.py").is_file()
+    assert (result / "__init__.py").is_file()

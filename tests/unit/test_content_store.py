@@ -1,4 +1,4 @@
-"""The store of tests: entries appear whole, damage is repaired, and what is unused goes."""
+"""The store of tests: atomic entries, repair of damage, eviction of unused entries."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TESTS = Path(__file__).parents[1]
 
 
 class Maker:
-    """Writes an entry of some bytes and counts how often."""
+    """Writes an entry of some bytes, and counts its calls."""
 
     def __init__(self, data: bytes = b"data") -> None:
         self.data, self.count = data, 0
@@ -25,7 +25,7 @@ class Maker:
         (folder / "file").write_bytes(self.data)
 
 
-def test_an_entry_is_made_once_and_outlives_its_process(tmp_path: Path) -> None:
+def test_an_entry_is_created_once_and_persists(tmp_path: Path) -> None:
     make = Maker()
     for _ in range(2):
         store = ContentStore(tmp_path)
@@ -39,7 +39,7 @@ def test_an_entry_is_made_once_and_outlives_its_process(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["changed", "cut", "missing", "no digests", "bad digests"])
-def test_a_damaged_entry_is_made_again(tmp_path: Path, damage: str) -> None:
+def test_a_damaged_entry_is_recreated(tmp_path: Path, damage: str) -> None:
     make = Maker()
     entry = ContentStore(tmp_path).made("kind", "key", make)
     if damage == "changed":
@@ -101,7 +101,7 @@ def _make_and_log(folder: Path, log: Path) -> None:
         assert (store.made("kind", str(key), make) / "file").read_bytes() == str(key).encode()
 
 
-def test_two_processes_make_each_entry_once(tmp_path: Path) -> None:
+def test_two_processes_create_each_entry_once(tmp_path: Path) -> None:
     log = tmp_path / "log"
     context = multiprocessing.get_context("fork")
     processes = [
@@ -137,5 +137,5 @@ def test_nothing_is_evicted_while_another_process_uses_the_store(tmp_path: Path)
     assert mine.evict(0) == 1 and mine.find("kind", "key") is None
 
 
-def test_parts_of_a_key_do_not_run_together() -> None:
+def test_parts_of_a_key_are_delimited() -> None:
     assert len({digest("ab", "c"), digest("a", "bc"), digest("abc"), digest("abc", "")}) == 4

@@ -1,4 +1,4 @@
-"""JSON that nests deeper than the interpreter reads is refused in a sentence, whoever reads it."""
+"""Every reader rejects JSON that nests deeper than the interpreter supports."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def document(file: Path) -> object:
         lambda _: read_fields(dict.fromkeys(FIELD_NAMES, DEEP)),
     ],
 )
-def test_deep_json_is_refused(tmp_path: Path, read: Callable[[Path], object]) -> None:
+def test_rejects_deeply_nested_json(tmp_path: Path, read: Callable[[Path], object]) -> None:
     file = tmp_path / "config.json"
     file.write_bytes(DEEP)
     with pytest.raises(SpecbuildError, match="recursion"):

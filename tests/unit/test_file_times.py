@@ -25,7 +25,7 @@ WORK = "t = time.process_time()\n    while time.process_time() < t + {}: pass"
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Files a, b and c with little, much and some work, each with two tests."""
+    """A folder of files a, b and c with little, much and some work; each has two tests."""
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
     (tmp_path / "conftest.py").write_text(CONFTEST.format(tests=str(TESTS)))
     for name, seconds in {"a": 0.05, "b": 0.6, "c": 0.25}.items():
@@ -36,13 +36,13 @@ def folder(tmp_path: Path) -> Path:
 
 
 def run(folder: Path, *arguments: str) -> tuple[str, dict[str, float]]:
-    """The files of the tests in the order in which they ran, and the times that are kept."""
+    """Return the files of the tests in the order in which they ran, and the stored times."""
     (folder / "log").write_text("")
     environment = {**os.environ, "SPECBUILD_TEST_STORE": str(folder / "store")}
     words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments]
     subprocess.run(words, cwd=folder, env=environment, check=True, timeout=300)
-    kept = folder / "store" / "file-times.json"
-    times = json.loads(kept.read_text()) if kept.exists() else {}
+    times_file = folder / "store" / "file-times.json"
+    times = json.loads(times_file.read_text()) if times_file.exists() else {}
     return (folder / "log").read_text(), times
 
 
@@ -51,9 +51,9 @@ def test_the_longest_file_starts_first(folder: Path) -> None:
     distributed = ("-n", "1", "--dist", "loadfile", "--no-loadscope-reorder")
     _, times = run(folder, *distributed)
     assert times["test_b.py"] >= 0.5, "its loop of 0.6 s counts"
-    # Shares of a busy machine's clock tick may make two short files equal.
-    known = {"test_a.py": 1.0, "test_b.py": 3.0, "test_c.py": 2.0}
-    (folder / "store" / "file-times.json").write_text(json.dumps(known))
+    # The resolution of the clock on a busy machine may make two short files equal.
+    seconds_by_file = {"test_a.py": 1.0, "test_b.py": 3.0, "test_c.py": 2.0}
+    (folder / "store" / "file-times.json").write_text(json.dumps(seconds_by_file))
     order, again = run(folder, *distributed)
     assert order == "bbccaa"
     (folder / "test_b.py").write_text("def test_nothing(): pass\n")
@@ -63,11 +63,11 @@ def test_the_longest_file_starts_first(folder: Path) -> None:
     assert "test_a.py" not in later
 
 
-def test_one_process_keeps_the_order_and_no_times(folder: Path) -> None:
+def test_one_process_runs_in_order_and_stores_no_times(folder: Path) -> None:
     assert run(folder) == ("aabbcc", {})
 
 
-def test_files_without_a_time_go_by_a_list_or_by_size(tmp_path: Path) -> None:
+def test_files_without_a_time_are_ordered_by_a_list_or_by_size(tmp_path: Path) -> None:
     (tmp_path / "small.py").write_text("1")
     (tmp_path / "large.py").write_text("1" * 100)
     names = ["small.py", "large.py", "known.py", *reversed(LONGEST)]

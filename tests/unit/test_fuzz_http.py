@@ -1,4 +1,4 @@
-"""The fuzzer of a server sees what it is there for: failures, silence, leaks, other forms."""
+"""The fuzzer of a server detects failures, silence, leaks, and invalid formats."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def choice(text: str) -> Answer:
 
 @dataclass
 class Scripted:
-    """A server that gives the answers in order to a mutant, and others to the witness."""
+    """A server that gives scripted answers to mutants, and others to the witness."""
 
     answers: list[Answer]
     witness: list[str] = field(default_factory=lambda: ["w"])
@@ -55,7 +55,7 @@ def asked(monkeypatch: pytest.MonkeyPatch, server: Scripted, sent: Sent = CHAT) 
 
 
 @pytest.mark.parametrize(
-    ("server", "sent", "found"),
+    ("server", "sent", "result"),
     [
         (Scripted([answered(500, ERROR)]), CHAT, "status 500"),
         (Scripted([answered(503, ERROR)]), CHAT, "status 503"),
@@ -68,10 +68,10 @@ def asked(monkeypatch: pytest.MonkeyPatch, server: Scripted, sent: Sent = CHAT) 
         (Scripted([choice("a")]), Sent("chat", "/x", headers=()), "without a key"),
     ],
 )
-def test_what_is_wrong_is_found(
-    monkeypatch: pytest.MonkeyPatch, server: Scripted, sent: Sent, found: str
+def test_detects_invalid_answers(
+    monkeypatch: pytest.MonkeyPatch, server: Scripted, sent: Sent, result: str
 ) -> None:
-    with pytest.raises(ContradictionError, match=found):
+    with pytest.raises(ContradictionError, match=result):
         asked(monkeypatch, server, sent)
 
 
@@ -85,26 +85,26 @@ def test_answers_and_refusals(monkeypatch: pytest.MonkeyPatch) -> None:
         asked(monkeypatch, Scripted([answered(504, ERROR)]), late)
 
 
-def test_silence_is_found_and_a_half_request_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_detects_silence_and_completes_a_partial_request(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_server, "MAX_SILENT_S", 0.2)
-    ours, theirs = socket.socketpair()
-    with theirs, pytest.raises(ContradictionError, match="silent"):
-        Exchange(ours, CHAT).answer()
-    ours, theirs = socket.socketpair()
+    actual, desired = socket.socketpair()
+    with desired, pytest.raises(ContradictionError, match="silent"):
+        Exchange(actual, CHAT).answer()
+    actual, desired = socket.socketpair()
 
     def close_at_the_end() -> None:
-        while theirs.recv(100):
+        while desired.recv(100):
             pass
-        theirs.close()
+        desired.close()
 
     thread = threading.Thread(target=close_at_the_end)
     thread.start()
-    assert Exchange(ours, Sent("chat", "/x", open=True)).answer() == Answer(0)
+    assert Exchange(actual, Sent("chat", "/x", open=True)).answer() == Answer(0)
     thread.join(10)
-    ours, theirs = socket.socketpair()
-    theirs.sendall(b"\0\1 not http\r\n\r\n")
-    with theirs, pytest.raises(ContradictionError, match="no HTTP"):
-        Exchange(ours, CHAT).answer()
+    actual, desired = socket.socketpair()
+    desired.sendall(b"\0\1 not http\r\n\r\n")
+    with desired, pytest.raises(ContradictionError, match="no HTTP"):
+        Exchange(actual, CHAT).answer()
 
 
 def test_mutants_are_of_every_kind() -> None:

@@ -1,4 +1,4 @@
-"""Request parameters are declared once: every interface has those that the declaration says."""
+"""Request parameters are declared once: every interface has exactly the declared ones."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ BODIES: dict[type, dict[str, Any]] = {
     ChatFields: {"messages": [{"role": "user", "content": "a"}]},
     ResponseFields: {"input": "a"},
 }
-# A value of each parameter, other than its default, as JSON has it.
+# A value of each parameter in JSON, different from its default.
 VALUES: dict[str, Any] = {
     "temperature": 0.5, "top_p": 0.25, "top_k": 3, "seed": 7, "min_p": 0.125,
     "presence_penalty": 0.5, "frequency_penalty": -0.5, "repetition_penalty": 1.5,
@@ -48,7 +48,7 @@ NUMBERS = [entry for entry in ALL.values() if entry.range is not None]
 
 
 def outside(entry: DeclaredParameter) -> float:
-    """A number that is just below a parameter's range, and the alias of none."""
+    """Return a number just below a parameter's range that is not a special value."""
     assert entry.range is not None
     low = entry.range.minimum
     if entry.range.allows_zero or not entry.range.excludes_minimum:
@@ -58,15 +58,15 @@ def outside(entry: DeclaredParameter) -> float:
 
 
 def api_value(body: type, name: str) -> Any:
-    """What a route makes of ``VALUES[name]``: an attribute of its parameters or their sampling."""
+    """Return the parameter that a route reads from ``VALUES[name]``, or its sampling's."""
     fields = {"model": "m", **BODIES[body], name: VALUES[name]}
-    made = body.model_validate_json(json.dumps(fields))  # type: ignore[attr-defined]
-    (params,) = made.params(defaults=GenerationDefaults(), max_tokens=9, with_text=True)
+    parsed = body.model_validate_json(json.dumps(fields))  # type: ignore[attr-defined]
+    (params,) = parsed.params(defaults=GenerationDefaults(), max_tokens=9, with_text=True)
     return getattr(params.sampling if name in SAMPLING else params, name)
 
 
 def python_value(name: str) -> Any:
-    """The same in Python."""
+    """Return the same parameter in Python."""
     value = VALUES[name]
     if name == "logit_bias":
         return SamplingParams(logit_bias={5: -1.0}).logit_bias
@@ -94,8 +94,8 @@ def test_routes_check_the_ranges(body: type) -> None:
         if entry.declaration.in_api:
             sent = {"model": "m", **BODIES[body], entry.name: outside(entry)}
             with pytest.raises((ValidationError, Exception), match=entry.name):
-                made = body.model_validate_json(json.dumps(sent))  # type: ignore[attr-defined]
-                made.params(defaults=GenerationDefaults(), max_tokens=9, with_text=True)
+                parsed = body.model_validate_json(json.dumps(sent))  # type: ignore[attr-defined]
+                parsed.params(defaults=GenerationDefaults(), max_tokens=9, with_text=True)
 
 
 @pytest.mark.parametrize("name", [n for n, entry in ALL.items() if entry.declaration.in_line])
@@ -109,7 +109,7 @@ def test_lines_have_the_parameters(name: str) -> None:
         assert value == python_value(name) != ALL[name].default
 
 
-def test_lines_refuse_the_other_parameters() -> None:
+def test_lines_reject_other_parameters() -> None:
     for name, entry in ALL.items():
         if not entry.declaration.in_line:
             with pytest.raises(SpecbuildError, match=f"line 1 has no '{name}'"):
@@ -126,7 +126,7 @@ def test_python_and_lines_check_the_ranges() -> None:
             line.params(GenerateParams())
 
 
-def test_run_has_an_option_for_each_help_text() -> None:
+def test_run_has_an_option_for_each_parameter() -> None:
     groups = (SamplingOptions, OutputOptions, PromptOptions)
     options = {option.name: option for group in groups for option in group.options()}
     explained = {name for name, entry in ALL.items() if entry.declaration.help}
@@ -144,13 +144,13 @@ def test_run_has_an_option_for_each_help_text() -> None:
 
 
 @pytest.mark.parametrize("name", SAMPLING)
-def test_dynamo_passes_the_parameters_on(name: str) -> None:
+def test_dynamo_passes_the_parameters(name: str) -> None:
     value = {5: -1.0} if name == "logit_bias" else VALUES[name]
     params = params_of({"sampling_options": {name: value}}, longest=9)
     assert getattr(params.sampling, name) == python_value(name)
 
 
-def test_checkpoints_recommend_what_is_declared() -> None:
+def test_recommended_sampling_has_declared_parameters() -> None:
     recommended = {name for name, entry in ALL.items() if entry.declaration.model_default}
     assert {entry.name for entry in fields(GenerationDefaults)} == recommended
     assert set(GGUF_KEYS) == recommended - {"max_new_tokens"}
@@ -172,9 +172,9 @@ def test_ports_have_the_names_of_the_op_choose() -> None:
 
 def test_the_page_has_declared_fields_with_their_bounds() -> None:
     page = (ROOT / "runtime/serve/page/index.html").read_text()
-    shown = set(re.findall(r'<input id="(\w+)" type="number"', page)) & set(SAMPLING)
-    assert shown == {"temperature", "top_p", "seed"}
-    for name in shown:
+    ids = set(re.findall(r'<input id="(\w+)" type="number"', page)) & set(SAMPLING)
+    assert ids == {"temperature", "top_p", "seed"}
+    for name in ids:
         (tag,) = re.findall(rf'<input id="{name}"[^>]*>', page)
         for bound in re.findall(r'(?:min|max)="([\d.]+)"', tag):
             inside = ALL[name].range
@@ -182,7 +182,7 @@ def test_the_page_has_declared_fields_with_their_bounds() -> None:
 
 
 @pytest.mark.parametrize("page", ["run.md", "serve.md"])
-def test_guides_name_the_parameters(page: str) -> None:
+def test_user_pages_list_the_parameters(page: str) -> None:
     text = (ROOT / "docs" / page).read_text()
     for name, entry in ALL.items():
         listed = entry.declaration.in_line if page == "run.md" else entry.declaration.in_api

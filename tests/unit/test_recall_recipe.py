@@ -1,4 +1,4 @@
-"""The example's recall: documents that ask for what stood before, and training on them."""
+"""The example's recall task: documents that repeat earlier definitions, and training on them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LENGTH = 64
 
 @pytest.fixture(scope="module")
 def scripts() -> Iterator[Any]:
-    """The example's scripts as modules, which nothing else is to find under these names."""
+    """The example's scripts as modules, removed from ``sys.modules`` afterwards."""
     known: dict[str, ModuleType] = {}
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(EXAMPLE))
@@ -42,29 +42,32 @@ def tokenizer() -> Tokenizer:
 
 
 @pytest.mark.parametrize("ends_at", [1.0, 0.4])
-def test_documents_ask_for_what_they_define(
+def test_questions_of_documents_have_a_defined_answer(
     scripts: Any, tokenizer: Tokenizer, ends_at: float
 ) -> None:
     rng = random.Random(7)
     filler = [rng.randrange(10, 4000) for _ in range(3000)]
-    made = scripts.recall_text.document(
+    recall_document = scripts.recall_text.document(
         rng, tokenizer, filler, length=1200, count=12, ends_at=ends_at
     )
-    assert len(made.ids) == len(made.undefined) == 1200
-    assert len(made.spans) == 2 * 12
-    distances = [span.distance for span in made.spans]
+    assert len(recall_document.ids) == len(recall_document.undefined) == 1200
+    assert len(recall_document.spans) == 2 * 12
+    distances = [span.distance for span in recall_document.spans]
     assert min(distances) < 250 and max(distances) > 800 * ends_at
-    for span in made.spans:
+    for span in recall_document.spans:
         there = slice(span.start - span.distance, span.stop - span.distance)
-        asked = tokenizer.decode(made.ids[span.start : span.stop]).strip()
-        assert asked.isdigit() if span.kind == "value" else asked.strip("_").count("_") == 1
-        # A number may be cut into other tokens behind other text.
-        assert tokenizer.decode(made.ids[there]).strip()[:3] == asked[:3]
-        # Without definitions the question is the same, and its answer nowhere before it.
-        assert made.undefined[span.start : span.stop] == made.ids[span.start : span.stop]
-        before = tokenizer.decode(made.undefined[: span.start])
-        assert asked not in before or span.kind == "name"
-        assert made.undefined[there] != made.ids[there]
+        question = tokenizer.decode(recall_document.ids[span.start : span.stop]).strip()
+        assert question.isdigit() if span.kind == "value" else question.strip("_").count("_") == 1
+        # Other preceding text may split a number into other tokens.
+        assert tokenizer.decode(recall_document.ids[there]).strip()[:3] == question[:3]
+        # Without definitions, the question is equal and its answer does not occur before it.
+        assert (
+            recall_document.undefined[span.start : span.stop]
+            == recall_document.ids[span.start : span.stop]
+        )
+        before = tokenizer.decode(recall_document.undefined[: span.start])
+        assert question not in before or span.kind == "name"
+        assert recall_document.undefined[there] != recall_document.ids[there]
 
 
 def tiny(scripts: Any) -> Any:
@@ -92,7 +95,7 @@ def arguments(corpus: Path, output: Path, **changes: Any) -> argparse.Namespace:
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A corpus of two tokens by turns, and rows to recall that have others."""
+    """A corpus of two alternating tokens, and rows to recall with other tokens."""
     folder = tmp_path_factory.mktemp("corpus")
     random_ids = np.random.default_rng(4)
     for name, tokens in (("train", 4000), ("held_out", 300)):
@@ -122,8 +125,8 @@ def test_batches_mix_corpus_and_recall(scripts: Any, corpus: Path, tmp_path: Pat
     assert shorter.max() < 20
 
 
-def test_training_goes_on_to_the_same_bits(scripts: Any, corpus: Path, tmp_path: Path) -> None:
-    """From a written model on; stopped after half of the steps, or not."""
+def test_resumed_training_has_equal_bits(scripts: Any, corpus: Path, tmp_path: Path) -> None:
+    """Continue from a written model; the run is stopped after half of the steps, or not."""
     train, geometry = scripts.train_target, tiny(scripts)
     torch.manual_seed(1)
     first = scripts.model.Target(geometry)
@@ -135,8 +138,8 @@ def test_training_goes_on_to_the_same_bits(scripts: Any, corpus: Path, tmp_path:
         return train.Trainer(args, recipe(scripts), geometry)
 
     whole = trainer("whole")
-    for got, wanted in zip(whole.model.parameters(), stored.parameters(), strict=True):
-        torch.testing.assert_close(got, wanted, rtol=0, atol=0)
+    for result, expected in zip(whole.model.parameters(), stored.parameters(), strict=True):
+        torch.testing.assert_close(result, expected, rtol=0, atol=0)
     whole.run()
 
     half = trainer("half", save_every_s=0.0)
@@ -154,21 +157,21 @@ def test_training_goes_on_to_the_same_bits(scripts: Any, corpus: Path, tmp_path:
     rest.run()
     assert rest.step == whole.step == 6
     assert [e["train"] for e in rest.log] == [e["train"] for e in whole.log]
-    for got, wanted in zip(rest.model.parameters(), whole.model.parameters(), strict=True):
-        torch.testing.assert_close(got, wanted, rtol=0, atol=0)
+    for result, expected in zip(rest.model.parameters(), whole.model.parameters(), strict=True):
+        torch.testing.assert_close(result, expected, rtol=0, atol=0)
     rest.finish()
     assert sorted(p.name for p in (tmp_path / "half").iterdir()) == [
         "config.json", "generation_config.json", "model.safetensors", "training_log.json",
     ]  # fmt: skip
 
 
-def test_recall_is_counted_where_it_is_asked(scripts: Any, tokenizer: Tokenizer) -> None:
-    """A model that repeats what stands a fixed distance before is right there, and not else."""
+def test_recall_is_measured_at_answers_only(scripts: Any, tokenizer: Tokenizer) -> None:
+    """A model that repeats the token a fixed distance before is right there, and nowhere else."""
     judge, geometry = scripts.judge_recall, tiny(scripts)
     rng = random.Random(2)
     filler = [rng.randrange(10, 4000) for _ in range(900)]
-    made = scripts.recall_text.document(rng, tokenizer, filler, length=401, count=6)
-    known = next(s for s in made.spans if s.kind == "value")
+    recall_document = scripts.recall_text.document(rng, tokenizer, filler, length=401, count=6)
+    known = next(s for s in recall_document.spans if s.kind == "value")
 
     class Repeating(scripts.model.Target):
         def states(self, ids: torch.Tensor, *_: Any, **__: Any) -> tuple[torch.Tensor, None]:
@@ -179,10 +182,10 @@ def test_recall_is_counted_where_it_is_asked(scripts: Any, tokenizer: Tokenizer)
     model = Repeating(geometry)
     with torch.no_grad():
         model.head.copy_(model.embedding)
-    defined, undefined = judge.recalled(model, made, None)
-    at = made.spans.index(known)
+    defined, undefined = judge.recalled(model, recall_document, None)
+    at = recall_document.spans.index(known)
     assert defined[at].right == 1.0 and defined[at].loss < 0.1
     assert undefined[at].right < 1.0 and undefined[at].loss > 1
     pairs = list(zip(defined, undefined, strict=True))
     rows = list(judge.table(pairs))
-    assert sum(row["spans"] for row in rows) == len(made.spans)
+    assert sum(row["spans"] for row in rows) == len(recall_document.spans)

@@ -1,4 +1,6 @@
-"""benchmarks/sampling_rules.py: chances of acceptance beside simulations, and levels of a text."""
+"""benchmarks/sampling_rules.py: acceptance probabilities against simulations, and levels
+of a text.
+"""
 
 from __future__ import annotations
 
@@ -33,12 +35,12 @@ def distributions() -> tuple[np.ndarray, np.ndarray]:
 
 
 def expected(rate: object, p: np.ndarray, q: np.ndarray) -> float:
-    """The mean of a rate over the target's samples: Σ_x p_x · rate(x)."""
+    """Return the mean of a rate over the target's samples: Σ_x p_x · rate(x)."""
     rows = [torch.tensor(np.tile(t, (TOKENS, 1))) for t in (p, q)]
     return float((torch.tensor(p) * rate(*rows, torch.arange(TOKENS))).sum())  # type: ignore[operator]
 
 
-def test_shared_noise_is_the_share_of_equal_choices(
+def test_acceptance_with_shared_noise_equals_simulation(
     rules: ModuleType, distributions: tuple[np.ndarray, np.ndarray]
 ) -> None:
     p, q = distributions
@@ -48,7 +50,7 @@ def test_shared_noise_is_the_share_of_equal_choices(
     assert expected(rules.shared_noise_rate, p, q) == pytest.approx(equal.mean(), abs=error)
 
 
-def test_rejection_accepts_the_overlap(
+def test_acceptance_with_rejection_is_the_overlap(
     rules: ModuleType, distributions: tuple[np.ndarray, np.ndarray]
 ) -> None:
     p, q = distributions
@@ -62,7 +64,7 @@ def test_a_token_that_the_draft_does_not_have_is_never_accepted(rules: ModuleTyp
     assert rules.shared_noise_rate(p, q, x) == 0 and rules.rejection_rate(p, q, x) == 0
 
 
-def test_cuts_are_those_of_a_request(rules: ModuleType) -> None:
+def test_cuts_equal_those_of_a_request(rules: ModuleType) -> None:
     p = torch.tensor([[0.1, 0.5, 0.3, 0.06, 0.04]])
     assert torch.allclose(rules.Cut(top_p=0.8).of(p), torch.tensor([[0, 0.625, 0.375, 0, 0]]))
     assert torch.allclose(rules.Cut(min_p=0.15).of(p) > 0, p >= 0.075)
@@ -71,8 +73,8 @@ def test_cuts_are_those_of_a_request(rules: ModuleType) -> None:
 
 def test_candidates_are_the_most_likely_tokens(rules: ModuleType) -> None:
     logits = torch.randn(3, 200, generator=torch.Generator().manual_seed(1))
-    kept = rules.candidates(logits)
-    for row, near in zip(logits, kept, strict=True):
+    tokens = rules.candidates(logits)
+    for row, near in zip(logits, tokens, strict=True):
         finite = near.isfinite()
         assert finite.sum() == rules.CANDIDATES and torch.equal(near[finite], row[finite])
         assert row[finite].min() > row[~finite].max()

@@ -1,4 +1,4 @@
-"""Reports of compute-sanitizer are judged by the kernel that they name and the piece that ran."""
+"""Reports of compute-sanitizer are assigned to the reported kernel and the running piece."""
 
 from __future__ import annotations
 
@@ -32,13 +32,15 @@ def log(label: str, kernel: str) -> str:
         ("Linear prefill {'columns': 128} 120 rows", "linear_gemm", False),
     ],
 )
-def test_racecheck_is_wrong_about_some_kernels_alone(label: str, kernel: str, wrong: bool) -> None:
+def test_false_reports_of_racecheck_are_limited_to_some_kernels(
+    label: str, kernel: str, wrong: bool
+) -> None:
     expected = set() if wrong else {(label, kernel)}
     assert unexplained("racecheck", log(label, kernel)) == expected
     absorbed = ("MlaAttention decode  absorbed: 6 heads, a tree", "attend_absorbed")
     assert unexplained("memcheck", log(label, kernel)) == {(label, kernel), absorbed}
 
 
-def test_every_report_stands_under_its_piece() -> None:
+def test_every_report_belongs_to_its_piece() -> None:
     assert len(list(reported(log("a", "b")))) == 3
     assert list(reported("all 3 pieces ran")) == []

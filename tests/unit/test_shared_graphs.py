@@ -1,4 +1,4 @@
-"""A graph that a run exports once is what an export gives, for all that agree in what it reads."""
+"""A graph that a run exports once is shared by all exports with equal inputs."""
 
 from __future__ import annotations
 
@@ -37,18 +37,16 @@ def geometries(target: Path, draft: Path) -> tuple[TargetGeometry, Eagle3Geometr
     return geometry, read_draft(draft, geometry, strict=True).geometry
 
 
-def test_a_shared_graph_is_the_exported_one_and_nobody_elses(
-    target_path: Path, draft_path: Path
-) -> None:
+def test_a_shared_graph_equals_an_export(target_path: Path, draft_path: Path) -> None:
     g, d = geometries(target_path, draft_path)
     engine_sizes = compute_engine_sizes(
         BuildOptions(model=target_path, output=Path("unused")), g, d
     )
     with exported_anew():
-        wanted = graphs.draft_fuse_graph(d, g, engine_sizes, torch.bfloat16)
+        expected = graphs.draft_fuse_graph(d, g, engine_sizes, torch.bfloat16)
     first = graphs.draft_fuse_graph(d, g, engine_sizes, torch.bfloat16)
-    assert nodes(first) == nodes(wanted)
-    assert list(first.graph.initializers) == list(wanted.graph.initializers)
+    assert nodes(first) == nodes(expected)
+    assert list(first.graph.initializers) == list(expected.graph.initializers)
     first.graph.outputs[0].name = "changed"
     assert (
         graphs.draft_fuse_graph(d, g, engine_sizes, torch.bfloat16).graph.outputs[0].name
@@ -73,7 +71,7 @@ def test_a_second_build_exports_nothing(
     assert built().keys() == first.keys()
 
 
-def test_what_was_read_decides_and_nothing_else(target_path: Path, draft_path: Path) -> None:
+def test_only_values_that_an_export_reads_matter(target_path: Path, draft_path: Path) -> None:
     g, d = geometries(target_path, draft_path)
     reads: Reads = {}
     target, draft = (traced(value, (i,), reads) for i, value in enumerate((g, d)))
@@ -88,7 +86,7 @@ def test_what_was_read_decides_and_nothing_else(target_path: Path, draft_path: P
 
 @pytest.fixture(scope="module")
 def copied_tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The sources that an export runs, and some that it does not."""
+    """A copy of the sources that an export runs, and of some that it does not."""
     root = tmp_path_factory.mktemp("tree")
     tree = source_tree()
     for file in (*exporter_sources(tree), *(tree.root / name for name in UNREAD)):
@@ -119,7 +117,7 @@ def test_an_export_is_stored_under_a_digest_of_its_code(copied_tree: Path) -> No
 @pytest.mark.parametrize(
     ("name", "counts"), [*((name, True) for name in READ), *((name, False) for name in UNREAD)]
 )
-def test_a_changed_source_misses_where_exports_run_it(
+def test_a_changed_source_misses_if_exports_run_it(
     copied_tree: Path, name: str, counts: bool
 ) -> None:
     file = copied_tree / name
@@ -132,7 +130,7 @@ def test_a_changed_source_misses_where_exports_run_it(
 
 
 def test_an_export_runs_no_code_outside_of_its_digest() -> None:
-    """Every module of ours that a process loads with the exporter is covered by the digest."""
+    """The digest covers every module that a process loads with the exporter."""
     code = """
 import sys
 from pathlib import Path

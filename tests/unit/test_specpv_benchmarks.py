@@ -1,4 +1,4 @@
-"""The benchmarks of SpecPV's quality: reading in pieces, and sums of runs."""
+"""The benchmarks of SpecPV's quality: reading in chunks, and sums over runs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def scripts() -> Iterator[dict[str, ModuleType]]:
 
 @pytest.fixture(scope="module")
 def model() -> Any:
-    """A GPT-OSS of four layers in transformers, with loud attention."""
+    """A GPT-OSS of four layers in transformers, with large attention outputs."""
     from transformers import GptOssConfig, GptOssForCausalLM
 
     torch.manual_seed(3)
@@ -50,19 +50,21 @@ def view(script: ModuleType, budget: int) -> Any:
     return script.View(budget, block=4, sink=1, window=2, rows=ROWS, asking=3)
 
 
-def test_pieces_are_the_text_read_at_once(scripts: dict[str, ModuleType], model: Any) -> None:
-    """Losses are those of one forward; a view of everything changes nothing, a small one does."""
+def test_chunks_equal_one_forward(scripts: dict[str, ModuleType], model: Any) -> None:
+    """Losses equal those of one forward; a view of everything changes nothing, a small
+    view does.
+    """
     script = scripts["specpv_quality"]
     ids = torch.randint(0, 64, (LENGTH + 1,), generator=torch.Generator().manual_seed(1))
     views = [view(script, 2), view(script, 99)]
-    found = list(script.Reader(model, views).pieces(ids, START))
+    result = list(script.Reader(model, views).pieces(ids, START))
     with torch.inference_mode():
         whole = model(ids[None, :-1]).logits[0].float()
     losses = F.cross_entropy(whole, ids[1:], reduction="none")
-    assert [p.context for v, p in found if v is views[0]] == list(range(START, LENGTH, ROWS))
-    for chosen, piece in found:
-        wanted = losses[piece.context : piece.context + ROWS].mean()
-        assert piece.loss_whole == pytest.approx(float(wanted), abs=1e-4)
+    assert [p.context for v, p in result if v is views[0]] == list(range(START, LENGTH, ROWS))
+    for chosen, piece in result:
+        expected = losses[piece.context : piece.context + ROWS].mean()
+        assert piece.loss_whole == pytest.approx(float(expected), abs=1e-4)
         assert piece.blocks == (piece.context - 4) // 4 - 2
         if chosen is views[1]:
             assert (piece.same, piece.divergence) == (1.0, pytest.approx(0, abs=1e-6))
@@ -72,7 +74,7 @@ def test_pieces_are_the_text_read_at_once(scripts: dict[str, ModuleType], model:
             assert piece.sink > piece.sink_whole
 
 
-def test_errors_are_those_of_means_over_pieces(scripts: dict[str, ModuleType]) -> None:
+def test_errors_are_computed_over_means_of_chunks(scripts: dict[str, ModuleType]) -> None:
     script = scripts["specpv_quality"]
     random = np.random.default_rng(2)
     numbers = random.random((30, 3))
@@ -98,15 +100,15 @@ def run(seconds: float, *records: RunRecord) -> Run:
     return Run(records, 2 * seconds, seconds, decode_tokens=100 * len(records))
 
 
-def test_decoding_sums_tokens_and_averages_prompts(scripts: dict[str, ModuleType]) -> None:
+def test_results_sum_tokens_and_average_prompts(scripts: dict[str, ModuleType]) -> None:
     script = scripts["specpv_decoding"]
-    asked = script.Asked(1024, 4)
+    request = script.Asked(1024, 4)
     together = run(2.0, record(2.0, 10, 9), record(3.0, 30, 30))
-    row = script.summary(asked, [together, run(0.5, record(4.0, 0, 0))])
+    row = script.summary(request, [together, run(0.5, record(4.0, 0, 0))])
     assert (row["rechecked_tokens"], row["agreement"]) == (40, 39 / 40)
     assert row["acceptance_length"] == 3.0
     assert row["acceptance_length_error"] == pytest.approx(1 / 3**0.5)
     assert row["agreement_error"] == pytest.approx(0.05)
     assert row["tokens_per_s"] == pytest.approx((100.0 + 200.0) / 2)
-    none = script.summary(asked, [run(1.0, record(2.0, 0, 0))])
+    none = script.summary(request, [run(1.0, record(2.0, 0, 0))])
     assert none["agreement"] is None and "–" in script.line(none)

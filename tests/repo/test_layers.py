@@ -1,4 +1,4 @@
-"""Rooms are imported one way: what a file may import is a table, and it has no circle."""
+"""Imports within runtime/ and builder/ follow a table that states what each layer may import."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 
-# A capacity is a folder or a file; the longest name that begins a module's is its capacity. Every
-# capacity may import itself, and those named here. `runtime` alone is its __init__.
+# A layer is a folder or a file; a module belongs to the layer with the longest matching path. Every
+# layer may import itself, and the layers listed here. `runtime` alone is its __init__.
 RUNTIME = {
     "errors": "",
     "parameters": "errors",
@@ -89,31 +89,31 @@ BUILDER = {
     "training": "durable progress svg option_group option_readers checkpoint families",
     "verify": "progress checkpoint families training",
 }
-ROOMS = {"runtime": RUNTIME, "builder": BUILDER}
-# Single modules that may be imported against the table, and why.
+LAYERS = {"runtime": RUNTIME, "builder": BUILDER}
+# Single modules that may be imported against the table, with reasons.
 EXCEPTIONS = {
-    ("runtime/statistics", "runtime/lossy/specpv/state"): "counts what a state tells",
-    ("runtime/statistics", "runtime/lossy/dsa/state"): "counts what a state tells",
+    ("runtime/statistics", "runtime/lossy/specpv/state"): "counts the results of a state",
+    ("runtime/statistics", "runtime/lossy/dsa/state"): "counts the results of a state",
     ("builder/backends/backend", "builder/backends/cuda/report"): "the type of a report",
     ("builder/backends/backend", "builder/backends/tensorrt/request"): "the type of a report",
     ("builder/build", "builder/backends/cuda/report"): "the type of a report",
     ("builder/build", "builder/backends/tensorrt/request"): "the type of a report",
     ("builder/build", "builder/checkpoint/quantization"): "the type of a report",
     ("builder/graph", "builder/families/parts"): "ports and rotary tables of all families",
-    ("builder/families", "builder/synth"): "random weights, which a family's own are made of",
+    ("builder/families", "builder/synth"): "random weights of synthetic models of a family",
 }
 
 
-def room_of(name: str, package: str) -> str:
-    """The capacity of a module named with slashes, as ``runtime/cache/pages``."""
+def layer_of(name: str, package: str) -> str:
+    """Return the layer of a module path, such as ``runtime/cache/pages``."""
     rest = name.removeprefix(package).removeprefix("/")
-    capacities = [r for r in ROOMS[package] if rest == r or rest.startswith(f"{r}/")]
-    return max(capacities, key=len) if capacities else package
+    layers = [r for r in LAYERS[package] if rest == r or rest.startswith(f"{r}/")]
+    return max(layers, key=len) if layers else package
 
 
 @cache
 def imports_of(source: str) -> list[tuple[list[str], bool]]:
-    """Modules that a file imports from others by name, and whether a function does."""
+    """Return the modules that a file imports from others, and whether a function imports them."""
     tree = ast.parse(source)
     inside = {
         id(part)
@@ -131,7 +131,7 @@ def imports_of(source: str) -> list[tuple[list[str], bool]]:
 
 
 def own_imports(source: str, package: str, *, late: bool = False) -> Iterator[str]:
-    """Modules of the package that a file imports, with slashes; the ``late`` ones in functions."""
+    """Yield the imported modules of the package as paths; with ``late``, those within functions."""
     for module, in_function in imports_of(source):
         if module[:2] == ["specbuild", package] and (in_function or not late):
             yield "/".join(module[1:])
@@ -144,8 +144,8 @@ def files_of(package: str) -> list[tuple[str, str]]:
     ]
 
 
-def allowed(table: Mapping[str, str], package: str, capacity: str) -> set[str]:
-    return {capacity, package} | set(table[capacity].split()) if capacity in table else {package}
+def allowed(table: Mapping[str, str], package: str, layer: str) -> set[str]:
+    return {layer, package} | set(table[layer].split()) if layer in table else {package}
 
 
 def is_exception(importer: str, imported: str) -> tuple[str, str] | None:
@@ -156,41 +156,41 @@ def is_exception(importer: str, imported: str) -> tuple[str, str] | None:
     return None
 
 
-@pytest.mark.parametrize("package", ROOMS)
-def test_rooms_import_what_the_table_says(package: str) -> None:
-    table = ROOMS[package]
-    wrong = [
+@pytest.mark.parametrize("package", LAYERS)
+def test_layers_import_allowed_layers_only(package: str) -> None:
+    table = LAYERS[package]
+    violations = [
         f"{name} imports {module}"
         for name, source in files_of(package)
         for module in own_imports(source, package)
-        if room_of(module, package) not in allowed(table, package, room_of(name, package))
+        if layer_of(module, package) not in allowed(table, package, layer_of(name, package))
         and is_exception(name, module) is None
     ]
-    assert not wrong
+    assert not violations
 
 
-@pytest.mark.parametrize("package", ROOMS)
-def test_the_table_has_no_circle_and_no_room_that_is_gone(package: str) -> None:
-    table = ROOMS[package]
-    graph = {capacity: set(names.split()) - {package} for capacity, names in table.items()}
+@pytest.mark.parametrize("package", LAYERS)
+def test_the_table_is_acyclic_and_current(package: str) -> None:
+    table = LAYERS[package]
+    graph = {layer: set(names.split()) - {package} for layer, names in table.items()}
     assert set().union(*graph.values()) <= set(table)
     tuple(TopologicalSorter(graph).static_order())  # raises CycleError
     folders = {name for name, _ in files_of(package)}
-    assert all(f"{package}/{capacity}" in folders for capacity in table)
+    assert all(f"{package}/{layer}" in folders for layer in table)
 
 
 def test_every_exception_is_used() -> None:
     used = {
         is_exception(name, module)
-        for package in ROOMS
+        for package in LAYERS
         for name, source in files_of(package)
         for module in own_imports(source, package)
     }
     assert set(EXCEPTIONS) <= used
 
 
-def test_functions_import_no_module_of_ours() -> None:
-    """A late import of ours hides a circle; heavy libraries of others may wait for their use."""
+def test_functions_import_no_module_of_specbuild() -> None:
+    """A late import of our own hides a cycle; heavy external libraries may be imported late."""
     packages = ("runtime", "plugins_cuda", "builder")
     late = [
         f"{name} imports {module}"
