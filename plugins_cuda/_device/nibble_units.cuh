@@ -65,10 +65,21 @@ struct Int4Units : NibbleUnits<(group == 32 ? 80 : 48) + Scales::kFreeBytes, 1> 
   }
 };
 
-// With an fp16 scale and an fp16 minimum per 32 columns.
-struct Q41Units : NibbleUnits<144, 1> {
-  static __device__ __forceinline__ int scale_place(int, int g, int t) {
-    return (g * 4 + t) * 4;
+// The fifth bits of a pair, in place; they are the lane's word 1.
+template <int block, int row, int pair, class Held>
+__device__ __forceinline__ uint32_t fifth_bits(const Held& held) {
+  constexpr int place = pair + 4 * row + 8 * block;
+  return shifted<4 - place>(held.template own<1>()) & 0x00100010u;
+}
+
+// Q4_1 and Q5_1: an fp16 scale and an fp16 minimum per 32 columns.
+template <int bits>
+struct MinimumUnits : NibbleUnits<bits == 5 ? 272 : 144, bits == 5 ? 2 : 1> {
+  using Base = NibbleUnits<bits == 5 ? 272 : 144, bits == 5 ? 2 : 1>;
+  static constexpr bool kFifth = bits == 5;
+
+  static __device__ __forceinline__ int scale_place(int number, int g, int t) {
+    return (kFifth && number == 0 ? 128 : 0) + (g * 4 + t) * 4;
   }
 
   template <int block, class Held>
@@ -76,14 +87,19 @@ struct Q41Units : NibbleUnits<144, 1> {
                                                 uint32_t (&second)[4]) {
     const float2 scales = unpack_f16x2(held.template word<0>(block));
     const float2 minima = unpack_f16x2(held.template word<0>(2 + block));
-    decode_words<block>(held, first, second, [&](auto row, uint32_t word, uint32_t (&pairs)[4]) {
-      const float scale = row.value ? scales.y : scales.x;
-      const float minimum = row.value ? minima.y : minima.x;
-      each_pair([&](auto i) {
-        const uint32_t codes = add_bf16x2(nibble_pair<decltype(i)::value>(word), 0xC300C300u);
-        pairs[i.value] = fused_pair(codes, scale, minimum);
-      });
-    });
+    Base::template decode_words<block>(
+        held, first, second, [&](auto row, uint32_t word, uint32_t (&pairs)[4]) {
+          const float scale = row.value ? scales.y : scales.x;
+          const float minimum = row.value ? minima.y : minima.x;
+          each_pair([&](auto i) {
+            uint32_t codes = nibble_pair<decltype(i)::value>(word);
+            if constexpr (kFifth) {
+              codes |= fifth_bits<block, decltype(row)::value, decltype(i)::value>(held);
+            }
+            codes = add_bf16x2(codes, 0xC300C300u);
+            pairs[i.value] = fused_pair(codes, scale, minimum);
+          });
+        });
   }
 };
 
@@ -116,8 +132,7 @@ struct KUnits : NibbleUnits<bits == 5 ? 256 : 128, bits == 5 ? 2 : 1> {
           each_pair([&](auto i) {
             uint32_t codes = nibble_pair<decltype(i)::value>(word);
             if constexpr (kFifth) {
-              constexpr int place = decltype(i)::value + 4 * decltype(row)::value + 8 * block;
-              codes |= shifted<4 - place>(held.template own<1>()) & 0x00100010u;
+              codes |= fifth_bits<block, decltype(row)::value, decltype(i)::value>(held);
             }
             codes = add_bf16x2(codes, 0xC300C300u);
             pairs[i.value] = fused_pair(codes, scales[row.value], minima[row.value]);

@@ -3,6 +3,7 @@
 
 #include "byte_units.cuh"
 #include "nibble_units.cuh"
+#include "table_units.cuh"
 #include "weight_units.cuh"
 
 template <int weights>
@@ -41,7 +42,7 @@ struct WeightUnits<7> {
 };
 template <>
 struct WeightUnits<8> {
-  using Units = Q41Units;
+  using Units = MinimumUnits<4>;
 };
 template <>
 struct WeightUnits<9> {
@@ -74,4 +75,12 @@ struct WeightUnits<15> {
 template <>
 struct WeightUnits<16> {
   using Units = SixBitUnits<true>;
+};
+template <>
+struct WeightUnits<17> {
+  using Units = MinimumUnits<5>;
+};
+template <>
+struct WeightUnits<18> {
+  using Units = Iq4Units;
 };

@@ -78,8 +78,9 @@ def draw_groups(
     else:
         signed = storage is K_MIXED or (MINIMUM not in codec.parts and ZERO not in codec.parts)
         middle = count // 2 if signed else 0
-        codes = torch.from_numpy(rng.integers(0, count, (rows, columns))) - middle
-        size = count / 4.0
+        values = np.array(codec.table) if codec.table else np.arange(count) - middle
+        codes = torch.from_numpy(values[rng.integers(0, count, (rows, columns))])
+        size = values.std()
     few = {SCALE: 64, MINIMUM: 64}
     products = BLOCK_SCALE in codec.parts
     parts: dict[str, GroupPart] = {}

@@ -82,7 +82,8 @@ class Codec:
     """The packing of a storage, and its inverse to fp32 values [N, columns of complete units].
 
     ``parts`` are the columns of each part of a weight. A quantized value has ``bits`` bits.
-    ``takes`` returns whether the storage can hold the numbers of a form.
+    ``takes`` returns whether the storage can hold the numbers of a form. ``table`` lists the values
+    that the storage can hold, empty if they are all integers or floats of these bits.
     """
 
     parts: Mapping[str, int]
@@ -90,6 +91,7 @@ class Codec:
     takes: Callable[[CodeForm], bool]
     pack: Callable[[GroupedCodes], torch.Tensor]
     values: Callable[[torch.Tensor], torch.Tensor]
+    table: tuple[int, ...] = ()
 
     @property
     def columns(self) -> int:

@@ -1,8 +1,8 @@
 """Weights of quantized checkpoints in the values of the checkpoint, in units for kernels.
 
 A value is dequantized as ``(code - zero point) * scale + minimum`` in fp32 and rounded once to
-bf16. This is the weight of an engine that stores the dequantized checkpoint. ``nibble_codes.py``
-and ``byte_codes.py`` describe the storages.
+bf16. This is the weight of an engine that stores the dequantized checkpoint. ``nibble_codes.py``,
+``table_codes.py`` and ``byte_codes.py`` describe the storages.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ from specbuild.plugins_cuda.linear.codec import Codec, CodeForm, GroupedCodes
 from specbuild.plugins_cuda.linear.nibble_codes import NIBBLE_CODECS
 from specbuild.plugins_cuda.linear.packing import BLOCK, HALF_ROWS, TILE_VALUES
 from specbuild.plugins_cuda.linear.storage import Storage
+from specbuild.plugins_cuda.linear.table_codes import TABLE_CODECS
 
 if TYPE_CHECKING:
     import torch
 
-_CODECS: Mapping[Storage, Codec] = {**NIBBLE_CODECS, **BYTE_CODECS}
+_CODECS: Mapping[Storage, Codec] = {**NIBBLE_CODECS, **TABLE_CODECS, **BYTE_CODECS}
 GROUP_STORAGES = tuple(_CODECS)
 
 

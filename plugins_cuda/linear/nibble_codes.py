@@ -8,9 +8,9 @@ For lane 4·g + t, blocks of 32 columns and halves h (rows g + 8·h), a unit has
                 [g][h] u8              its zero point
     int4-g32    [g][block][h] the same scales
                 [g][h] u8              zero points, that of the first block in the low nibble
-    q4_1        [g][block][h] fp16     scales, then [g][block][h] fp16 minima: [g][2][block][h]
-    q5_k        [lane] u32             fifth bits: of column 2i at bit i + 4h + 8·block, of column
+    q5_k, q5_1  [lane] u32             fifth bits: of column 2i at bit i + 4h + 8·block, of column
                                        2i + 1 at 16 more
+    q4_1, q5_1  [g][block][h] fp16     scales, then [g][block][h] fp16 minima: [g][2][block][h]
     q4_k, q5_k  [g][h][2] fp16         scale and minimum of a row's 256 columns
                 [g][h][2][block] u8    the multiples of them in each block
     q6_k        [lane][block] u32      two more bits: of column 2i at bits 2i + 8h, of column 2i + 1
@@ -61,6 +61,7 @@ from specbuild.plugins_cuda.linear.storage import (
     LOAD_BYTES,
     Q4_1,
     Q4_K,
+    Q5_1,
     Q5_K,
     Q6_K,
     Storage,
@@ -104,7 +105,7 @@ def _lane_words(raw: torch.Tensor, *shape: int) -> torch.Tensor:
     return raw.view(torch.int32).unflatten(-1, (HALF_ROWS, 4, *shape))
 
 
-def _nibbles(raw: torch.Tensor) -> torch.Tensor:
+def nibbles(raw: torch.Tensor) -> torch.Tensor:
     """Convert bytes [tile, unit, 512] to lanes [tile, unit, g, t, block, h, 8]."""
     import torch
 
@@ -145,7 +146,7 @@ def _int4_codec(columns: int, storage: Storage, scale_dtype: str) -> Codec:
         zeros = points.unflatten(-1, (HALF_ROWS, 2, 1))
         if of_unit == 2:
             zeros = torch.cat((zeros & _NIBBLE, zeros >> _NIBBLE_BITS), dim=-1)
-        codes = from_lanes(_nibbles(words)).float() - spread(zeros, columns)
+        codes = from_lanes(nibbles(words)).float() - spread(zeros, columns)
         halves = scales.view(scale_type(scale_dtype)).unflatten(-1, (HALF_ROWS, of_unit, 2))
         return codes * spread(halves.transpose(-1, -2), columns)
 
@@ -156,19 +157,51 @@ def _int4_codec(columns: int, storage: Storage, scale_dtype: str) -> Codec:
     return Codec({SCALE: columns, ZERO: columns}, _NIBBLE_BITS, takes, pack, values)
 
 
-def _pack_q4_1(weight: GroupedCodes) -> torch.Tensor:
+def _minimum_codec(bits: int, storage: Storage) -> Codec:
+    """Return the codec of Q4_1, or of Q5_1 with a fifth bit."""
+
+    def pack(weight: GroupedCodes) -> torch.Tensor:
+        import torch
+
+        parts = [by_row(exact(weight.numbers(name), torch.float16), 2) for name in (SCALE, MINIMUM)]
+        both = torch.stack(parts, dim=3).transpose(-1, -2)  # [tile, unit, g, part, block, h]
+        return joined_bytes(*_few_words(weight, bits), both, size=storage.elements)
+
+    def values(packed: torch.Tensor) -> torch.Tensor:
+        words, fifth, parts = split_bytes(packed, LOAD_BYTES, _fifth_bytes(bits), TILE_ROWS * 8)
+        both = _halves(parts, 2, 2, 2).transpose(-1, -2)
+        scales, minima = (spread(both[:, :, :, i], BLOCK) for i in (0, 1))
+        return _few_values(words, fifth) * scales + minima
+
+    def takes(form: CodeForm) -> bool:
+        return _few_bits(form, bits) and form.has_minima and form.scale_dtype == "F16"
+
+    return Codec({SCALE: BLOCK, MINIMUM: BLOCK}, bits, takes, pack, values)
+
+
+def _few_words(weight: GroupedCodes, bits: int) -> list[torch.Tensor]:
+    """Return the words of values of four bits; with five, also those of the fifth bits."""
     import torch
 
-    parts = [by_row(exact(weight.numbers(name), torch.float16), 2) for name in (SCALE, MINIMUM)]
-    both = torch.stack(parts, dim=3).transpose(-1, -2)  # [tile, unit, g, part, block, h]
-    return joined_bytes(nibble_words(whole_units(weight.codes)), both, size=Q4_1.elements)
+    codes = whole_units(weight.codes).to(torch.int32)
+    words = [nibble_words(codes & _NIBBLE)]
+    if bits > _NIBBLE_BITS:
+        fifth = _bit_words(by_lane(codes >> _NIBBLE_BITS), 1)
+        words.append((fifth << _fifth_places()).sum((-1, -2), dtype=torch.int32))
+    return words
 
 
-def _read_q4_1(packed: torch.Tensor) -> torch.Tensor:
-    words, parts = split_bytes(packed, LOAD_BYTES, TILE_ROWS * 8)
-    both = _halves(parts, 2, 2, 2).transpose(-1, -2)
-    scales, minima = (spread(both[:, :, :, i], BLOCK) for i in (0, 1))
-    return from_lanes(_nibbles(words)).float() * scales + minima
+def _few_values(words: torch.Tensor, fifth: torch.Tensor) -> torch.Tensor:
+    """Invert it, for bytes [tile, unit, …], empty where there are no fifth bits: fp32 [N, K]."""
+    lanes = nibbles(words)
+    if fifth.numel():
+        high = _lane_words(fifth)[..., None, None].expand(*lanes.shape[:-1])
+        lanes = lanes | _word_bits(high, 1, 1, _fifth_places()) << _NIBBLE_BITS
+    return from_lanes(lanes).float()
+
+
+def _fifth_bytes(bits: int) -> int:
+    return LOAD_BYTES // 4 * (bits > _NIBBLE_BITS)
 
 
 def _k_codec(bits: int, storage: Storage) -> Codec:
@@ -177,40 +210,28 @@ def _k_codec(bits: int, storage: Storage) -> Codec:
     def pack(weight: GroupedCodes) -> torch.Tensor:
         import torch
 
-        codes = whole_units(weight.codes).to(torch.int32)
         blocks = [
             by_row(exact(weight.numbers(n), torch.float16), 1) for n in (BLOCK_SCALE, BLOCK_MINIMUM)
         ]
         groups = [by_row(weight.numbers(n).to(torch.uint8), 2) for n in (SCALE, MINIMUM)]
-        more = []
-        if bits > _NIBBLE_BITS:
-            fifth = _bit_words(by_lane(codes >> _NIBBLE_BITS), 1)
-            more = [(fifth << _fifth_places()).sum((-1, -2), dtype=torch.int32)]
         return joined_bytes(
-            nibble_words(codes & _NIBBLE),
-            *more,
+            *_few_words(weight, bits),
             torch.cat(blocks, dim=-1),
             torch.stack(groups, dim=-2),
             size=storage.elements,
         )
 
     def values(packed: torch.Tensor) -> torch.Tensor:
-
-        fifth_bytes = storage.elements - LOAD_BYTES - 8 * TILE_ROWS
         words, fifth, blocks, groups = split_bytes(
-            packed, LOAD_BYTES, fifth_bytes, 4 * TILE_ROWS, 4 * TILE_ROWS
+            packed, LOAD_BYTES, _fifth_bytes(bits), 4 * TILE_ROWS, 4 * TILE_ROWS
         )
-        lanes = _nibbles(words)
-        if fifth_bytes:
-            high = _lane_words(fifth)[..., None, None].expand(*lanes.shape[:-1])
-            lanes = lanes | _word_bits(high, 1, 1, _fifth_places()) << _NIBBLE_BITS
         of_blocks = _halves(blocks, 2, 2)
         of_groups = groups.unflatten(-1, (HALF_ROWS, 2, 2, 2))
         scale, minimum = (
             spread(of_blocks[..., i, None], UNIT_COLUMNS) * spread(of_groups[..., i, :], BLOCK)
             for i in (0, 1)
         )
-        return from_lanes(lanes).float() * scale + minimum
+        return _few_values(words, fifth) * scale + minimum
 
     def takes(form: CodeForm) -> bool:
         return form.has_factors and form.has_minima and form.bits == bits
@@ -252,7 +273,7 @@ def _six_bit_codec(storage: Storage) -> Codec:
             *(2 * (2 * TILE_ROWS * has_minima,)),
         )  # fmt: skip
         high = _lane_words(more, 2)[..., None].expand(-1, -1, -1, -1, -1, 2)
-        codes = _nibbles(words) | _word_bits(high, 2, 2, torch.tensor([0, 8])) << _NIBBLE_BITS
+        codes = nibbles(words) | _word_bits(high, 2, 2, torch.tensor([0, 8])) << _NIBBLE_BITS
         scale = spread(groups.unflatten(-1, (HALF_ROWS, 2, 4)), _SIX_BIT_COLUMNS) - _MULTIPLE_BIAS
         scale = scale * spread(_halves(blocks, 2, 1), UNIT_COLUMNS)
         values_of_codes = (from_lanes(codes).float() - _SIX_BIT_MIDDLE) * scale
@@ -270,16 +291,13 @@ def _six_bit_codec(storage: Storage) -> Codec:
     return Codec(parts, _SIX_BITS, takes, pack, values)
 
 
-def _takes_q4_1(form: CodeForm) -> bool:
-    return _few_bits(form, _NIBBLE_BITS) and form.has_minima and form.scale_dtype == "F16"
-
-
 NIBBLE_CODECS = {
     INT4: _int4_codec(UNIT_COLUMNS, INT4, "F16"),
     INT4_G32: _int4_codec(BLOCK, INT4_G32, "F16"),
     INT4_BF16: _int4_codec(UNIT_COLUMNS, INT4_BF16, "BF16"),
     INT4_G32_BF16: _int4_codec(BLOCK, INT4_G32_BF16, "BF16"),
-    Q4_1: Codec({SCALE: BLOCK, MINIMUM: BLOCK}, 4, _takes_q4_1, _pack_q4_1, _read_q4_1),
+    Q4_1: _minimum_codec(4, Q4_1),
+    Q5_1: _minimum_codec(5, Q5_1),
     Q4_K: _k_codec(4, Q4_K),
     Q5_K: _k_codec(5, Q5_K),
     Q6_K: _six_bit_codec(Q6_K),

@@ -20,8 +20,8 @@ pytestmark = pytest.mark.timeout(600)
 HIDDEN, INNER, HEADS, TOKENS = 512, 1536, 8, 40
 LENGTHS = (5, 230, 40, 17)
 KINDS = (
-    "Q4_0", "Q8_0", "Q4_K with Q6_K", "Q4_K", "Q5_K", "Q6_K", "Q4_1", "Q5_0", "IQ4_NL", "Q3_K",
-    "MXFP4",
+    "Q4_0", "Q8_0", "Q4_K with Q6_K", "Q4_K", "Q5_K", "Q6_K", "Q4_1", "Q5_0", "Q5_1", "IQ4_NL",
+    "IQ4_XS", "Q3_K", "MXFP4",
 )  # fmt: skip
 EXPERTS = (
     ("Q4_K", "Q6_K"),
@@ -30,6 +30,7 @@ EXPERTS = (
     ("Q4_0", "Q5_0"),
     ("Q3_K", "Q4_K"),
     ("MXFP4", "MXFP4"),
+    ("IQ4_XS", "Q5_1"),
 )
 
 

@@ -53,6 +53,8 @@ CHECKPOINTS = {
     "Q8_0": Kept("q8", "q8", ("Q8_0", "Q8_0")),
     "Q4_0": Kept("int4-g32", "int4-g32", ("Q4_0", "Q4_0")),
     "Q3_K": Kept("q6_k", "q6_k", ("Q3_K", "Q3_K")),
+    "IQ4_XS and Q5_1": Kept("iq4", "q5_1", ("IQ4_XS", "Q5_1")),
+    "IQ4_NL": Kept("iq4", "iq4", ("IQ4_NL", "IQ4_NL")),
     "MXFP4": Kept("mxfp4", "mxfp4", ("MXFP4", "MXFP4")),
     "Q8_0 and F16": Kept("q8", "", ("Q8_0", "F16")),
     "awq": Kept("int4-g32", "int4-g32", ()),

@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from specbuild.builder.checkpoint.quantization.tensor import CodeType
+from specbuild.plugins_cuda.linear.table_codes import IQ4_VALUES
 from specbuild.plugins_cuda.moe.e2m1 import E2M1_CODES
 
 Bytes = NDArray[np.uint8]
@@ -173,9 +174,7 @@ def _nvfp4(raw: Bytes) -> Parts:
 
 # e2m1 codes as integers, without a negative zero, as in ggml.
 _E2M1_DOUBLED = (np.array(E2M1_CODES) * 2).astype(np.int8)
-_IQ4_TABLE = np.array(
-    [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int8
-)
+_IQ4_TABLE = np.array(IQ4_VALUES, np.int8)
 
 
 def _half_ue4m3() -> Floats:

@@ -11,14 +11,17 @@ import pytest
 import torch
 from fused_graphs import PAGE, blank_pools, fused_model, launch_feeds, run_graph
 from gguf_files import write_gguf
-from gguf_keys import LLAMA_KEYS, LLAMA_KINDS
+from gguf_keys import LLAMA_KEYS, LLAMA_KINDS, write_gguf_llama
 from gguf_models import llama_twin
 from left_out import slow
-from llama_checkpoints import write_llama
+from llama_checkpoints import LAYERS, write_llama
 from quantized_checkpoints import write_quantized
 from quantized_formats import FORMATS
 
 from specbuild.builder.backends.cuda.check import require_cuda_support
+from specbuild.builder.graph.passes.weights import recipe_of
+from specbuild.plugins_cuda.linear.block_scaled import decoded
+from specbuild.plugins_cuda.linear.packing import BLOCK
 
 QUICK = ("fp8 blocks", "compressed-tensors nvfp4", "gptq, ordered", "bitsandbytes nf4, twice")
 
@@ -85,6 +88,32 @@ def test_types_in_one_launch_are_stored_as_one_type(tmp_path: Path, values: str)
     reason = "it shares a launch with weights of another type: one is not quantized"
     lost = {("Q4_K", reason): 4} if values == "F16" else {}
     assert {key: len(of) for key, of in kept.dequantized.items()} == lost
+
+
+@pytest.mark.parametrize(
+    "kind", ["Q5_1", "IQ4_XS", *slow("IQ4_NL", "Q4_0", "Q4_1", "Q5_0", "Q8_0", "Q3_K", "Q4_K",
+             "Q5_K", "Q6_K", "MXFP4")],
+)  # fmt: skip
+def test_packed_codes_have_the_values_of_gguf_py(tmp_path: Path, kind: str) -> None:
+    file = write_gguf_llama(
+        tmp_path, kind, hidden_size=256, intermediate_size=512, head_dim=64, num_attention_heads=4
+    )
+    # The same numbers, dequantized by gguf-py, in safetensors.
+    coded, plain = (
+        fused_model(path, max_seq_len=64, page_size=PAGE).models["target"].graph.initializers
+        for path in (file, tmp_path / "model")
+    )
+    compared = 0
+    for name, value in coded.items():
+        recipe = recipe_of(value)
+        if recipe is None or value.dtype != ir.DataType.UINT8:
+            continue
+        expected = recipe_of(plain[name.rpartition(".")[0]])
+        assert expected is not None
+        values = decoded(recipe.checked(), expected.shape[1] * BLOCK)
+        assert torch.equal(values, expected.checked().bfloat16()), name
+        compared += 1
+    assert compared == 4 * LAYERS + 1
 
 
 @pytest.mark.parametrize("tied", [False, True])

@@ -63,7 +63,9 @@ def test_quantized_values_of_a_checkpoint_are_split_unchanged(tmp_path: Path, na
     require_parts(tmp_path / "model", ".sharded", kv_heads=4)
 
 
-@pytest.mark.parametrize("kind", ["Q8_0", "Q4_K", *slow("Q6_K", "Q5_K", "Q4_0", "Q4_1")])
+@pytest.mark.parametrize(
+    "kind", ["Q8_0", "Q4_K", *slow("Q6_K", "Q5_K", "Q4_0", "Q4_1", "Q5_1", "IQ4_XS")]
+)
 def test_blocks_of_gguf_are_split_unchanged(tmp_path: Path, kind: str) -> None:
     """A super-block of 256 columns may be split: its scales are stored with each 64 columns."""
     file = write_gguf_llama(tmp_path, kind, hidden_size=256, **SIZES)
