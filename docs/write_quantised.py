@@ -42,7 +42,7 @@ def on_cuda(stored: str) -> str:
         return "codes"
     if "int4" in stored or "W4A16" in stored:
         return "codes of at most 4 bits, else bf16"
-    return "codes" if any(name in stored for name in ("FP8", "float8", "W8A8")) else "bf16"
+    return "codes" if any(name in stored for name in ("FP8", "float8", "W8A8", "NVFP4")) else "bf16"
 
 
 def on_cuda_of_gguf(kind: BlockType) -> str:

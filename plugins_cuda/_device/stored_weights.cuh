@@ -84,3 +84,7 @@ template <>
 struct WeightUnits<18> {
   using Units = Iq4Units;
 };
+template <>
+struct WeightUnits<19> {
+  using Units = Nvfp4Units;
+};

@@ -1,4 +1,4 @@
-// Weights whose four-bit values are places in a table of integers (linear/table_codes.py).
+// Weights whose four-bit values are places in a table (linear/table_codes.py).
 //
 // As in nibble_units.cuh, a value is dequantized as by the checkpoint, and rounded once to bf16.
 #pragma once
@@ -41,6 +41,37 @@ struct Iq4Units : NibbleUnits<160, 1> {
       pairs[1] = pair_of(low >> 8);
       pairs[2] = pair_of(high);
       pairs[3] = pair_of(high >> 8);
+    });
+  }
+};
+
+// NVFP4: e2m1, an e4m3 scale per 16 columns, and a factor of eight rows.
+struct Nvfp4Units : NibbleUnits<112, 2> {
+  // A word of the scales of each row, and two of the factor of each.
+  static __device__ __forceinline__ int scale_place(int number, int g, int t) {
+    return number == 0 ? (g * 2 + t % 2) * 4 : 64 + t * 4;
+  }
+
+  template <int block, class Held>
+  static __device__ __forceinline__ void decode(const Held& held, uint32_t (&first)[4],
+                                                uint32_t (&second)[4]) {
+    // Sixteen columns belong to two lanes.
+    const int group = 2 * block + threadIdx.x % 4 / 2;
+    const auto scale_of = [&](int row) {
+      // The e4m3 value times 2^-120; the factor is stored times 2^120, in two parts. Their product,
+      // rounded once, is the scale of the checkpoint. A value of a pair is twice the e2m1 value
+      // times 2^-127.
+      const uint32_t code = held.template word<0>(row) >> (8 * group) & 0x7Fu;
+      const float value = __uint_as_float(code << 20);
+      const float high = __uint_as_float(held.template word<1>(2 * row));
+      const float low = __uint_as_float(held.template word<1>(2 * row + 1));
+      return fmaf(value, high, value * low) * 1.7014118346046923e38f;
+    };
+    const float scales[2] = {scale_of(0), scale_of(1)};
+    decode_words<block>(held, first, second, [&](auto row, uint32_t word, uint32_t (&pairs)[4]) {
+      place_word(word, pairs);
+#pragma unroll
+      for (uint32_t& pair : pairs) pair = scaled_pair(pair, scales[row.value]);
     });
   }
 };

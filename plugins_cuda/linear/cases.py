@@ -27,6 +27,7 @@ from specbuild.plugins_cuda.linear.storage import (
     K_MIXED,
     LOAD_BYTES,
     MXFP4,
+    NVFP4,
     Q8_BF16,
     Storage,
 )
@@ -88,6 +89,8 @@ def draw_groups(
         shape = (rows, -(-columns // part))
         if name == ZERO:
             made = rng.integers(0, count, shape)
+        elif storage is NVFP4:
+            made = _nvfp4_numbers(rng, name, shape, columns**-0.5 / size / 32)
         elif products and name in few:
             low = 0 if MINIMUM in codec.parts else -few[name]
             made = rng.integers(low, few[name], shape)
@@ -99,8 +102,25 @@ def draw_groups(
                 made = torch.from_numpy(made).bfloat16().float().numpy()
         if storage is FP8_BLOCK:
             made = np.repeat(made[::8].astype(np.float32) * np.float32(1.1), 8, axis=0)[:rows]
-        parts[name] = GroupPart(torch.from_numpy(made).float(), part)
+        numbers = torch.from_numpy(made)
+        parts[name] = GroupPart(numbers if storage is NVFP4 else numbers.float(), part)
     return GroupedCodes(codes, parts)
+
+
+def _nvfp4_numbers(
+    rng: np.random.Generator, name: str, shape: tuple[int, int], rate: float
+) -> np.ndarray:
+    """Return e4m3 scales of about 32, or inverses of an fp32 number of eight rows, of size 1 /
+    ``rate``.
+    """
+    import torch
+
+    if name == SCALE:
+        codes = rng.integers(0, 105, shape, np.uint8)
+        return torch.from_numpy(codes).view(torch.float8_e4m3fn).float().numpy()
+    divisors = (rng.uniform(1.0, 2.0, -(-shape[0] // 8)) / rate).astype(np.float32)
+    of_rows = 1 / np.repeat(divisors, 8).astype(np.float64)[: shape[0], None]
+    return np.repeat(of_rows, shape[1], axis=1)
 
 
 def _coded(rng: np.random.Generator, drawn: np.ndarray, tiles: int, storage: Storage) -> np.ndarray:

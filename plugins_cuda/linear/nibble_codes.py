@@ -98,7 +98,7 @@ def _word_bits(words: torch.Tensor, step: int, bits: int, first: torch.Tensor) -
     return (words[..., None, None] >> shifts & (1 << bits) - 1).flatten(-2)
 
 
-def _lane_words(raw: torch.Tensor, *shape: int) -> torch.Tensor:
+def lane_words(raw: torch.Tensor, *shape: int) -> torch.Tensor:
     """Return the bytes of lanes as int32 [tile, unit, g, t, …]."""
     import torch
 
@@ -109,7 +109,7 @@ def nibbles(raw: torch.Tensor) -> torch.Tensor:
     """Convert bytes [tile, unit, 512] to lanes [tile, unit, g, t, block, h, 8]."""
     import torch
 
-    words = _lane_words(raw, 2, 2)
+    words = lane_words(raw, 2, 2)
     return _word_bits(words, _NIBBLE_BITS, _NIBBLE_BITS, torch.zeros((), dtype=torch.int32))
 
 
@@ -195,7 +195,7 @@ def _few_values(words: torch.Tensor, fifth: torch.Tensor) -> torch.Tensor:
     """Invert it, for bytes [tile, unit, …], empty where there are no fifth bits: fp32 [N, K]."""
     lanes = nibbles(words)
     if fifth.numel():
-        high = _lane_words(fifth)[..., None, None].expand(*lanes.shape[:-1])
+        high = lane_words(fifth)[..., None, None].expand(*lanes.shape[:-1])
         lanes = lanes | _word_bits(high, 1, 1, _fifth_places()) << _NIBBLE_BITS
     return from_lanes(lanes).float()
 
@@ -272,7 +272,7 @@ def _six_bit_codec(storage: Storage) -> Codec:
             packed, LOAD_BYTES, LOAD_BYTES // 2, 4 * TILE_ROWS, 2 * TILE_ROWS,
             *(2 * (2 * TILE_ROWS * has_minima,)),
         )  # fmt: skip
-        high = _lane_words(more, 2)[..., None].expand(-1, -1, -1, -1, -1, 2)
+        high = lane_words(more, 2)[..., None].expand(-1, -1, -1, -1, -1, 2)
         codes = nibbles(words) | _word_bits(high, 2, 2, torch.tensor([0, 8])) << _NIBBLE_BITS
         scale = spread(groups.unflatten(-1, (HALF_ROWS, 2, 4)), _SIX_BIT_COLUMNS) - _MULTIPLE_BIAS
         scale = scale * spread(_halves(blocks, 2, 1), UNIT_COLUMNS)
@@ -283,7 +283,8 @@ def _six_bit_codec(storage: Storage) -> Codec:
         return values_of_codes
 
     def takes(form: CodeForm) -> bool:
-        return form.has_factors and form.bits <= _SIX_BITS and form.has_minima <= has_minima
+        fits = form.code_type == "int" and form.bits <= _SIX_BITS
+        return fits and form.has_factors and form.has_minima <= has_minima
 
     parts = {SCALE: _SIX_BIT_COLUMNS, BLOCK_SCALE: UNIT_COLUMNS}
     if has_minima:

@@ -7,8 +7,8 @@ completely:
     fp8    [N/16, ⌈K/64⌉, 1056]      uint8  1024 e4m3 values and 32 scales (``block_scaled.py``)
     mxfp4  [N/16, ⌈K/64⌉, 544]       uint8  1024 e2m1 values, two per byte, and 32 scales
     int8   [N/16, ⌈K/64⌉, 1056]      uint8  1024 signs and magnitudes and 32 scales
-    int4, int4-g32, q8 (each also -bf16), q4_1, q5_1, iq4, q4_k, q5_k, q6_k, k-mixed, fp8-block,
-    fp8-rows
+    int4, int4-g32, q8 (each also -bf16), q4_1, q5_1, iq4, nvfp4, q4_k, q5_k, q6_k, k-mixed,
+    fp8-block, fp8-rows
            [N/16, ⌈K/64⌉, elements]  uint8  values of a checkpoint (``group_codes.py``)
 
 fp8, mxfp4 and int8 have powers of two as scales and round a bf16 weight. The others keep the
@@ -72,11 +72,12 @@ INT4 = Storage("int4", 4, "uint8", 2, 1, LOAD_BYTES + 3 * TILE_ROWS, heavy=True)
 INT4_G32 = Storage("int4-g32", 5, "uint8", 2, 1, LOAD_BYTES + 5 * TILE_ROWS, heavy=True)
 Q8 = Storage("q8", 6, "uint8", 2, 2, 2 * LOAD_BYTES + 4 * TILE_ROWS, heavy=True)
 FP8_BLOCK = Storage("fp8-block", 7, "uint8", 2, 2, 2 * LOAD_BYTES + TILE_ROWS, heavy=True)
-# The last bytes of q4_1, q5_1, iq4, fp8-rows and of storages with bf16 scales are unused: they make
-# the sizes of all storages different.
+# The last bytes of q4_1, q5_1, iq4, nvfp4, fp8-rows and of storages with bf16 scales are unused:
+# they make the sizes of all storages different.
 Q4_1 = Storage("q4_1", 8, "uint8", 2, 1, LOAD_BYTES + 9 * TILE_ROWS, heavy=True)
 Q5_1 = Storage("q5_1", 17, "uint8", 2, 1, LOAD_BYTES + 17 * TILE_ROWS, True, 6)
 IQ4 = Storage("iq4", 18, "uint8", 2, 1, LOAD_BYTES + 10 * TILE_ROWS, True, 6)
+NVFP4 = Storage("nvfp4", 19, "uint8", 2, 1, LOAD_BYTES + 7 * TILE_ROWS, True, 6)
 Q4_K = Storage("q4_k", 9, "uint8", 2, 1, LOAD_BYTES + 8 * TILE_ROWS, True, 3)
 Q5_K = Storage("q5_k", 10, "uint8", 2, 1, LOAD_BYTES + 16 * TILE_ROWS, True, 6)
 Q6_K = Storage("q6_k", 11, "uint8", 2, 1, LOAD_BYTES + 22 * TILE_ROWS, True, 7)
@@ -98,6 +99,7 @@ CODE_STORAGES = (
     Q4_1,
     Q5_1,
     IQ4,
+    NVFP4,
     Q4_K,
     Q5_K,
     Q6_K,

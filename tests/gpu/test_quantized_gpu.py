@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 from example_engine import every_other_sampled, on_gpu, outputs, random_prompts, records
 from gguf_keys import write_gguf_experts, write_gguf_llama
-from llama_checkpoints import LAYERS, VOCAB
+from llama_checkpoints import LAYERS, VOCAB, write_llama
+from quantized_checkpoints import write_quantized
+from quantized_formats import FORMATS
 
 from specbuild.builder.build import build
 from specbuild.builder.options import BuildOptions
@@ -21,7 +23,7 @@ HIDDEN, INNER, HEADS, TOKENS = 512, 1536, 8, 40
 LENGTHS = (5, 230, 40, 17)
 KINDS = (
     "Q4_0", "Q8_0", "Q4_K with Q6_K", "Q4_K", "Q5_K", "Q6_K", "Q4_1", "Q5_0", "Q5_1", "IQ4_NL",
-    "IQ4_XS", "Q3_K", "MXFP4",
+    "IQ4_XS", "Q3_K", "MXFP4", "NVFP4",
 )  # fmt: skip
 EXPERTS = (
     ("Q4_K", "Q6_K"),
@@ -31,6 +33,7 @@ EXPERTS = (
     ("Q3_K", "Q4_K"),
     ("MXFP4", "MXFP4"),
     ("IQ4_XS", "Q5_1"),
+    ("NVFP4", "NVFP4"),
 )
 
 
@@ -49,6 +52,17 @@ def file(
 
 def test_quantized_weights_have_the_bits_of_dequantized_ones(file: Path) -> None:
     require_bits_of_bf16(file, 7 * LAYERS + 1)
+
+
+@pytest.mark.parametrize("name", ["compressed-tensors nvfp4", "modelopt nvfp4", "awq"])
+def test_no_bit_of_safetensors_differs(name: str, tmp_path: Path) -> None:
+    """compressed-tensors' NVFP4 divides by the scale of a tensor, ModelOpt's multiplies."""
+    write_llama(
+        tmp_path / "model", num_hidden_layers=LAYERS, hidden_size=HIDDEN, intermediate_size=INNER,
+        head_dim=64, num_attention_heads=HEADS,
+    )  # fmt: skip
+    write_quantized(tmp_path, FORMATS[name])
+    require_bits_of_bf16(tmp_path / "model", 7 * LAYERS)
 
 
 @pytest.mark.parametrize("kinds", EXPERTS, ids=" ".join)

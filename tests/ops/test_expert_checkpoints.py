@@ -62,6 +62,8 @@ CHECKPOINTS = {
     "fp8 a tensor": Kept("fp8-block", "fp8-block", ()),
     "fbgemm fp8": Kept("fp8-rows", "fp8-rows", ()),
     "compressed-tensors mxfp4": Kept("mxfp4", "mxfp4", ()),
+    "compressed-tensors nvfp4": Kept("nvfp4", "nvfp4", ()),
+    "NVFP4": Kept("nvfp4", "nvfp4", ("NVFP4", "NVFP4")),
     "gptq": Kept("int4-g32", "int4-g32", ()),
 }
 QUICK = ("Q4_K_M", "fp8 blocks of 128", "awq")

@@ -68,7 +68,8 @@ def test_quantized_values_equal_the_formula_of_the_format(
         return part.numbers.double().numpy()[:, np.arange(columns) // part.columns]
 
     codes = weight.codes.float().double().numpy() - spread(ZERO)
-    scaled = (codes * (spread(SCALE) * spread(BLOCK_SCALE))).astype(np.float32)
+    scales = (spread(SCALE) * spread(BLOCK_SCALE)).astype(np.float32)
+    scaled = codes.astype(np.float32) * scales
     minima = (spread(MINIMUM) * spread(BLOCK_MINIMUM)).astype(np.float32)
     exact = torch.from_numpy(scaled + minima).to(torch.bfloat16)
     assert torch.equal(unpack_rows(decoded(packed, columns)), exact)

@@ -22,7 +22,7 @@ Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float32]
 Integers = NDArray[np.int8] | Bytes
 Parts = tuple[Integers, Floats, Floats | None]
-Factors = tuple[Floats, Integers, Floats | None, Integers | None]
+Factors = tuple[Floats | NDArray[np.float64], Integers | Floats, Floats | None, Integers | None]
 
 _LOW_NIBBLES = np.uint32(0x0F0F0F0F)
 _LOW_PAIRS = np.uint32(0x03030303)
@@ -66,6 +66,7 @@ class BlockLayout:
     float32 [n, elements / group], and minima of that shape or None. An element is code · scale +
     minimum. If scales are products, ``factors`` takes the same and returns a scale of the block
     float32 [n, 1], integers of the groups [n, elements / group], and the same for minima or None.
+    Those of NVFP4 have the types that ``ScaleFactors`` describes.
     """
 
     unpack: Callable[[Bytes], Parts]
@@ -172,6 +173,10 @@ def _nvfp4(raw: Bytes) -> Parts:
     return codes, _HALF_UE4M3[raw[:, :4]], None
 
 
+def _nvfp4_factors(raw: Bytes) -> Factors:
+    return np.full((len(raw), 1), 0.5), 2 * _HALF_UE4M3[raw[:, :4]], None, None
+
+
 # e2m1 codes as integers, without a negative zero, as in ggml.
 _E2M1_DOUBLED = (np.array(E2M1_CODES) * 2).astype(np.int8)
 _IQ4_TABLE = np.array(IQ4_VALUES, np.int8)
@@ -270,5 +275,5 @@ _LAYOUTS = {
     "IQ4_NL": BlockLayout(_iq4_nl, "iq4", 4, 32),
     "IQ4_XS": BlockLayout(_iq4_xs, "iq4", 4, 32),
     "MXFP4": BlockLayout(_mxfp4, "e2m1", 4, 32),
-    "NVFP4": BlockLayout(_nvfp4, "e2m1", 4, 16),
+    "NVFP4": BlockLayout(_nvfp4, "e2m1", 4, 16, factors=_nvfp4_factors),
 }

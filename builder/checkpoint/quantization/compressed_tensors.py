@@ -282,11 +282,16 @@ def _check_shape(stored: SourceTensor | None, shape: tuple[int, int]) -> None:
 
 def _nvfp4_weight(module: str, parts: Parts) -> SourceTensor:
     packed, scale, divisor = required(module, parts, PACKED, SCALE, GLOBAL_SCALE)
+
+    def scales() -> tuple[Tensor, Tensor]:
+        number = divisor.load().float().reshape(1, 1)
+        return float_scales(scale.load()) / number, 1 / number.double()
+
     return e2m1_weight(
         module,
         parts,
         packed,
         scale,
         group=NVFP4_GROUP,
-        scales=lambda: float_scales(scale.load()) / divisor.load().float().reshape(1, 1),
+        scales=scales,
     )

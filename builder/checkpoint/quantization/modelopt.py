@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, ClassVar
 
+from torch import Tensor
+
 from specbuild.builder.checkpoint.config_fields import QUANTIZATION, FieldTable, check_fields
 from specbuild.builder.checkpoint.config_json import Config
 from specbuild.builder.checkpoint.quantization.module_patterns import by_wildcard, listed
@@ -121,11 +123,16 @@ def _read(module: str, parts: Parts) -> SourceTensor:
     (second,) = required(module, parts, SECOND_SCALE)
     if scale.dtype != "F8_E4M3" or second.dtype != "F32" or second.shape not in ((), (1,)):
         raise misfit(scale, "float8 scales of groups, and one more float for the tensor")
+
+    def scales() -> tuple[Tensor, Tensor]:
+        factor = second.load().float().reshape(1, 1)
+        return float_scales(scale.load()) * factor, factor.double()
+
     return e2m1_weight(
         module,
         parts,
         weight,
         scale,
         group=NVFP4_GROUP,
-        scales=lambda: float_scales(scale.load()) * second.load().float().reshape(1, 1),
+        scales=scales,
     )

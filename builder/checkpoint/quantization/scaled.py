@@ -20,6 +20,7 @@ from specbuild.builder.checkpoint.quantization.tensor import (
     Block,
     QuantizedForm,
     QuantizedTensor,
+    ScaleFactors,
 )
 from specbuild.builder.checkpoint.source import FLOAT_DTYPES, SourceTensor
 
@@ -99,11 +100,12 @@ def e2m1_weight(
     scale: SourceTensor,
     *,
     group: int,
-    scales: Callable[[], Tensor],
+    scales: Callable[[], tuple[Tensor, Tensor | None]],
 ) -> SourceTensor:
     """Return the weight of packed four-bit floats with a scale for each ``group`` of a row.
 
-    ``scales`` returns the scales in float32, for any storage.
+    ``scales`` returns the scales in float32, for any storage, and NVFP4's factor of the tensor in
+    float64, [1, 1]: the scales are its products with those that are stored.
     """
     rows, half = matrix_shape(packed)
     columns = half * _E2M1_CODES_PER_BYTE
@@ -116,11 +118,17 @@ def e2m1_weight(
         (1, group),
         part_bytes(parts),
         scale_dtype="F8_E8M0" if group == MXFP4_GROUP else "F32",
+        has_factors=group == NVFP4_GROUP,
     )
 
     def load() -> QuantizedTensor:
         # Codes are the numbers times two, so that they are integers; half of a scale is exact.
-        return QuantizedTensor(form, unpack_e2m1(packed.load()), scales() / 2)
+        whole, factor = scales()
+        factors = None
+        if factor is not None:
+            halves = (factor / 2).expand(rows, 1)
+            factors = ScaleFactors(columns, halves, float_scales(scale.load()))
+        return QuantizedTensor(form, unpack_e2m1(packed.load()), whole / 2, factors=factors)
 
     return quantized_weight(module, parts, form, (rows, columns), load)
 
@@ -149,5 +157,5 @@ def _extents(shape: tuple[int, ...]) -> list[int]:
     return [size for size in shape if size != 1]
 
 
-def _loaded(scale: SourceTensor) -> Tensor:
-    return float_scales(scale.load())
+def _loaded(scale: SourceTensor) -> tuple[Tensor, None]:
+    return float_scales(scale.load()), None

@@ -51,8 +51,10 @@ class QuantizedForm:
 class ScaleFactors:
     """Scales and minima [N, G] as products: a number of ``columns`` columns times a group's.
 
-    ``block_scales`` and ``block_minima`` are float32 [N, K / columns], numbers of fp16.
-    ``group_scales`` and ``group_minima`` are integers of a byte, [N, G].
+    ``block_scales`` and ``block_minima`` are float32 [N, ⌈K / columns⌉], numbers of fp16.
+    ``group_scales`` and ``group_minima`` are integers of a byte, [N, G]. NVFP4's ``group_scales``
+    are float32, numbers of e4m3, and its ``block_scales`` float64: a product that is rounded to
+    float32 is the scale, also where the checkpoint divides by the number of the tensor.
     """
 
     columns: int

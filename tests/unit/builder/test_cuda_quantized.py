@@ -25,6 +25,9 @@ from specbuild.plugins_cuda.linear.packing import BLOCK
 
 QUICK = ("fp8 blocks", "compressed-tensors nvfp4", "gptq, ordered", "bitsandbytes nf4, twice")
 
+GGUF_TYPES = ("Q5_1", "IQ4_XS", "NVFP4", "IQ4_NL", "Q4_0", "Q4_1", "Q5_0", "Q8_0", "Q3_K", "Q4_K",
+              "Q5_K", "Q6_K", "MXFP4")  # fmt: skip
+
 # The storage in which weights of layers stay quantized, or the reason why they do not.
 STORED = {
     "awq": "int4-g32",
@@ -34,7 +37,8 @@ STORED = {
     "gptq, ordered": "its groups are not consecutive columns",
     "compressed-tensors mxfp4": "mxfp4",
     "compressed-tensors mxfp8": "fp8",
-    "compressed-tensors nvfp4": "no kernel dequantizes its format",
+    "compressed-tensors nvfp4": "nvfp4",
+    "modelopt nvfp4": "nvfp4",
 }
 
 
@@ -90,18 +94,27 @@ def test_types_in_one_launch_are_stored_as_one_type(tmp_path: Path, values: str)
     assert {key: len(of) for key, of in kept.dequantized.items()} == lost
 
 
-@pytest.mark.parametrize(
-    "kind", ["Q5_1", "IQ4_XS", *slow("IQ4_NL", "Q4_0", "Q4_1", "Q5_0", "Q8_0", "Q3_K", "Q4_K",
-             "Q5_K", "Q6_K", "MXFP4")],
-)  # fmt: skip
+@pytest.mark.parametrize("kind", [*GGUF_TYPES[:2], *slow(*GGUF_TYPES[2:])])
 def test_packed_codes_have_the_values_of_gguf_py(tmp_path: Path, kind: str) -> None:
     file = write_gguf_llama(
         tmp_path, kind, hidden_size=256, intermediate_size=512, head_dim=64, num_attention_heads=4
     )
     # The same numbers, dequantized by gguf-py, in safetensors.
+    assert equal_weights(file, tmp_path / "model") == 4 * LAYERS + 1
+
+
+@pytest.mark.parametrize("name", ["compressed-tensors nvfp4", *slow("modelopt nvfp4", "awq")])
+def test_packed_codes_have_the_values_of_the_formats_library(tmp_path: Path, name: str) -> None:
+    write_llama(tmp_path / "model", num_hidden_layers=2)
+    write_quantized(tmp_path, FORMATS[name])
+    assert equal_weights(tmp_path / "model", tmp_path / "plain") == 4 * 2
+
+
+def equal_weights(quantized: Path, dequantized: Path) -> int:
+    """Compare packed quantized weights with those of the other checkpoint; return their number."""
     coded, plain = (
         fused_model(path, max_seq_len=64, page_size=PAGE).models["target"].graph.initializers
-        for path in (file, tmp_path / "model")
+        for path in (quantized, dequantized)
     )
     compared = 0
     for name, value in coded.items():
@@ -113,7 +126,7 @@ def test_packed_codes_have_the_values_of_gguf_py(tmp_path: Path, kind: str) -> N
         values = decoded(recipe.checked(), expected.shape[1] * BLOCK)
         assert torch.equal(values, expected.checked().bfloat16()), name
         compared += 1
-    assert compared == 4 * LAYERS + 1
+    return compared
 
 
 @pytest.mark.parametrize("tied", [False, True])

@@ -54,7 +54,9 @@ def test_quantized_parts_equal_parts_of_the_quantized_weight(tmp_path: Path, dty
     require_parts(tmp_path, f".packed.sharded.{dtype}", weights_dtype=dtype)
 
 
-@pytest.mark.parametrize("name", ["awq", "fp8 a tensor", *slow("gptq", "fbgemm fp8")])
+@pytest.mark.parametrize(
+    "name", ["awq", "fp8 a tensor", *slow("gptq", "fbgemm fp8", "modelopt nvfp4")]
+)
 def test_quantized_values_of_a_checkpoint_are_split_unchanged(tmp_path: Path, name: str) -> None:
     """The scales and zero points of a group are with its columns."""
     # Every matrix has full blocks of 128 rows and columns.
