@@ -44,6 +44,8 @@ def block_form(form: QuantizedForm, columns: int) -> BlockForm | str:
     """Return the operator's form of a weight with this many columns, or why it has none."""
     if form.code_type == "e4m3":
         return "ONNX Runtime has no product with FP8 weights on a CPU"
+    if form.code_type == "float":
+        return "its values are no multiples of a scale"
     size = next((size for size in BLOCK_SIZES if form.block[1] % size == 0), None)
     if size is None or columns % size:
         return f"groups of {form.block[1]} do not divide {columns} columns into supported blocks"

@@ -18,8 +18,11 @@ from specbuild.builder.checkpoint.quantization.scheme import (
     Parts,
     QuantizationScheme,
     misfit,
+    part_bytes,
+    quantized_weight,
     required,
 )
+from specbuild.builder.checkpoint.quantization.tensor import QuantizedForm, QuantizedTensor
 from specbuild.builder.checkpoint.source import SourceTensor
 from specbuild.runtime.errors import SpecbuildError
 
@@ -96,25 +99,24 @@ def _read(module: str, parts: Parts) -> SourceTensor:
     if scales.dtype == "U8":
         required(module, parts, NESTED_SCALES, NESTED_TABLE)
 
-    def load(dtype: torch.dtype = torch.float32) -> Tensor:
-        factors = _scales(parts, state)
+    # Blocks run on from row to row, so the columns that share a scale are parts of a block.
+    columns = math.gcd(state.shape[1], state.block)
+    form = QuantizedForm(
+        stored.name.rpartition("__")[2], "float", 4, (1, columns), part_bytes(parts)
+    )
+
+    def load() -> QuantizedTensor:
         codes = weight.load().flatten()
         # The high nibble comes first.
         nibbles = torch.stack((codes >> 4, codes & 0xF), dim=-1).flatten()[:count].int()
-        numbers = table.load().float()[nibbles]
-        whole = torch.nn.functional.pad(numbers, (0, -count % state.block))
-        values = whole.view(-1, state.block) * factors[:, None]
-        return values.flatten()[:count].view(state.shape).to(dtype)
+        factors = _scales(parts, state).repeat_interleave(state.block // columns)
+        return QuantizedTensor(
+            form,
+            table.load().float()[nibbles].view(state.shape),
+            factors[: count // columns].view(state.shape[0], -1),
+        )
 
-    return SourceTensor(
-        name=f"{module}.{WEIGHT}",
-        dtype="F32",
-        shape=state.shape,
-        sources=tuple(part.name for part in parts.values()),
-        load=load,
-        file=None,
-        offset=None,
-    )
+    return quantized_weight(module, parts, form, state.shape, load)
 
 
 def _scales(parts: Parts, state: _State) -> Tensor:

@@ -18,8 +18,8 @@ from torch import Tensor
 
 # What the stored bits of a code denote. ``e2m1`` codes are kept as twice their number (0, 1, 2, 3,
 # 4, 6, 8 or 12 with a sign), with half of the scale, and ``iq4`` codes as the entries of IQ4_NL's
-# table, so that both are whole numbers.
-CodeType = Literal["int", "e4m3", "e2m1", "iq4"]
+# table, so that both are whole numbers. ``float`` codes are the entries of a table of floats.
+CodeType = Literal["int", "e4m3", "e2m1", "iq4", "float"]
 Block = tuple[int, int]
 
 
@@ -78,7 +78,7 @@ class ScaleFactors:
 class QuantizedTensor:
     """A quantized weight [N, K], which multiplies as x · Wᵀ: groups lie along K, the inputs.
 
-    ``codes`` are int8, uint8 or float8_e4m3fn [N, K]. ``scales`` are float32
+    ``codes`` are int8, uint8, float8_e4m3fn or float32 [N, K]. ``scales`` are float32
     [⌈N / rows⌉, ⌈K / columns⌉] for blocks of ``form.block``. ``minima`` (float32) and
     ``zero_points`` (int16) have the shape of the scales. ``groups`` int64 [K] is the group of
     every column, a column of ``scales``, where ``form.has_order``; None: column k is of group

@@ -39,6 +39,7 @@ STORED = {
     "compressed-tensors mxfp8": "fp8",
     "compressed-tensors nvfp4": "nvfp4",
     "modelopt nvfp4": "nvfp4",
+    "bitsandbytes nf4": "no kernel dequantizes its format",
 }
 
 
@@ -53,6 +54,17 @@ def test_layers_stay_quantized_if_kernels_decode_the_format(tmp_path: Path, name
     record = kept.record([])
     assert record is not None and record.math == "bf16"
     assert [form.weights for form in record.forms] == [14]
+
+
+def test_a_type_without_a_kernel_is_dequantized_and_named(tmp_path: Path) -> None:
+    file = write_gguf_llama(
+        tmp_path, "Q2_K", hidden_size=256, intermediate_size=256, head_dim=64, num_attention_heads=4
+    )
+    record = fused_model(file, max_seq_len=64, page_size=PAGE).kept.record([])
+    assert record is not None
+    (form,) = record.forms
+    assert (form.type, form.weights) == ("Q2_K", 7 * LAYERS + 1)
+    assert form.dequantized == "no kernel dequantizes its format"
 
 
 @pytest.mark.parametrize("values", ["Q6_K", "Q4_K", "F16"])
