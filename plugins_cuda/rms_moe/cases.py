@@ -26,7 +26,7 @@ from specbuild.plugins_cuda.rms_moe.packing import (
 def draw_experts(
     rng: np.random.Generator, experts: int, tiles: int, steps: int, storage: Storage
 ) -> np.ndarray:
-    """Packed experts of random quantized values, or of random values in bf16."""
+    """Return packed experts of random quantized values, or of random bf16 values."""
     if storage is BF16:
         values = rng.standard_normal((experts, tiles, steps * TILE_VALUES), np.float32)
         return values * (steps * BLOCK) ** -0.5
@@ -38,11 +38,11 @@ def draw_experts(
 class Layer:
     """Rows and geometry of a case; rows from ``live`` on are padding.
 
-    ``popular``: the router's bias draws most rows to the first ``top_k`` experts. ``twins``:
-    experts 2i and 2i + 1 have one router row, so their logits tie, and one choice bias. ``bf16``:
-    experts are stored so; ``units``: the storages of gate/up and down in quantized values.
-    ``shared`` experts come on top of ``experts``. ``router_norm``: the router reads rows of its
-    own norm. ``expert_scale``: each expert has a factor.
+    ``popular``: the router's bias assigns most rows to the first ``top_k`` experts. ``twins``:
+    experts 2i and 2i + 1 have equal router rows and selection biases, so they tie. ``bf16``:
+    experts are stored in bf16; ``units``: the storages of gate/up and down in quantized values.
+    ``shared`` experts are in addition to ``experts``. ``router_norm``: the router's input has
+    another norm. ``expert_scale``: each expert has a factor.
     """
 
     rows: int = 4
@@ -73,7 +73,7 @@ class Layer:
     residual: int = 1
 
     def attributes(self) -> dict[str, Any]:
-        """The op's attributes."""
+        """Return the op's attributes."""
         return {
             "eps": 1e-5,
             "top_k": self.top_k,
@@ -93,18 +93,18 @@ class Layer:
 
     @property
     def packed(self) -> int:
-        """The experts with weights: routed and shared ones."""
+        """Return the number of experts with weights: routed and shared ones."""
         return self.experts + self.shared
 
     @property
     def storages(self) -> tuple[Storage, Storage]:
-        """Those of gate/up and down."""
+        """Return the storages of gate/up and down."""
         return self.units or ((BF16, BF16) if self.bf16 else (MXFP4, MXFP4))
 
     def _mxfp4(
         self, rng: np.random.Generator, fan_in: int, fan_out: int, power: int = 0
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return random codes whose dot product with rows of size 1 is of size 1, times 2^power."""
+        """Return random quantized values whose dot product with rows of size 1 has size 2^power."""
         shape = (self.packed, fan_out, fan_in // 32)
         blocks = rng.integers(0, 256, (*shape, 16), dtype=np.uint8)
         middle = 126 - round(np.log2(2.9 * fan_in**0.5)) + power
@@ -214,7 +214,7 @@ V2_LITE = replace(
     GLM_FLASH, inner=1408, top_k=6, gating="softmax_topk", choice_bias=False, group_score="max",
     scaling=1.0, shared=2,
 )  # fmt: skip
-# Gemma 4's: GELU, a router with a norm of its own, factors of experts, no residual.
+# Gemma 4's: GELU, a router with another norm, factors of experts, no residual.
 GEMMA4 = Layer(
     hidden=2816, inner=704, experts=128, top_k=8, activation="geglu_tanh", bf16=True,
     router_norm=True, expert_scale=True, residual=0,

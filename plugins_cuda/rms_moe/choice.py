@@ -1,4 +1,4 @@
-"""The choice of experts by RmsMoe's rows: attributes, and constants of the kernels."""
+"""The selection of experts in RmsMoe: attributes, and constants of the kernels."""
 
 from __future__ import annotations
 
@@ -11,22 +11,23 @@ from specbuild.plugins_cuda.moe.body import GROUP_SCORES
 from specbuild.runtime.engine_dir.plan import ExpertGroups
 from specbuild.runtime.errors import SpecbuildError
 
-# In the order of their numbers in kernels (scored_choice.cuh).
+# The index is the number in kernels (scored_choice.cuh).
 GATINGS = ("softmax_selected", "softmax_topk", "sigmoid", "sigmoid_norm")
-# A bias that experts are chosen by is added to sigmoids.
+# The gating to whose scores a selection bias is added.
 BIASED_GATINGS = ("sigmoid", "sigmoid_norm")
-# Inputs of some routers alone.
+# Inputs of some routers only.
 ROUTER_PARTS = ("choice_bias", "router_norm", "expert_scale")
 MAX_EXPERTS, MAX_TOP_K, MAX_SHARED, MAX_GROUPS = 512, 10, 2, 32
 
 
 @dataclass(frozen=True)
 class Choice:
-    """Of ``routed`` experts a row chooses ``top_k``; ``shared`` more, the last ones, all rows have.
+    """A row selects ``top_k`` of ``routed`` experts; ``shared`` experts, the last, apply to all
+    rows.
 
-    ``rounded``: the router's logits are rounded to bf16, as a linear layer's output is. ``biased``:
-    experts are chosen by their sigmoids and a bias. ``scaled``: each expert's weight has a factor.
-    The rest is that of ``moe.op.route``.
+    ``rounded``: the router's logits are rounded to bf16, like a linear layer's output. ``biased``:
+    experts are selected by sigmoids plus a bias. ``scaled``: each expert's weight has a factor. The
+    other fields are those of ``moe.op.route``.
     """
 
     routed: int
@@ -43,12 +44,12 @@ class Choice:
 
     @property
     def experts(self) -> int:
-        """The number of all experts."""
+        """Return the number of all experts."""
         return self.routed + self.shared
 
     @property
     def of_a_row(self) -> int:
-        """The experts of a row, including those that all rows have."""
+        """Return the number of experts of a row, including those of all rows."""
         return self.top_k + self.shared
 
     def rows_of_an_expert(self, rows: int) -> float:
@@ -57,19 +58,19 @@ class Choice:
 
     @property
     def scored(self) -> bool:
-        """Whether scored_choice.cuh applies, else rounded_choice.cuh."""
+        """Return whether scored_choice.cuh applies; otherwise rounded_choice.cuh does."""
         return self != Choice(self.routed, self.top_k)
 
     def logits_bytes(self, rows: int) -> int:
-        """Bytes of the router's workspace: scores if any, logits, factors if any."""
+        """Return the bytes of the router's workspace: scores if any, logits, factors if any."""
         return 4 * rows * self.routed * (1 + self.biased + self.scaled)
 
     def of_router(self, rows: int) -> tuple[tuple[str, int], ...]:
-        """What kernels that write logits are compiled with."""
+        """Return the constants of kernels that write logits."""
         return ("ROUNDED", int(self.rounded)), *self._places(rows)
 
     def of_experts(self, rows: int) -> tuple[tuple[str, int | float], ...]:
-        """Return the constants of kernels that choose by logits."""
+        """Return the constants of kernels that select experts by logits."""
         if not self.scored:
             return (("SCORED", 0),)
         return (
@@ -84,7 +85,7 @@ class Choice:
         )
 
     def _places(self, rows: int) -> tuple[tuple[str, int], ...]:
-        """Values before the logits and before the factors, 0 without scores or factors."""
+        """Return the number of values before the logits and before the factors; 0 without them."""
         some = rows * self.routed
         return (
             ("SCORES", some if self.biased else 0),
@@ -116,7 +117,9 @@ def choice_of(request: LoweringRequest) -> Choice:
 
 
 def router_parts(request: LoweringRequest) -> tuple[str, ...]:
-    """The arguments of kernels of routers with parts of their own; none for other routers."""
+    """Return the arguments of kernels of routers with additional inputs; empty for other
+    routers.
+    """
     return ROUTER_PARTS if set(ROUTER_PARTS) & set(request.tensors) else ()
 
 
@@ -129,7 +132,7 @@ def expert_groups(attributes: Mapping[str, Any]) -> ExpertGroups | None:
 
 
 def unknown_choice(choice: Choice) -> str | None:
-    """Return what kernels do not support, and what they do; None if they support the choice."""
+    """Return the unsupported and the supported value, or None if the kernels support the choice."""
     known = BIASED_GATINGS if choice.biased else GATINGS
     if choice.gating not in known:
         bias = " with a choice bias" if choice.biased else ""
@@ -146,7 +149,7 @@ def unknown_choice(choice: Choice) -> str | None:
 
 
 def _unknown_groups(choice: Choice) -> str | None:
-    """Return the same for the groups."""
+    """Return the same for groups."""
     groups, chosen = choice.groups, choice.groups_chosen
     size = choice.routed // groups if groups > 0 and choice.routed % groups == 0 else 0
     best = GROUP_SCORES.get(choice.group_score)

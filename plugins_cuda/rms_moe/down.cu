@@ -150,7 +150,7 @@ __device__ __forceinline__ void run_unit(Stream& stream, const SharedDown& lists
   constexpr int kMaxOf4 = ceil_div(kItemRows, 4), kMaxOf8 = ceil_div(kItemRows, 8);
   const int* entries = lists.routing.entries + item.first_entry;
   const int output = 8 * tile + threadIdx.x % 32 / 4;
-  // Widened when they are used: the warp would wait for them here.
+  // Widening them here would stall the warp, so they are widened when they are used.
   uint16_t biases[Config::kTiles];
 #pragma unroll
   for (int i = 0; i < Config::kTiles; ++i)
@@ -231,8 +231,8 @@ static_assert(Config::kAddColumns == 4 && Config::kHidden % 4 == 0,
               "a thread adds four columns, 16 bytes of fp32");
 
 // Grid (HIDDEN / (4 · ADD_THREADS), ROWS), a thread for four columns: x (with RESIDUAL) + the sum
-// of a row's partials, which is rounded first. Few CTAs, and all loads at once: a CTA of the next
-// launch fills a multiprocessor, and begins late where one of these still is.
+// of a row's partials, which is rounded first. There are few CTAs, and each issues all loads at
+// once: a CTA of the next launch fills a multiprocessor, so it starts only after they end.
 extern "C" __global__ void __launch_bounds__(Config::kAddThreads)
     add_experts(const uint16_t* x, const int* row_start, uint16_t* y,
                 const float* workspace_partial) {

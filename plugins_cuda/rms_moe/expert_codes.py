@@ -38,7 +38,7 @@ _DOWN_COLUMNS = 2 * UNIT_COLUMNS
 
 
 def expert_weight(storage: Storage, experts: int, tiles: int, steps: int) -> TensorInfo:
-    """The type and shape of experts that are stored so, of so many tiles and steps of each."""
+    """Return type and shape of experts in this storage, with this number of tiles and steps."""
     if storage is BF16:
         return TensorInfo((experts, tiles, TILE_VALUES * steps), storage.dtype)
     if storage is MXFP4:
@@ -47,7 +47,7 @@ def expert_weight(storage: Storage, experts: int, tiles: int, steps: int) -> Ten
 
 
 def expert_storages(request: LoweringRequest) -> dict[str, Storage]:
-    """The storages of ``gate_up`` and of ``down``. SpecbuildError where a weight has none."""
+    """Return the storages of ``gate_up`` and of ``down``. SpecbuildError if a weight has none."""
     tensors = request.tensors
     hidden = tensors["x"].shape[1]
     experts, two_inner = tensors["gate_up_bias"].shape
@@ -59,7 +59,10 @@ def expert_storages(request: LoweringRequest) -> dict[str, Storage]:
 
 
 def storage_of_experts(info: TensorInfo, experts: int, tiles: int, steps: int) -> Storage:
-    """The storage of a packed weight of so many tiles and steps. SpecbuildError where none is."""
+    """Return the storage of a packed weight by its tiles and steps.
+
+    SpecbuildError if none matches.
+    """
     for storage in (BF16, MXFP4, *CODE_STORAGES):
         if info == expert_weight(storage, experts, tiles, steps):
             return storage
@@ -72,12 +75,14 @@ def storage_of_experts(info: TensorInfo, experts: int, tiles: int, steps: int) -
 
 
 def down_storage(forms: Collection[CodeForm], inner: int) -> Storage | None:
-    """The storage of down, of which experts have such codes; None: none has."""
+    """Return the storage of down for experts in these formats, or None if there is none."""
     return code_storage([_down_form(form, inner) for form in forms], down_steps(inner) * BLOCK)
 
 
 def _down_form(form: CodeForm, inner: int) -> CodeForm:
-    """The form of the rows of down's tiles, of which every other block is another row's."""
+    """Return the format of the rows of down's tiles, of which every other block is another
+    row's.
+    """
     rows, columns = form.block
     if columns < inner and columns > BLOCK:
         columns = columns // 2 if columns % _DOWN_COLUMNS == 0 else BLOCK
@@ -85,7 +90,7 @@ def _down_form(form: CodeForm, inner: int) -> CodeForm:
 
 
 def pack_gate_up_codes(gate: GroupedCodes, up: GroupedCodes, storage: Storage) -> torch.Tensor:
-    """Weights [I, H] of one expert → u8 [tiles · units, bytes]."""
+    """Pack the weights [I, H] of one expert as u8 [tiles · units, bytes]."""
     import torch
 
     def join(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
@@ -103,14 +108,14 @@ def pack_gate_up_codes(gate: GroupedCodes, up: GroupedCodes, storage: Storage) -
 
 
 def pack_down_codes(down: GroupedCodes, storage: Storage) -> torch.Tensor:
-    """A weight [H, I] of one expert → u8 [tiles · units, bytes]."""
+    """Pack a weight [H, I] of one expert as u8 [tiles · units, bytes]."""
     from torch.nn import functional as F
 
     inner = down.codes.shape[1]
     steps = down_steps(inner)
 
     def rows_of_tiles(numbers: torch.Tensor, columns: int) -> torch.Tensor:
-        """Numbers [H, G], one for so many columns, with even and odd blocks in rows of 16."""
+        """Rearrange values [H, G], one for several columns: even and odd blocks in rows of 16."""
         blocks = numbers.unflatten(1, (steps, 2, BLOCK // columns))
         blocks = blocks.unflatten(0, (-1, TILE_OUTPUTS)).permute(0, 3, 1, 2, 4)
         return blocks.flatten(3).flatten(0, 2)
@@ -126,13 +131,15 @@ def pack_down_codes(down: GroupedCodes, storage: Storage) -> torch.Tensor:
 
 
 def _as_bytes(*codes: torch.Tensor) -> Sequence[torch.Tensor]:
-    """The same, where codes are e4m3 as bytes, which can be rearranged."""
+    """View e4m3 values as bytes, which can be rearranged."""
     import torch
 
     return [c.view(torch.uint8) if c.dtype == torch.float8_e4m3fn else c for c in codes]
 
 
 def decoded_experts(packed: torch.Tensor, tiles: int, steps: int, storage: Storage) -> torch.Tensor:
-    """Experts u8 [E, tiles · units, bytes] in bf16 [E, tiles, steps · 512], as ``packing.py``."""
+    """Dequantize experts u8 [E, tiles · units, bytes] to bf16 [E, tiles, steps · 512]
+    (``packing.py``).
+    """
     units = packed.reshape(len(packed) * tiles, storage.units(steps), storage.elements)
     return decoded_codes(units, steps * BLOCK, storage).reshape(len(packed), tiles, -1)

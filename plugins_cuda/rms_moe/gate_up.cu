@@ -55,7 +55,7 @@ __device__ __forceinline__ const unsigned char* TileOf::operator()(int unit) con
   return gate_up + static_cast<int64_t>(tile) * Stream::Cut::kTileBytes;
 }
 
-// Sums over slices of K: of the warps of a team but the first, of each lane.
+// Sums over slices of K: those of each lane of a team's warps, except the first warp.
 struct SliceSums {
   float4 of[kTeams][kSlices > 1 ? kSlices - 1 : 1][Config::kTiles * kMaxOf8][32];
 };
@@ -115,7 +115,7 @@ __device__ __forceinline__ void run_unit(Stream& stream, SliceSums* slices, Rout
   const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   const int last = item.entries - 1;
   const uint16_t* unit_bias = bias + (item.expert * kExpertTiles + tile) * 16 + g;
-  // Widened when they are used: the warp would wait for them here.
+  // Widening them here would stall the warp, so they are widened when they are used.
   uint16_t biases[Config::kTiles][2];
 #pragma unroll
   for (int i = 0; i < Config::kTiles; ++i) {

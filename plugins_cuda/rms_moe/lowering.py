@@ -49,10 +49,10 @@ ADD_THREADS, ADD_COLUMNS = 256, 4
 _NAMES = (*GATE_UP_KEYS, *DOWN_KEYS)
 _Numbers: TypeAlias = tuple[tuple[int, ...], ...]
 _ByRows: TypeAlias = Mapping[int, _Numbers]
-# By the most rows of a launch, gate/up's five numbers and down's; the first that fits is the
-# default. Few rows wait for memory, and whole stages come quickest; with many the warps' own work
-# counts, and a ring of one stage in pieces leaves shared memory to more of them. Two tiles a warp
-# halve what it reads of the activations and, in down, its mma.
+# For each maximum number of rows of a launch, gate/up's five numbers and down's; the first that
+# fits is the default. Few rows wait for memory, and complete stages arrive fastest. With many rows
+# the work of warps matters, and a ring of one stage in pieces leaves shared memory for more warps.
+# Two tiles a warp halve the activations that it reads and, in down, its mma.
 _CANDIDATES = {
     4: (
         (12, 2, 1, 8, 1, 12, 2, 1, 8, 1),
@@ -125,7 +125,7 @@ _OF_WIDE_ROWS_OF_BF16 = (
     (12, 1, 2, 8, 1, 8, 1, 2, 8, 1),
 )
 
-# Of quantized values in units, whose stages are in one piece. Nothing of them was measured.
+# For quantized values in units, whose stages are in one piece. None of these has been measured.
 _CANDIDATES_IN_UNITS = {
     8: (
         (12, 3, 1, 8, 1, 12, 3, 1, 8, 1),
@@ -163,7 +163,7 @@ def tactics(request: LoweringRequest, *, slices: int = 1) -> tuple[Tactic, ...]:
 
 
 def _candidates(storages: Mapping[str, Storage]) -> tuple[_ByRows, _Numbers]:
-    """By the most rows of a launch, and for layers that are too wide for these."""
+    """Return the candidates by the maximum rows of a launch, and those for very wide layers."""
     used = set(storages.values())
     if used == {MXFP4}:
         return _CANDIDATES, _OF_WIDE_ROWS

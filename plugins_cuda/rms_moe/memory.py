@@ -1,4 +1,4 @@
-"""Shared memory of RmsMoe's expert kernels for decoding, and which tactics fit."""
+"""Shared memory of RmsMoe's expert kernels for decoding, and the tactics that fit."""
 
 from __future__ import annotations
 
@@ -59,9 +59,9 @@ class Sizes:
 
 @dataclass(frozen=True)
 class SharedLayout:
-    """Memory of an expert kernel: static, dynamic, and whether it holds the rows of all entries.
+    """Memory of an expert kernel: static and dynamic bytes, and whether it holds all entries' rows.
 
-    If it does not, ``places`` is the number of rows it holds: those of one or several items.
+    If it does not, ``places`` is the number of rows that it holds: those of one or several items.
     """
 
     static: int
@@ -74,9 +74,9 @@ class SharedLayout:
 class ExpertTactic:
     """The parameters of one of the two expert kernels.
 
-    ``warps`` of a CTA, ``stages`` of a warp's ring, ``pieces`` of a stage. ``pass_rows``: the rows
-    of an expert that share one pass over its weights. ``tiles``: the neighbouring tiles that a warp
-    processes together.
+    A CTA has ``warps``, a warp's ring ``stages``, a stage ``pieces``. ``pass_rows`` is the number
+    of rows of an expert that share one pass over its weights. ``tiles`` is the number of adjacent
+    tiles that a warp processes together.
     """
 
     warps: int

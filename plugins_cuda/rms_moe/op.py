@@ -1,4 +1,4 @@
-"""RmsMoe: norm, router, the chosen experts and the residual, as one op of a CUDA engine."""
+"""RmsMoe: norm, router, the selected experts and the residual, as one op of a CUDA engine."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 LOGITS = ("rounded", "fp32")
 # Rounding of a router's norm: its weight is fp32, and the product is rounded once.
 _ROUTER_ROUNDING = "gpt_oss"
-# The choice among one expert: every row has it, with weight 1.
+# The selection from one expert: every row has it, with weight 1.
 _ALL_ROWS = {
     "top_k": 1,
     "gating": "softmax_selected",
@@ -56,12 +56,12 @@ def router_input(
     rounding: str = "gpt_oss",
     logits: str = "rounded",
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the normalized rows [T, H] in x's type and their router logits fp32 [T, E].
+    """Return the normed rows [T, H] in x's type and their router logits fp32 [T, E].
 
-    ``router`` is its weight, its bias and, if the rows that it reads have a norm [H] fp32 of their
-    own, this norm. The norm of the others is that of ``rounding`` (``rms_norms.py``). The
-    logits are summed in fp32; ``rounded`` ones are rounded to x's type as a linear layer's output
-    is, and widened, ``fp32`` ones are not.
+    ``router`` is its weight, its bias and, if its input has another norm, this norm [H] fp32. The
+    other norm is that of ``rounding`` (``rms_norms.py``). The logits are summed in fp32.
+    ``rounded`` logits are rounded to x's type, like a linear layer's output, and widened; ``fp32``
+    ones are not.
     """
     from torch.nn import functional as F
 
@@ -87,13 +87,12 @@ def experts_sum(
 ) -> torch.Tensor:
     """Return ``moe(rms(x))`` [T, H] in fp32, not rounded, of the op's ``inputs`` in order.
 
-    ``gate_up``, ``gate_up_bias`` and ``down`` are packed (``packing.py``, ``expert_codes.py``).
-    The last ``shared`` experts are those of every row, with weight 1. ``choice``: attributes of
-    ``Moe``.
+    ``gate_up``, ``gate_up_bias`` and ``down`` are packed (``packing.py``, ``expert_codes.py``). The
+    last ``shared`` experts apply to every row, with weight 1. ``choice`` has attributes of ``Moe``.
     """
     required = [tensor for tensor in inputs[:8] if tensor is not None]
     x, norm, router_weight, router_bias, gate_up, gate_up_bias, down, down_bias = required
-    # Rows behind the last entry of row_start, the ninth, are unspecified.
+    # Rows after the last entry of row_start, the ninth input, are unspecified.
     choice_bias, router_norm, expert_scale = (*inputs[9:], None, None, None)[:3]
     router = (router_weight, router_bias, router_norm)
     normed, of_router = router_input(x, norm, router, eps, rounding, logits)
@@ -120,10 +119,10 @@ def experts_sum(
 def reference(
     x: torch.Tensor, *inputs: torch.Tensor | None, residual: int = 1, **attributes: Any
 ) -> torch.Tensor:
-    """``x`` [T, H] → ``x + moe(rms(x))`` [T, H]; the experts' sum is rounded before the add.
+    """Return ``x + moe(rms(x))`` [T, H]; the experts' sum is rounded before the addition.
 
-    With ``residual`` 0 the result is the rounded sum alone. Other inputs and attributes are those
-    of :func:`experts_sum`.
+    With ``residual`` 0 the result is the rounded sum. Other inputs and attributes are those of
+    :func:`experts_sum`.
     """
     experts = experts_sum((x, *inputs), **attributes).to(x.dtype)
     return x + experts if residual else experts
@@ -133,7 +132,7 @@ _Unpacked: TypeAlias = "tuple[torch.Tensor, torch.Tensor | None]"
 
 
 def _unpacked_gate_up(packed: torch.Tensor, inner: int, hidden: int) -> _Unpacked:
-    """Gate/up as Moe takes it, with its scales where it has some."""
+    """Return gate/up in the format of Moe, with its scales if there are any."""
     tiles, steps = inner // TILE_OUTPUTS, gate_up_steps(hidden)
     storage = _storage(packed, tiles, steps)
     if storage is MXFP4:
@@ -143,7 +142,7 @@ def _unpacked_gate_up(packed: torch.Tensor, inner: int, hidden: int) -> _Unpacke
 
 
 def _unpacked_down(packed: torch.Tensor, inner: int, hidden: int) -> _Unpacked:
-    """The same of down."""
+    """Return down in the format of Moe."""
     tiles, steps = hidden // TILE_OUTPUTS, down_steps(inner)
     storage = _storage(packed, tiles, steps)
     if storage is MXFP4:
@@ -160,7 +159,7 @@ def _storage(packed: torch.Tensor, tiles: int, steps: int) -> Storage:
 
 
 def traffic(request: TrafficRequest) -> Traffic:
-    """Return the traffic: each chosen expert is read once, shared experts in every pass.
+    """Return the traffic: each selected expert is read once, shared experts in every pass.
 
     A row is multiplied by ``top_k`` experts and the shared ones.
     """
@@ -169,7 +168,7 @@ def traffic(request: TrafficRequest) -> Traffic:
     experts, two_inner = sizes["gate_up_bias"].shape
     weights = ("gate_up", "gate_up_bias", "down", "down_bias")
     an_expert = sum(sizes[name].nbytes // experts for name in weights)
-    # Gate, up and down: a product and a sum for every element.
+    # Gate, up and down: a product and an addition for every element.
     operations = 2 * 3 * (two_inner // 2) * sizes["x"].shape[1]
     return Traffic(
         read=(

@@ -33,8 +33,8 @@ __device__ __forceinline__ int live_rows(const int* row_start) {
   return load_l2_int(row_start + Config::kSequences);
 }
 
-// A CTA's rows: their experts and shares. Routers with parts of their own are
-// prefill_with_parts.cu.
+// Compute the experts and weights of a CTA's rows. prefill_with_parts.cu has routers with
+// additional inputs.
 extern "C" __global__ void __launch_bounds__(kRowsThreads)
     moe_route(const uint16_t* x, const uint16_t* norm, const uint16_t* router_weight,
               const uint16_t* router_bias, const int* row_start, float* workspace_logits,

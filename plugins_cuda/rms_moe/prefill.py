@@ -49,7 +49,7 @@ from specbuild.plugins_cuda.rms_moe.prefill_few import WARPS as FEW_WARPS
 from specbuild.plugins_cuda.rms_norms import rounding_code, rounding_of
 from specbuild.runtime.errors import SpecbuildError
 
-# In the order of their numbers in kernels (device/gated.cuh).
+# The index is the number in kernels (device/gated.cuh).
 ACTIVATIONS = ("swiglu", "swiglu_clamped", "geglu_tanh")
 _SORT_THREADS = 1024
 _ROUTER_WARPS = 8
@@ -81,19 +81,19 @@ class Layer:
 
     @property
     def entries(self) -> int:
-        """The number of chosen experts of all rows."""
+        """Return the number of selected experts of all rows."""
         return self.rows * self.top_k
 
     @property
     def panel_rows(self) -> int:
-        """The rows of the panels that any routing fits into."""
+        """Return the rows of panels for any routing."""
         used = min(self.experts, self.entries)
         most = self.entries + (_MEMBERS_OF_8 - 1) * used + COLUMN_STEP
         return ceil_div(most, _MEMBERS_OF_8) * _MEMBERS_OF_8
 
     @property
     def most_tiles(self) -> int:
-        """The tiles of tokens that any routing fits into."""
+        """Return the maximum number of token tiles for any routing."""
         return min(self.experts, self.entries) + self.entries // self.columns
 
     def constants(self, **more: float) -> tuple[tuple[str, int | float], ...]:
@@ -135,7 +135,7 @@ def lower_prefill(request: LoweringRequest) -> Lowering:
 
 
 def activation_code(attributes: Mapping[str, Any]) -> int:
-    """The number of the activation in kernels; SpecbuildError if no kernel computes it."""
+    """Return the number of the activation in kernels; SpecbuildError if no kernel computes it."""
     activation = str(attributes["activation"])
     if activation not in ACTIVATIONS:
         raise SpecbuildError(
@@ -146,7 +146,7 @@ def activation_code(attributes: Mapping[str, Any]) -> int:
 
 
 def prefill_tactics(request: LoweringRequest) -> tuple[Tactic, ...]:
-    """Tokens of the widest tile, whether wgmma computes it, and the form for few rows an expert."""
+    """Return the tactics: tokens of the widest tile, use of wgmma, and the form for few rows."""
     widest = _widest_columns(request.tensors["x"].shape[0])
     few: list[dict[str, int]] = []
     if _in_mxfp4(request):
@@ -159,7 +159,7 @@ def prefill_tactics(request: LoweringRequest) -> tuple[Tactic, ...]:
 
 
 def _default_tactic(request: LoweringRequest) -> dict[str, int]:
-    """The form for few rows an expert, where they are few, with tiles that hold most experts'."""
+    """Return the form for few rows an expert if there are few, with tiles that fit most experts."""
     rows = request.tensors["x"].shape[0]
     widest = _widest_columns(rows)
     if _in_mxfp4(request):
@@ -171,7 +171,7 @@ def _default_tactic(request: LoweringRequest) -> dict[str, int]:
 
 
 def _in_mxfp4(request: LoweringRequest) -> bool:
-    """Whether all experts are, which the form for few rows an expert reads alone."""
+    """Return whether all experts are MXFP4, the only storage of the form for few rows an expert."""
     return set(expert_storages(request).values()) == {MXFP4}
 
 

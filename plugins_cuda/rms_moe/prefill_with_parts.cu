@@ -1,4 +1,4 @@
-// RmsMoe over a prompt chunk, first launch of routers with parts of their own: see prefill.cu.
+// RmsMoe over a prompt chunk, first launch of routers with additional inputs: see prefill.cu.
 //
 //   x              bf16 [rows, H]       in    from row_start[SEQUENCES] on padding
 //   norm           bf16 [H]             in
@@ -10,7 +10,7 @@
 //   expert_scale   fp32 [EXPERTS]       in    null without FACTORS
 //   workspace_logits  fp32              as in route_with_parts.cu
 //   workspace_chosen  int32 [rows, TOP_K]      out   a row's experts, ascending
-//   workspace_shares  fp32 [rows, TOP_K]       out   and their shares
+//   workspace_shares  fp32 [rows, TOP_K]       out   and their weights
 #include "device/config.cuh"
 #include "device/prefill_router.cuh"
 

@@ -1,4 +1,4 @@
-// RmsMoe, first launch of routers with parts of their own: see route.cu.
+// RmsMoe, first launch of routers with additional inputs: see route.cu.
 //
 //   x               [ROWS, HIDDEN] bf16, in; rows from row_start[SEQUENCES] on are padding
 //   norm            [HIDDEN] bf16, in, constant
@@ -6,13 +6,13 @@
 //   router_bias     [EXPERTS] bf16, in, constant
 //   row_start       [SEQUENCES + 1] i32, in
 //   choice_bias     [EXPERTS] f32, in, constant; null without SCORES
-//   router_norm     [HIDDEN] f32, in, constant: of the rows that the router reads; null without
+//   router_norm     [HIDDEN] f32, in, constant: the norm of the router's input; null without
 //                   ROUTER_NORM
 //   expert_scale    [EXPERTS] f32, in, constant; null without FACTORS
 //   workspace_normed    [ROWS, HIDDEN] bf16, out: the live rows, normed
-//   workspace_logits    f32, out, of the live rows [ROWS, EXPERTS] each: with SCORES sigmoids and
-//                       biases, by which experts are chosen (DeepSeek-V3); logits; with FACTORS
-//                       those of the experts, again for each row
+//   workspace_logits    f32, out, live rows of up to three arrays [ROWS, EXPERTS]: with SCORES,
+//                       sigmoids plus biases, which select experts (DeepSeek-V3); logits; with
+//                       FACTORS, the factors of the experts, repeated for each row
 #include "../_device/ptx.cuh"
 #include "device/config.cuh"
 #include "device/router.cuh"

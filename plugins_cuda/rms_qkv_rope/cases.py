@@ -57,7 +57,7 @@ def project(
 ) -> Case:
     """Return a case of ``tokens`` rows; the last ``padding`` of them write to page 0.
 
-    ``whole``: one norm covers all queries, and one all keys. ``values``: values are normalized too.
+    ``whole``: one norm covers all queries, and one all keys. ``values``: values are normed too.
     ``growth``: queries are multiplied by a factor per position.
     """
     live = tokens - padding
@@ -157,7 +157,7 @@ KERNEL_CASES: tuple[Case, ...] = (
     project(4, 96, Heads(q=0, kv=2, width=32), bias=False, head_norms=True, whole=True),
     project(3, 96, Heads(q=8, kv=4, width=512), bias=False, head_norms=True, values=True),
     project(21, 1056, bias=False, rounding="llama", growth=True),
-    # Queries of layers that read the caches of others.
+    # Queries of layers that read the cache of another layer.
     project(20, 1056, Heads(q=3, kv=0, width=64), bias=False, head_norms=True),
     # Keys and values of rows without queries.
     project(4, 96, Heads(q=0), padding=1, rounding="llama", head_norms=True),

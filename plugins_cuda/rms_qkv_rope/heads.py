@@ -28,17 +28,19 @@ def holds_codes(request: LoweringRequest) -> bool:
 
 
 def projected_keys(request: LoweringRequest) -> str:
-    """Where the projection leaves keys: in the pool, unless norms of heads await codes."""
+    """Return where the projection stores keys: the pool, or a workspace if normed keys are
+    quantized.
+    """
     return _KEYS if "k_norm" in request.tensors and holds_codes(request) else "k_pool"
 
 
 def norms_heads(request: LoweringRequest) -> bool:
-    """Whether queries or keys are normed after their projection."""
+    """Return whether queries or keys are normed after their projection."""
     return any(name in request.tensors for name in ("q_norm", "k_norm"))
 
 
 def head_sizes(request: LoweringRequest) -> tuple[tuple[str, int], ...]:
-    """Heads, their width and the pools' pages, as all kernels of the op are compiled with."""
+    """Return heads, their width and the pools' pages: constants of all kernels of the op."""
     _, _, page_size, width = request.tensors["k_pool"].shape
     return (
         ("Q_HEADS", int(request.attributes["q_heads"])),

@@ -1,6 +1,6 @@
 """RmsQkvRope on a GPU: norm as prologue or launch, rotation and cache writing as epilogue.
 
-Norms of heads need whole heads, which no CTA has. They and the rotation are therefore a separate
+Norms of heads need complete heads, which no CTA has. They and the rotation are therefore a separate
 launch.
 """
 

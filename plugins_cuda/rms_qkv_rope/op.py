@@ -1,9 +1,8 @@
 """RmsQkvRope: norm, Q, K and V projections, rotation, and writes of K and V to page slots.
 
-Queries and keys go through norms of their own before the rotation, where there are some: of each
-head, or of all heads together. Without queries it is what writes keys and values of rows that
-nobody asks for. Without keys and values it computes the queries of a layer that reads those of
-another layer.
+Queries and keys may have norms before the rotation: of each head, or of all heads together. Without
+queries, the op writes keys and values of rows whose result is unused. Without keys and values, it
+computes the queries of a layer that reads the cache of another layer.
 """
 
 from __future__ import annotations
@@ -59,16 +58,16 @@ def reference(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return the rotated q [T, q_heads, D] and the written pools.
 
-    ``x`` [T, K] goes through the norm of this ``rounding`` if ``norm`` is not None. ``weight`` and
-    ``bias`` [N] are packed by ``pack_qkv`` and ``join_qkv``, N = (q_heads + 2·kv_heads)·D.
-    ``q_norm`` and ``k_norm`` [D] are of ``head_rounding`` and the same ``eps``; for one norm over
-    all heads they are [q_heads·D] and [kv_heads·D]. ``cos``, ``sin`` fp32 [positions, D/2]. The
-    projections are rounded before these norms and the rotation, and after it. With ``growth``,
-    ``cos`` has that many positions; then a factor per position follows, by which the rounded
-    queries are multiplied.
-    With ``value_norm`` values are divided by their root mean square, head by head, too.
-    With ``q_heads`` = 0 there are no queries, q has no elements, and no ``q_norm`` comes. With
-    ``kv_heads`` = 0 the pools stay as they are, and no ``k_norm`` comes.
+    ``x`` [T, K] is normed with ``rounding`` if ``norm`` is not None. ``weight`` and ``bias`` [N]
+    are packed by ``pack_qkv`` and ``join_qkv``, N = (q_heads + 2·kv_heads)·D. ``q_norm`` and
+    ``k_norm`` [D] use ``head_rounding`` and the same ``eps``; for one norm over all heads they are
+    [q_heads·D] and [kv_heads·D]. ``cos``, ``sin`` fp32 [positions, D/2]. The projections are
+    rounded before these norms and the rotation, and after it. With ``growth``, ``cos`` has that
+    many positions, followed by a factor per position that multiplies the rounded queries.
+
+    With ``value_norm`` each head of values is divided by its root mean square. If ``q_heads`` is 0,
+    there are no queries and no ``q_norm``, and q is empty. If ``kv_heads`` is 0, the pools are
+    unchanged and there is no ``k_norm``.
     """
     import torch
 

@@ -2,7 +2,7 @@
 //
 //   x              bf16 [rows, K], in
 //   norm           bf16 [K], in, HAS_NORM
-//   weight         bf16 [N/16, K/32, 512], in, packed (packing.py), or as WEIGHTS says
+//   weight         bf16 [N/16, K/32, 512], in, packed (packing.py), or in the format WEIGHTS
 //   bias           bf16 [N], in, HAS_BIAS; in packed order
 //   q_norm, k_norm bf16 [D], in, HEAD_NORMS
 //   cos, sin       fp32 [positions, D/2], in

@@ -3,14 +3,14 @@
 //
 //   of the layer    kHidden, kInner, kExperts, kTopK, kWeights (how a matrix of experts is
 //                   stored), kActivation (gated.cuh; kAlpha, kLimit), kNormRounding, kEps,
-//                   kRouterNorm (the router reads rows of its own norm), kResidual (x is added)
-//   of the choice   kRounded (logits, to bf16), kScored (scored_choice.cuh chooses, which reads
-//                   kGating, kGroups, kGroupsChosen, kGroupBest, kScaling, kSharedExperts; else
-//                   rounded_choice.cuh), kScores (that stand in front of the logits), kFactors
-//                   (where those of experts are behind the first of these)
+//                   kRouterNorm (the router's input has another norm), kResidual (x is added)
+//   of selection    kRounded (logits, to bf16), kScored (scored_choice.cuh selects experts, which
+//                   reads kGating, kGroups, kGroupsChosen, kGroupBest, kScaling, kSharedExperts;
+//                   otherwise rounded_choice.cuh), kScores (values before the logits), kFactors
+//                   (values before the experts' factors)
 //   of the launch   kRows (of the bucket), kSequences
 //   of decoding     kRouterExperts and kRouterWarps of a CTA, kStaged (router weights); kCtas,
-//                   kWarps, kRingStages, kPieces (of a stage), kTiles (that advance together),
+//                   kWarps, kRingStages, kPieces (of a stage), kTiles (of a group),
 //                   kSlices (of K in gate/up), kPassRows (of one pass over weights), kPlaces (for
 //                   rows in shared memory), kRowsResident (all have a place), kStaticBytes,
 //                   kSharedBytes, kAddThreads, kAddColumns

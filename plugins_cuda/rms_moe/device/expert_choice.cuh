@@ -4,9 +4,10 @@
 // and
 //
 //   read(logits)                     one warp: load a row that other CTAs wrote
-//   choose(rows, best, weighed)      one warp: select for several rows; selected ones are then
-//   taken() store(best, logits, chosen, weights)  one lane: a row's experts by ascending id (unless
-//   null)
+//   choose(rows, best, weighed)      one warp: select for several rows; the keys of selected
+//                                    experts are then taken()
+//   store(best, logits, chosen, weights)  one lane: write a row's experts by ascending id (unless
+//                                    null)
 #pragma once
 
 #include "rounded_choice.cuh"

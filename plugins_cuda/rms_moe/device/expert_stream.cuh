@@ -58,9 +58,8 @@ struct TileCut {
 // Shared memory of the warp: ``ring`` of kRingBytes aligned to 128, and the barriers. Call init(),
 // then __syncthreads(), then start().
 //
-// C: kWeights, kRingStages, kPieces, kTiles, and kRows and kPassRows. Where one pass takes all
-// rows, no weight is read twice: L2 keeps what stands in it (caches, activations, sums of slots)
-// rather than weights.
+// C: kWeights, kRingStages, kPieces, kTiles, and kRows and kPassRows. If one pass covers all rows,
+// no weight is read twice: L2 then retains caches, activations and partial sums instead of weights.
 template <class C, int steps, class TileOf, int slices = 1>
 class TileStream {
  public:
@@ -134,7 +133,7 @@ class TileStream {
     if constexpr (slices == 1) return Cut::kStages;
     return min(first_stage() + kSliceStages, Cut::kStages);
   }
-  // To the first stage of the group ``next_``, if there is one.
+  // Move to the first stage of the group ``next_``, if there is one.
   __device__ __forceinline__ void begin_group() {
     constexpr int kWholeStageBytes = Cut::bytes_of(Cut::kOfStage) + Cut::kScaleBytes;
     stage_ = first_stage();
@@ -167,7 +166,7 @@ class TileStream {
 #pragma unroll
     for (; piece < C::kPieces; ++piece) request(piece, slot);
   }
-  // To the stage behind the one at ``source_``.
+  // Move to the stage after the one at ``source_``.
   __device__ __forceinline__ void advance() {
     if (source_ == nullptr) return;
     source_ += Cut::bytes_of(Cut::stage_steps(stage_)) + Cut::kScaleBytes;

@@ -1,7 +1,7 @@
-// What an expert's gate and its up row come to.
+// The activation of an expert: its gate combined with its up row.
 //
-// Config: kActivation (0 SwiGLU, 1 GPT-OSS's, of limits and a factor of its own, 2 GELU by tanh in
-// SiLU's place), kAlpha, kLimit.
+// Config: kActivation (0 SwiGLU, 1 SwiGLU of GPT-OSS with limits and a factor, 2 GELU by tanh
+// instead of SiLU), kAlpha, kLimit.
 #pragma once
 
 #include "../../_device/ptx.cuh"

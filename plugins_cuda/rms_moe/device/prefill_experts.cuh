@@ -53,7 +53,7 @@ struct ExpertGemm {
   __device__ __forceinline__ int panel_rows() const {
     return rows_of_panels;
   }
-  // A tile as the sort wrote it; beyond the last it is any, and not used.
+  // A tile as the sort wrote it; beyond the last one it is undefined and not used.
   struct Lookup {
     int id, count;
     uint4 tokens;

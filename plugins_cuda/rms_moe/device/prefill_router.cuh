@@ -98,7 +98,7 @@ __device__ __forceinline__ void multiply_router(const uint16_t* router_weight, c
   }
 }
 
-// All of a launch.
+// The body of a launch.
 __device__ __forceinline__ void route(unsigned char* shared, const uint16_t* x,
                                       const uint16_t* norm, const uint16_t* router_weight,
                                       const uint16_t* router_bias, const int* row_start,

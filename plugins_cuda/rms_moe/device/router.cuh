@@ -3,7 +3,7 @@
 // a fixed order. Weights are in registers. With kStaged, for layers whose weights do not fit there
 // next to a slice of x, they are in shared memory.
 //
-// Config: kRows, kSequences, kHidden, kExperts (that are chosen among), kRouterExperts,
+// Config: kRows, kSequences, kHidden, kExperts (the candidates), kRouterExperts,
 // kRouterWarps, kNormRounding, kEps, kStaged, kRounded (logits, as a linear layer's output is),
 // kScores, kFactors, kRouterNorm.
 #pragma once
@@ -32,7 +32,7 @@ struct SharedRouter {
   float logits[kSlices][kCtaExperts][8];
 };
 
-// With kRouterNorm: the router's own norm, fp32, as SharedRouter has the experts'.
+// With kRouterNorm: the norm of the router's input, fp32. SharedRouter has that of the experts.
 struct OwnNorm {
   float4 of[Config::kRouterWarps][kSteps][4][2];
 };
@@ -50,7 +50,7 @@ __device__ __forceinline__ float sum_of_squares(uint4 v) {
 }
 
 __device__ __forceinline__ uint32_t normed_pair(uint32_t x, uint32_t norm, float rate) {
-  // As rms_norms.py numbers them: GPT-OSS's, LLaMA's, and that of a weight less 1.
+  // The numbers of rms_norms.py: GPT-OSS, LLaMA, and a weight that is stored minus 1.
   const float2 value = unpack_bf16x2(x);
   float2 weight = unpack_bf16x2(norm);
   if (Config::kNormRounding == 2) weight = make_float2(1.0f + weight.x, 1.0f + weight.y);
@@ -59,7 +59,7 @@ __device__ __forceinline__ uint32_t normed_pair(uint32_t x, uint32_t norm, float
   return pack_bf16x2(value.x * rate * weight.x, value.y * rate * weight.y);
 }
 
-// All of a launch. ``staged`` is dynamic shared memory, ``own`` null where kRouterNorm is 0.
+// The body of a launch. ``staged`` is dynamic shared memory; ``own`` is null if kRouterNorm is 0.
 __device__ __forceinline__ void route(SharedRouter& shared, OwnNorm* own, uint4* staged,
                                       const uint16_t* x, const uint16_t* __restrict__ norm,
                                       const uint16_t* __restrict__ router_weight,

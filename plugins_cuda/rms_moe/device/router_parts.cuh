@@ -1,5 +1,5 @@
-// What only some routers have: a bias of the choice, a norm of the rows that they read, and factors
-// of experts.
+// Inputs of some routers only: a selection bias, a norm of the router's input, and factors of
+// experts.
 #pragma once
 
 #include "../../_device/bf16.cuh"

@@ -27,10 +27,10 @@ __device__ __forceinline__ float sigmoid_of(float logit) {
   return 1.0f / (1.0f + expf(-logit));
 }
 
-// C: kExperts and kTopK with the kSharedExperts that every row has, which are the last; kGating,
-// kScaling; kScores (that stand in front of as many logits, 0: experts are chosen by the logits);
-// kFactors (how far behind the first of these factors of experts are, 0: there are none);
-// kGroups, kGroupsChosen, kGroupBest (how many of a group's best scores make up its own).
+// C: kExperts and kTopK, including the kSharedExperts of every row, which are the last; kGating,
+// kScaling; kScores (the number of scores before the logits; 0: experts are selected by logits);
+// kFactors (the number of values before the experts' factors; 0: there are none); kGroups,
+// kGroupsChosen, kGroupBest (the number of a group's best scores that make up the group's).
 template <class C>
 struct ScoredChoice {
   static constexpr int kLogits = C::kExperts - C::kSharedExperts;

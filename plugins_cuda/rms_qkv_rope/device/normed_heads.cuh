@@ -104,7 +104,7 @@ struct NormedHeads {
   }
 
  private:
-  // A pair of weights with no effect.
+  // A pair of weights that multiply by 1.
   static constexpr uint32_t kOnes = kRounding == NormRounding::kOffsetInFp32 ? 0 : 0x3F803F80;
 
   // Return the sum over the CTA, in all lanes; each group of kLanes contributes one sum.

@@ -7,7 +7,7 @@
 #include "../../_device/ptx_load.cuh"
 #include "config.cuh"
 
-// Without keys and values nothing is divided by it.
+// Without keys and values it is not used as a divisor.
 constexpr int kPoolHeads = Config::kKvHeads > 0 ? Config::kKvHeads : 1;
 constexpr int kTilesPerHead = Config::kHeadDim / 16, kHalf = Config::kHeadDim / 2;
 
@@ -82,7 +82,7 @@ struct Pair {
     return Config::kGrowth == 0 ? value : float_to_bf16(bf16_to_float(value) * growth);
   }
 
-  // Store the codes of the values rounded to bf16; the angle of a value is 0.
+  // Store the quantized values after rounding to bf16; the angle of a value is 0.
   __device__ __forceinline__ void store_codes(uint8_t* out, float first, float second) const {
     const uint16_t low = float_to_bf16(first * cosine - second * sine);
     const uint16_t high = float_to_bf16(second * cosine + first * sine);
