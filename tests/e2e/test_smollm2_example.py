@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
 import shlex
@@ -10,21 +9,13 @@ import subprocess
 import sys
 import zipfile
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 from command_line import Command
 from page_commands import ROOT, blocks, commands
+from script_modules import load_script
 
 EXAMPLE = ROOT / "examples" / "smollm2"
-
-
-def script(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, EXAMPLE / f"{name}.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def recipe() -> list[list[str]]:
@@ -36,7 +27,7 @@ def recipe() -> list[list[str]]:
 def test_the_model_is_extracted_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    fetch_model = script("fetch_model")
+    fetch_model = load_script(EXAMPLE / "fetch_model.py")
     downloads = []
 
     def download(folder: Path) -> None:
@@ -59,7 +50,7 @@ def test_the_model_is_extracted_once(
 def test_without_a_download_there_is_no_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    fetch_model = script("fetch_model")
+    fetch_model = load_script(EXAMPLE / "fetch_model.py")
 
     def fail(folder: Path) -> None:
         raise subprocess.CalledProcessError(1, "pip")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import importlib.util
 import io
 import re
 import shlex
@@ -17,6 +16,7 @@ import pytest
 import typer.main
 from page_commands import LANGUAGES, PAGES, blocks, commands, left_by
 from page_folder import STAND_INS
+from script_modules import load_script
 
 from specbuild.cli.main import command_line
 
@@ -146,13 +146,7 @@ def script(path: str) -> ModuleType:
     folder = str((ROOT / path).parent)
     if folder not in sys.path:
         sys.path.append(folder)
-    spec = importlib.util.spec_from_file_location(Path(path).stem, ROOT / path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+    return load_script(ROOT / path)
 
 
 def test_the_command_line_document_is_current() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import sys
 import xml.etree.ElementTree as ET
@@ -10,6 +9,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from script_modules import load_script
 
 DOCS = Path(__file__).parents[2] / "docs"
 NAME = "{http://www.w3.org/2000/svg}"
@@ -30,13 +30,8 @@ except EOFError:
 
 
 @pytest.fixture
-def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    spec = importlib.util.spec_from_file_location("record_terminal", DOCS / "record_terminal.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, spec.name, module)
-    spec.loader.exec_module(module)
-    return module
+def script() -> ModuleType:
+    return load_script(DOCS / "record_terminal.py")
 
 
 def texts(svg: str) -> list[tuple[float, str, str, float]]:

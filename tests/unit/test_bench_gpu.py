@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import sys
 from collections.abc import Iterator
@@ -14,20 +13,18 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from script_modules import BENCHMARKS, script_modules
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-SCRIPTS = ("gpu_record", "gpu_rows", "gpu_engines", "bench_gpu")
 READ = "streaming read"
 SETTINGS = {"20B": "some options"}
 
 
 @pytest.fixture(scope="module")
 def scripts() -> Iterator[dict[str, ModuleType]]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(BENCHMARKS))
-        yield {name: importlib.import_module(name) for name in SCRIPTS}
-        for name in SCRIPTS:
-            sys.modules.pop(name, None)
+    with script_modules(
+        BENCHMARKS, "gpu_record", "gpu_rows", "gpu_engines", "bench_gpu"
+    ) as modules:
+        yield modules
 
 
 @pytest.fixture(scope="module")

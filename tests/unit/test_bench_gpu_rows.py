@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import sys
 from collections.abc import Iterator
@@ -12,6 +11,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from script_modules import BENCHMARKS, script_modules
 
 sys.path.append(str(Path(__file__).parent / "runtime"))
 sys.path.append(str(Path(__file__).parent / "cli"))
@@ -23,18 +23,13 @@ from specbuild.runtime.engine_dir.manifest import DraftShape
 from specbuild.runtime.executors.cuda.programs import ProgramRunner
 from specbuild.runtime.measure.read_speed import streaming_read
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-SCRIPTS = ("gpu_record", "gpu_rows")
 READ = "streaming read"
 
 
 @pytest.fixture(scope="module")
 def rows_of() -> Iterator[ModuleType]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(BENCHMARKS))
-        yield importlib.import_module("gpu_rows")
-        for name in SCRIPTS:
-            sys.modules.pop(name, None)
+    with script_modules(BENCHMARKS, "gpu_record", "gpu_rows") as modules:
+        yield modules["gpu_rows"]
 
 
 def test_measures_the_rows_of_an_engine(

@@ -13,9 +13,8 @@ from typing import Any
 
 import onnx
 import pytest
+from script_modules import BENCHMARKS, script_modules
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-SCRIPTS = ("build_engines", "engine_matrix", "kernel_cache")
 SUCCESS = 0
 # A substitute for specbuild: it writes an engine, or fails for long contexts.
 SPECBUILD = """#!{python}
@@ -31,11 +30,8 @@ engine = pathlib.Path(sys.argv[-2])
 
 @pytest.fixture(scope="module")
 def scripts() -> Iterator[dict[str, ModuleType]]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(BENCHMARKS))
-        yield {name: importlib.import_module(name) for name in SCRIPTS}
-        for name in SCRIPTS:
-            sys.modules.pop(name, None)
+    with script_modules(BENCHMARKS, "build_engines", "engine_matrix", "kernel_cache") as modules:
+        yield modules
 
 
 def test_engines_are_built_by_the_command_line_and_failures_reported(

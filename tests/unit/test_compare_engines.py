@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import importlib
 import json
 import shutil
 import sys
@@ -14,18 +13,15 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from script_modules import BENCHMARKS, script_modules
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 Change = Callable[[Path], None]
 
 
 @pytest.fixture(scope="module")
 def script() -> Iterator[ModuleType]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(BENCHMARKS))
-        yield importlib.import_module("compare_engines")
-        for name in ("compare_engines", "engine_files"):
-            sys.modules.pop(name, None)
+    with script_modules(BENCHMARKS, "compare_engines", "engine_files") as modules:
+        yield modules["compare_engines"]
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import sys
 from collections.abc import Iterator
@@ -11,19 +10,16 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+from script_modules import BENCHMARKS, script_modules
 
 ROOT = Path(__file__).parents[2]
-BENCHMARKS = ROOT / "benchmarks"
 REQUESTS = [{"op": "Linear"}, {"op": "RmsMoe"}]
 
 
 @pytest.fixture(scope="module")
 def script() -> Iterator[ModuleType]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(BENCHMARKS))
-        yield importlib.import_module("compare_kernels")
-        for name in ("compare_kernels", "kernel_versions"):
-            sys.modules.pop(name, None)
+    with script_modules(BENCHMARKS, "compare_kernels", "kernel_versions") as modules:
+        yield modules["compare_kernels"]
 
 
 class Cubins:

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import random
-import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from script_modules import script_modules
 from tokenizers import Tokenizer
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "tiny-gpt-oss"
@@ -24,16 +23,8 @@ LENGTH = 64
 @pytest.fixture(scope="module")
 def scripts() -> Iterator[Any]:
     """The example's scripts as modules, removed from ``sys.modules`` afterwards."""
-    known: dict[str, ModuleType] = {}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(EXAMPLE))
-        for name in SCRIPTS:
-            patch.delitem(sys.modules, name, raising=False)
-        for name in SCRIPTS:
-            known[name] = importlib.import_module(name)
-        yield SimpleNamespace(**known)
-        for name in SCRIPTS:
-            sys.modules.pop(name, None)
+    with script_modules(EXAMPLE, *SCRIPTS) as modules:
+        yield SimpleNamespace(**modules)
 
 
 @pytest.fixture(scope="module")

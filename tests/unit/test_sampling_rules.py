@@ -4,27 +4,19 @@ of a text.
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from pathlib import Path
 from types import ModuleType
 
 import numpy as np
 import pytest
 import torch
+from script_modules import BENCHMARKS, load_script
 
-FILE = Path(__file__).parents[2] / "benchmarks" / "sampling_rules.py"
 DRAWS, TOKENS = 400_000, 7
 
 
 @pytest.fixture(scope="module")
 def rules() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("sampling_rules", FILE)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+    return load_script(BENCHMARKS / "sampling_rules.py")
 
 
 @pytest.fixture

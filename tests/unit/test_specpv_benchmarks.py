@@ -2,33 +2,26 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from script_modules import BENCHMARKS, script_modules
 from torch.nn import functional as F
 
 from specbuild.cli.bench.runs import Run
 from specbuild.runtime.records import RunRecord, RunStats, SpecPvStats
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-SCRIPTS = ("specpv_quality", "specpv_decoding")
 START, LENGTH, ROWS = 60, 132, 12
 
 
 @pytest.fixture(scope="module")
 def scripts() -> Iterator[dict[str, ModuleType]]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(BENCHMARKS))
-        yield {name: importlib.import_module(name) for name in SCRIPTS}
-        for name in SCRIPTS:
-            sys.modules.pop(name, None)
+    with script_modules(BENCHMARKS, "specpv_quality", "specpv_decoding") as modules:
+        yield modules
 
 
 @pytest.fixture(scope="module")
