@@ -295,6 +295,13 @@ def default_aux_layers(target_layers: int) -> tuple[int, int, int]:
     return 0, target_layers // 2, target_layers - 1
 
 
+def write_two_layers(path: Path) -> None:
+    """Write a GPT-OSS of two layers with the example's widths, and a draft, below ``path``."""
+    sizes = {"hidden": 192, "q_heads": 6, "kv_heads": 2, "head_dim": 32}
+    write_target(path / "target", layers=2, experts=8, experts_per_token=4, **sizes)
+    write_draft(path / "draft", target_layers=2, target_hidden=192, inner=384, **sizes)
+
+
 def _spell_rope(
     config: dict[str, Any], spelling: str, theta: float, factor: float, original_positions: int
 ) -> None:

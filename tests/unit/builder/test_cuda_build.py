@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from checkpoints import write_draft, write_target
+from checkpoints import write_two_layers
 from report_page import ReportPage
 from safetensors import safe_open
 from shared_graphs import exported_anew
@@ -73,9 +73,7 @@ def options(folder: Path, output: Path, **changes: Any) -> BuildOptions:
 def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random target and draft of the example's widths, two layers deep."""
     path = tmp_path_factory.mktemp("checkpoints")
-    sizes = {"hidden": 192, "q_heads": 6, "kv_heads": 2, "head_dim": 32}
-    write_target(path / "target", layers=2, experts=8, experts_per_token=4, **sizes)
-    write_draft(path / "draft", target_layers=2, target_hidden=192, inner=384, **sizes)
+    write_two_layers(path)
     return path
 
 

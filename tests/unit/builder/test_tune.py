@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from checkpoints import write_draft, write_target
+from checkpoints import write_two_layers
 from drawn_inputs import as_tensor, drawn_ops
 from plan_host import PlanHost, lowered_engine
 
@@ -92,9 +92,7 @@ class LikesTheLast:
 @pytest.fixture(scope="module")
 def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("checkpoints")
-    sizes = {"hidden": 192, "q_heads": 6, "kv_heads": 2, "head_dim": 32}
-    write_target(path / "target", layers=2, experts=8, experts_per_token=4, **sizes)
-    write_draft(path / "draft", target_layers=2, target_hidden=192, inner=384, **sizes)
+    write_two_layers(path)
     return path
 
 
@@ -104,7 +102,7 @@ def lowered(checkpoints: Path) -> LoweredEngine:
 
 
 @pytest.fixture(scope="module")
-def found(lowered: LoweredEngine) -> ReadPlan:
+def plan(lowered: LoweredEngine) -> ReadPlan:
     return read_back(lowered)
 
 
@@ -119,22 +117,22 @@ def read_back(lowered: LoweredEngine) -> ReadPlan:
 
 
 @pytest.fixture(scope="module")
-def last_candidates(result: ReadPlan) -> TacticBook:
+def last_candidates(plan: ReadPlan) -> TacticBook:
     """Return the last candidate for every shape."""
-    entries, _ = measured(result)
+    entries, _ = measured(plan)
     return TacticBook(tactic_file(GPU, "NVIDIA H200", entries), "t.json")
 
 
-def measured(result: ReadPlan) -> tuple[list[Any], list[Any]]:
+def measured(plan: ReadPlan) -> tuple[list[Any], list[Any]]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Compiler, "compile", lambda *_: None)
         patch.setattr(Compiler, "missing", lambda *_: ())
-        shapes = shapes_of(result, target_of(GPU))
+        shapes = shapes_of(plan, target_of(GPU))
         return measure_all(shapes, Compiler(GPU), LikesTheLast(), SILENT, float("inf"))
 
 
-def test_read_programs_are_written_unchanged(lowered: LoweredEngine, result: ReadPlan) -> None:
-    writer, programs = lower_again(result, CallLowering(target_of(GPU)))
+def test_read_programs_are_written_unchanged(lowered: LoweredEngine, plan: ReadPlan) -> None:
+    writer, programs = lower_again(plan, CallLowering(target_of(GPU)))
     assert writer.buffers == lowered.writer.buffers
     assert writer.kernels == lowered.writer.kernels
     assert [entry for entry, _ in programs] == [entry for entry, _ in lowered.programs]
@@ -145,9 +143,9 @@ def test_read_programs_are_written_unchanged(lowered: LoweredEngine, result: Rea
 
 
 def test_other_tactics_give_equal_results_by_other_launches(
-    lowered: LoweredEngine, result: ReadPlan, last_candidates: TacticBook
+    lowered: LoweredEngine, plan: ReadPlan, last_candidates: TacticBook
 ) -> None:
-    writer, programs = lower_again(result, CallLowering(target_of(GPU), last_candidates))
+    writer, programs = lower_again(plan, CallLowering(target_of(GPU), last_candidates))
     assert set(writer.kernels) != set(lowered.writer.kernels)
     runs = []
     for engine in (lowered, replace(lowered, writer=writer, programs=programs)):
@@ -167,8 +165,8 @@ def test_rejects_a_program_of_another_version(lowered: LoweredEngine) -> None:
     del entry
 
 
-def test_every_tunable_shape_of_an_engine_can_be_drawn(result: ReadPlan) -> None:
-    assert drawn_ops(result) >= {
+def test_every_tunable_shape_of_an_engine_can_be_drawn(plan: ReadPlan) -> None:
+    assert drawn_ops(plan) >= {
         "Linear", "RmsMoe", "RmsQkvRope", "RmsHead", "HeadChoose", "PagedTreeAttention",
         "RmsSwiglu",
     }  # fmt: skip

@@ -18,6 +18,7 @@ from specbuild.runtime.draft import eagle3 as drafting
 from specbuild.runtime.draft.drafter import DrafterParts
 from specbuild.runtime.draft.eagle3 import Eagle3Drafter
 from specbuild.runtime.draft.policy import StepContext
+from specbuild.runtime.draft.static_tree import StaticTree
 from specbuild.runtime.draft.tree import DraftTrees, chain_trees, pack_bits, shallower
 from specbuild.runtime.engine_dir.manifest import DraftShape, Manifest
 from specbuild.runtime.request import GenerateParams, Request, SequenceState
@@ -92,17 +93,10 @@ def sequences_of(manifest: Manifest, batch: list[list[int]], kv: KvPools) -> lis
     return states
 
 
-@examples(60)
-@given(
-    st.lists(st.lists(st.integers(0, VOCAB - 1), min_size=2, max_size=20), min_size=1, max_size=3),
-    st.sampled_from([DraftShape(1, 1, 1), DraftShape(1, 4, 4), DraftShape(1, 4, 2)])
-    | st.sampled_from([DraftShape(2, 1, 2), DraftShape(3, 4, 12), DraftShape(3, 2, 5)])
-    | st.just(DraftShape(2, 4, 9)),
-    st.integers(0, 10**6),
-)
-def test_trees_are_those_of_brute_force(
-    batch: list[list[int]], shape: DraftShape, seed: int
-) -> None:
+def drafted_trees(
+    batch: list[list[int]], shape: DraftShape | StaticTree, seed: int
+) -> tuple[list[SequenceState], list[np.ndarray], DraftTrees]:
+    """Return sequences with these tokens, their random captured states, and the drafted trees."""
     manifest = toy_manifest()
     executor = ToyExecutor(manifest)
     kv = KvPools(manifest.cache_groups, manifest.limits, executor.poison)
@@ -116,6 +110,21 @@ def test_trees_are_those_of_brute_force(
         for start in range(0, len(rows), 7):
             drafter.observe(state, rows[start : start + 7])
     trees = drafter.propose(states, shape)
+    return states, aux_hidden, trees
+
+
+@examples(60)
+@given(
+    st.lists(st.lists(st.integers(0, VOCAB - 1), min_size=2, max_size=20), min_size=1, max_size=3),
+    st.sampled_from([DraftShape(1, 1, 1), DraftShape(1, 4, 4), DraftShape(1, 4, 2)])
+    | st.sampled_from([DraftShape(2, 1, 2), DraftShape(3, 4, 12), DraftShape(3, 2, 5)])
+    | st.just(DraftShape(2, 4, 9)),
+    st.integers(0, 10**6),
+)
+def test_trees_are_those_of_brute_force(
+    batch: list[list[int]], shape: DraftShape, seed: int
+) -> None:
+    states, aux_hidden, trees = drafted_trees(batch, shape, seed)
     for b, (ids, rows) in enumerate(zip(batch, aux_hidden, strict=True)):
         if shape.draft_top_k == 1:
             depth = min(shape.draft_depth, shape.draft_tokens)

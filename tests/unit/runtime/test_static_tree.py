@@ -12,16 +12,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from left_out import examples
-from test_drafting import paths_of, sequences_of
+from test_drafting import drafted_trees, paths_of
 from toy_engine import run, toy_engine
-from toy_model import D2T, DRAFT_VOCAB, VOCAB, ToyExecutor, draft_step, toy_manifest
+from toy_model import D2T, DRAFT_VOCAB, VOCAB, draft_step, toy_manifest
 
 from specbuild.cli.options.draft_choice import read_tree
 from specbuild.plugins_cuda.registry import op_named
-from specbuild.runtime.cache.pages import KvPools
-from specbuild.runtime.cache.row_placement import SlotCounter
-from specbuild.runtime.draft.drafter import DrafterParts
-from specbuild.runtime.draft.eagle3 import Eagle3Drafter
 from specbuild.runtime.draft.static_tree import PlacedTree, StaticTree
 from specbuild.runtime.draft.tree import check_shape
 from specbuild.runtime.engine_dir.drafters.suffix import SuffixRecord
@@ -164,19 +160,8 @@ def brute_paths(ids: list[int], aux_hidden: np.ndarray, tree: StaticTree) -> lis
 def test_its_tokens_are_those_of_brute_force(
     batch: list[list[int]], parents: list[int], seed: int
 ) -> None:
-    tree, manifest = StaticTree.of(parents), toy_manifest()
-    executor = ToyExecutor(manifest)
-    kv = KvPools(manifest.cache_groups, manifest.limits, executor.poison)
-    drafter = Eagle3Drafter(
-        DrafterParts(executor, manifest, SlotCounter(200), manifest.drafters[0])
-    )
-    states = sequences_of(manifest, batch, kv)
-    random = np.random.default_rng(seed)
-    aux_hidden = [random.integers(0, 1000, (len(ids) - 1, 2)).astype(np.float32) for ids in batch]
-    for state, rows in zip(states, aux_hidden, strict=True):
-        for start in range(0, len(rows), 7):
-            drafter.observe(state, rows[start : start + 7])
-    trees = drafter.propose(states, tree)
+    tree = StaticTree.of(parents)
+    states, aux_hidden, trees = drafted_trees(batch, tree, seed)
     for b, (ids, rows) in enumerate(zip(batch, aux_hidden, strict=True)):
         assert list(paths_of(trees, b)) == brute_paths(ids, rows, tree)
         assert states[b].pages["draft"].length == len(ids) - 1
