@@ -13,7 +13,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from left_out import examples
-from test_device_offers import CHAIN, LIMITS, LONGEST, RECORD, Mixed, mixed, offering
+from test_device_host_proposals import CHAIN, LIMITS, LONGEST, RECORD, Mixed, mixed, offering
 from test_guide_checks import (
     FORCED,
     FREE,

@@ -14,9 +14,9 @@ import torch
 from fake_gpu import FakeGpu, FakeKernel
 from page_ledger import PageLedger
 from toy_model import D2T, DRAFT_VOCAB, VOCAB, logits_of, mix
-from toy_offers import accepted_rows, counts_port, offered_tree, slot_rows
 from toy_plan import BATCHES, SHAPES, cuda_manifest, plan_file, toy_plan, with_programs
 from toy_processors import processed
+from toy_proposals import accepted_rows, counts_port, offered_tree, slot_rows
 
 from specbuild.plugins_cuda.paged_tree_attention.op import visibility
 from specbuild.plugins_cuda.registry import op_named
