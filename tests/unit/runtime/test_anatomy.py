@@ -103,7 +103,7 @@ def by_kernel(step: StepAnatomy, entry: str, layer: int | None) -> list[LaunchAn
 
 
 @pytest.mark.parametrize("name", ["step@1", "step@2", "step@1.draft-1-3-3", "step@1.extends"])
-def test_launches_read_what_their_ops_do(gpt_oss: Lowered, name: str) -> None:
+def test_launches_read_the_bytes_of_their_ops(gpt_oss: Lowered, name: str) -> None:
     step = gpt_oss.step(name, experts=3)
     entry, program = gpt_oss.programs[name]
     total = 0.0
@@ -117,7 +117,7 @@ def test_launches_read_what_their_ops_do(gpt_oss: Lowered, name: str) -> None:
     assert (step.experts, step.experts_measured) == (3, True)
 
 
-def test_an_ops_bytes_go_to_those_of_its_launches_that_read_them(gpt_oss: Lowered) -> None:
+def test_bytes_of_an_op_are_assigned_to_the_launches_that_read_them(gpt_oss: Lowered) -> None:
     """By the names of stored tensors: three launches of the experts, and their sum."""
     step, layer = gpt_oss.step("step@1"), r"layers\.1\."
     [route] = by_kernel(step, "route_rows", 1)
@@ -131,7 +131,7 @@ def test_an_ops_bytes_go_to_those_of_its_launches_that_read_them(gpt_oss: Lowere
     assert [x.bytes_read for x in by_kernel(step, "add_experts", 1)] == [0]
 
 
-def test_shared_experts_are_read_beside_the_chosen_ones(deepseek: Lowered) -> None:
+def test_shared_experts_are_read_in_addition_to_selected_ones(deepseek: Lowered) -> None:
     step, layer = deepseek.step("step@1"), r"layers\.1\."
     [route] = by_kernel(step, "route_with_parts", 1)
     [gate_up] = by_kernel(step, "gate_up_experts", 1)
@@ -143,7 +143,7 @@ def test_shared_experts_are_read_beside_the_chosen_ones(deepseek: Lowered) -> No
     assert route.bytes_read == deepseek.stored(layer + r"(mlp\.gate\.|post_attention)")
 
 
-def test_tables_that_rows_look_up_take_no_weights_bytes(qwen3: Lowered) -> None:
+def test_lookup_tables_do_not_count_as_weights(qwen3: Lowered) -> None:
     """The tables are as large as this model's weights, and another launch has them as arguments."""
     step, layer = qwen3.step("step@1"), r"layers\.2\."
     launches = [x for x in step.launches if x.layer == 2 and x.op == "RmsQkvRope"]
@@ -158,7 +158,7 @@ def test_tables_that_rows_look_up_take_no_weights_bytes(qwen3: Lowered) -> None:
     assert heads.bytes_read == norms + a_row / 2
 
 
-def test_layers_are_those_of_the_weights_names(gpt_oss: Lowered) -> None:
+def test_layers_are_derived_from_weight_names(gpt_oss: Lowered) -> None:
     step = gpt_oss.step("step@1.draft-1-3-3")
     for launch in step.launches:
         if (
@@ -205,7 +205,7 @@ class Owners:
 
 
 @pytest.mark.parametrize("name", ["step@2", "step@1.draft-1-3-3"])
-def test_a_launch_waits_for_who_wrote_what_it_reads(gpt_oss: Lowered, name: str) -> None:
+def test_a_launch_depends_on_the_writers_of_its_inputs(gpt_oss: Lowered, name: str) -> None:
     """Compare the dependencies between ops with the owner of every byte."""
     _, program = gpt_oss.programs[name]
     needs = launch_needs(gpt_oss.plan, program)
@@ -226,7 +226,7 @@ def test_a_launch_waits_for_who_wrote_what_it_reads(gpt_oss: Lowered, name: str)
         assert all(0 <= i < place for i in needed)
 
 
-def test_launches_of_an_op_wait_for_each_other(gpt_oss: Lowered) -> None:
+def test_launches_of_an_op_depend_on_each_other(gpt_oss: Lowered) -> None:
     step = gpt_oss.step("step@1")
     for place, launch in enumerate(step.launches):
         if launch.kernel.rpartition(":")[2] in ("gate_up_experts", "down_experts", "add_experts"):

@@ -120,7 +120,7 @@ def gpt_oss_20b() -> PassTraffic:
     return gpt_oss_20b_pass("keys")
 
 
-def test_a_step_of_the_20b_reads_what_is_published(gpt_oss_20b: PassTraffic) -> None:
+def test_bytes_of_a_20b_step_equal_the_published_value(gpt_oss_20b: PassTraffic) -> None:
     floor = gpt_oss_20b.bytes_read(Work(1, 1, 0))
     assert floor.total == pytest.approx(STEP_BYTES, rel=0.005)
     assert pytest.approx(TOKENS_PER_S, rel=0.005) == CEILING_BYTES_PER_S / floor.total
@@ -184,7 +184,7 @@ def test_floors_of_the_20b_over_each_form_of_cache(form: str) -> None:
     ("batch", "seen_bytes", "draft_bytes"),
     [(1, 126050304, 23019666432), (8, 1008402432, 109300234894.91296)],
 )
-def test_steps_over_views_read_what_the_view_holds(
+def test_steps_over_views_read_the_view_only(
     gpt_oss_20b: PassTraffic, batch: int, seen_bytes: int, draft_bytes: float
 ) -> None:
     """A view of 5120 tokens and 9 nodes; three levels of a draft over all 131072.
@@ -208,7 +208,7 @@ def test_an_op_that_declares_no_traffic_reads_no_weight() -> None:
 
 
 @pytest.mark.parametrize(("experts", "k", "rows"), [(32, 4, 1), (32, 4, 7), (8, 2, 3), (128, 4, 9)])
-def test_expected_experts_are_those_of_random_rows(experts: int, k: int, rows: int) -> None:
+def test_expected_experts_equal_a_simulation(experts: int, k: int, rows: int) -> None:
     random = np.random.default_rng(rows)
     drawn = [
         len({int(e) for _ in range(rows) for e in random.choice(experts, k, replace=False)})
@@ -219,7 +219,7 @@ def test_expected_experts_are_those_of_random_rows(experts: int, k: int, rows: i
 
 
 @given(rows=st.integers(1, 9), context=st.integers(0, 40), window=st.integers(0, 20) | st.just(0))
-def test_tokens_and_pairs_are_those_of_the_mask(rows: int, context: int, window: int) -> None:
+def test_tokens_and_pairs_equal_those_of_the_mask(rows: int, context: int, window: int) -> None:
     """Rows at positions ``context`` … see what is at or before them, inside the window."""
     slots, positions = np.arange(context + rows), context + np.arange(rows)[:, None]
     mask = slots <= positions

@@ -80,12 +80,12 @@ def test_a_call_reaches_the_prompt(template: str, content: str | None, arguments
 
 
 @pytest.mark.parametrize("template", [t for t in TEMPLATES if t != CALLS_WITHOUT_CONTENT])
-def test_a_call_beside_text_reaches_the_prompt(template: str) -> None:
+def test_a_call_next_to_text_is_in_the_prompt(template: str) -> None:
     prompt = rendered(template, history("I look."))
     assert f"I look.<call>get_weather{ARGUMENTS}" in prompt
 
 
-def test_a_call_that_the_template_leaves_out_is_refused() -> None:
+def test_rejects_a_call_that_the_template_omits() -> None:
     with pytest.raises(RequestError, match="message 1 has tool_calls beside its content"):
         rendered(CALLS_WITHOUT_CONTENT, history("I look."))
     for content in (None, "I look."):

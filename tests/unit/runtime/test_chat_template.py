@@ -159,7 +159,7 @@ def test_nothing_is_compiled_before_it_is_used(monkeypatch: pytest.MonkeyPatch) 
     ],
     ids=["syntax", "parentheses", "blocks", "sum", "digits", "filter", "length"],
 )
-def test_what_does_not_compile_is_a_sentence(source: str) -> None:
+def test_reports_a_template_that_does_not_compile(source: str) -> None:
     codec = TextCodec(TOKENIZER, None, source.encode())
     with pytest.raises(EngineFileError, match="the chat template") as refused:
         codec.check_template()
@@ -168,7 +168,7 @@ def test_what_does_not_compile_is_a_sentence(source: str) -> None:
         codec.encode("ab", raw=False, most_tokens=9)
 
 
-def test_what_chats_do_stays_as_it_was() -> None:
+def test_limits_do_not_change_published_templates() -> None:
     """Compare with jinja2 without limits: every kind of expression in published templates."""
     plain = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]

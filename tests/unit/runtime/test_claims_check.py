@@ -102,9 +102,7 @@ def of_tensor(**values: object) -> Change:
         (lambda d: d["files"].update({"a\x1b": d["files"]["graphs/any.onnx"]}), "has a name"),
     ],
 )
-def test_a_number_that_another_part_contradicts_is_refused(
-    tmp_path: Path, change: Change, said: str
-) -> None:
+def test_rejects_contradicting_numbers(tmp_path: Path, change: Change, said: str) -> None:
     if not said:
         read_changed(tmp_path, change)
         return
@@ -113,7 +111,7 @@ def test_a_number_that_another_part_contradicts_is_refused(
     assert "\n" not in str(refused.value)
 
 
-def test_pages_of_another_size_are_refused_where_tokens_were_wrong(tmp_path: Path) -> None:
+def test_rejects_a_changed_page_size(tmp_path: Path) -> None:
     """16 → 17 in a manifest with new checksums once gave wrong tokens."""
     write_engine(tmp_path)
     data = stored_json(read_manifest(tmp_path))
@@ -123,7 +121,7 @@ def test_pages_of_another_size_are_refused_where_tokens_were_wrong(tmp_path: Pat
         read_manifest(tmp_path)
 
 
-def test_pages_that_every_part_of_the_manifest_has_are_refused_by_the_graph(tmp_path: Path) -> None:
+def test_rejects_pages_that_contradict_the_graph(tmp_path: Path) -> None:
     write_engine(tmp_path)
     data = stored_json(read_manifest(tmp_path))
     data["cache_groups"][0]["page_size"] += 1
@@ -135,7 +133,9 @@ def test_pages_that_every_part_of_the_manifest_has_are_refused_by_the_graph(tmp_
         Engine.load(tmp_path)
 
 
-def test_memory_is_said_before_it_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rejects_too_much_memory_before_allocating_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A consistent manifest has caches of 2^31 slots: one sentence, and no file is read."""
     write_engine(tmp_path)
     described = read_manifest(tmp_path)

@@ -42,7 +42,7 @@ def feeds_of(ids: list[int], slots: list[int]) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-def test_pools_keep_what_earlier_calls_wrote(tmp_path: Path, threads: int) -> None:
+def test_pools_persist_between_calls(tmp_path: Path, threads: int) -> None:
     weights = write_engine(tmp_path / "engine", seed=3)
     executor = executor_of(tmp_path / "engine", threads)
     pool = np.zeros((PAGES * SIZE, WIDTH), np.float64)
@@ -58,7 +58,7 @@ def test_pools_keep_what_earlier_calls_wrote(tmp_path: Path, threads: int) -> No
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs Linux's /proc")
-def test_a_pool_takes_memory_for_the_pages_that_are_written() -> None:
+def test_a_pool_allocates_written_pages_only() -> None:
     pool = allocate_pool("full", "float32", (64, 64, 16, 256))  # 64 MiB, 1 MiB a head
     before = resident_bytes()
     pool[:, 1, 0, :8] = 1.0
@@ -72,7 +72,7 @@ def resident_bytes() -> int:
     return (resident - shared) * resource.getpagesize()
 
 
-def test_outputs_outlive_the_next_run_of_another_role_and_feed_the_same(engine: Path) -> None:
+def test_outputs_remain_valid_during_the_next_run(engine: Path) -> None:
     executor = executor_of(engine)
     logits = executor.run("target", feeds_of([3, 4], [4, 5]))["logits"]
     before = logits.copy()
@@ -91,7 +91,7 @@ def test_inputs_of_another_layout_or_type_are_converted(engine: Path) -> None:
     np.testing.assert_array_equal(executor.run("target", strange)["logits"], plain)
 
 
-def test_an_input_array_changed_in_place_is_read_anew(engine: Path) -> None:
+def test_an_input_array_changed_in_place_is_read_again(engine: Path) -> None:
     executor = executor_of(engine)
     feeds = feeds_of([3], [4])
     first = executor.run("target", feeds)["logits"].copy()
@@ -102,14 +102,14 @@ def test_an_input_array_changed_in_place_is_read_anew(engine: Path) -> None:
     np.testing.assert_array_equal(executor.run("target", feeds)["logits"], first)
 
 
-def test_a_session_is_made_when_its_role_first_runs(engine: Path) -> None:
+def test_a_session_is_created_when_its_role_first_runs(engine: Path) -> None:
     executor = executor_of(engine)
     assert executor.loaded_roles == ()
     executor.run("choose", {"logits": np.ones((1, VOCAB), np.float32)})
     assert executor.loaded_roles == ("choose",)
 
 
-def test_a_graph_that_is_none_is_named(engine: Path) -> None:
+def test_the_error_names_an_invalid_graph(engine: Path) -> None:
     described = read_manifest(engine)
     executor = CpuExecutor(
         described, {"graphs/choose.onnx": b"no graph"}, open_weights(engine, described)
@@ -131,7 +131,7 @@ def test_an_engine_directory_generates(engine: Path) -> None:
     ("options", "message"),
     [({"device": "cuda"}, "built for cpu"), ({"threads": 0}, "threads is 0")],
 )
-def test_what_this_machine_lacks_is_said(engine: Path, options: dict, message: str) -> None:
+def test_the_error_names_missing_libraries(engine: Path, options: dict, message: str) -> None:
     with pytest.raises(UnsupportedHereError, match=message):
         Engine.load(engine, RuntimeSettings(**options))
 
@@ -146,5 +146,5 @@ def test_text_and_stop_strings_need_a_tokenizer(engine: Path) -> None:
         loaded.generate([prompt([1])], GenerateParams(stop=("x",)))
 
 
-def test_sessions_have_the_threads_that_are_asked_for() -> None:
+def test_sessions_have_the_requested_threads() -> None:
     assert session_options(3).intra_op_num_threads == 3

@@ -98,7 +98,7 @@ PLACES = {
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_data_of_another_file_is_refused_before_a_session_is_made(
+def test_rejects_external_data_before_a_session_is_created(
     engine: Path, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     change_graph(engine, CHOOSE, PLACES[place])
@@ -176,7 +176,7 @@ def named_as_an_input(model: onnx.ModelProto) -> None:
         (lambda m: m.ClearField("graph"), "it has no graph"),
     ],
 )
-def test_a_graph_that_differs_from_its_manifest_is_refused(
+def test_rejects_a_graph_that_differs_from_its_manifest(
     engine: Path, change: Callable[[onnx.ModelProto], object], said: str
 ) -> None:
     change_graph(engine, TARGET, change)
@@ -184,13 +184,13 @@ def test_a_graph_that_differs_from_its_manifest_is_refused(
         Engine.load(engine)
 
 
-def test_a_graph_beyond_any_is_not_read(engine: Path) -> None:
+def test_rejects_a_graph_that_is_too_large(engine: Path) -> None:
     replace_file(engine, CHOOSE, b"\0" * ((16 << 20) + 1))
     with pytest.raises(EngineFileError, match="no graph has over 16777216"):
         Engine.load(engine)
 
 
-def test_a_port_that_nobody_feeds_is_refused(engine: Path) -> None:
+def test_rejects_a_port_without_a_source(engine: Path) -> None:
     def ask(model: onnx.ModelProto) -> None:
         model.graph.input.append(helper.make_tensor_value_info("seconds", 1, ["R"]))
 
@@ -213,7 +213,7 @@ def test_an_output_that_is_read_must_be_there(engine: Path, name: str) -> None:
         Engine.load(engine)
 
 
-def test_an_error_while_a_graph_runs_is_one_sentence(engine: Path) -> None:
+def test_reports_an_error_of_a_graph_in_one_line(engine: Path) -> None:
     """Rows are written after the pool's only head."""
 
     def of_another_head(model: onnx.ModelProto) -> None:
@@ -228,9 +228,7 @@ def test_an_error_while_a_graph_runs_is_one_sentence(engine: Path) -> None:
     assert "\n" not in str(said.value)
 
 
-def test_the_library_s_own_format_is_not_read_in_a_graph_s_place(
-    engine: Path, tmp_path: Path
-) -> None:
+def test_rejects_the_native_format_of_the_library(engine: Path, tmp_path: Path) -> None:
     options = session_options(1)
     options.optimized_model_filepath = str(tmp_path / "choose.ort")
     options.add_session_config_entry("session.save_model_format", "ORT")
@@ -245,7 +243,7 @@ def test_the_library_s_own_format_is_not_read_in_a_graph_s_place(
         executor.run("choose", {"logits": np.ones((1, VOCAB), np.float32)})
 
 
-def test_what_the_library_refuses_reaches_no_standard_output(
+def test_messages_of_the_library_are_not_printed(
     engine: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     def renamed_input(model: onnx.ModelProto) -> None:
@@ -259,7 +257,7 @@ def test_what_the_library_refuses_reaches_no_standard_output(
     assert capfd.readouterr().out == ""
 
 
-def test_a_window_that_no_layer_has_is_refused(engine: Path) -> None:
+def test_rejects_a_window_that_no_layer_has(engine: Path) -> None:
     """The host would release pages outside the window, and the tokens would be wrong."""
     described = read_manifest(engine)
     groups = tuple(dataclasses.replace(g, window=6) for g in described.cache_groups)
@@ -268,7 +266,7 @@ def test_a_window_that_no_layer_has_is_refused(engine: Path) -> None:
         Engine.load(engine)
 
 
-def test_an_output_of_another_rank_is_refused_when_it_comes(engine: Path) -> None:
+def test_rejects_an_output_with_another_number_of_axes(engine: Path) -> None:
     """The library does not always know the number of axes of an output in advance."""
     described = read_manifest(engine)
     role = described.roles["choose"]

@@ -25,7 +25,7 @@ def test_the_toys_writer_is_read_back(sizes: list[int]) -> None:
 
 @given(st.data())
 @settings(max_examples=300, deadline=None)
-def test_no_damage_ends_otherwise_than_in_a_refusal(data: st.DataObject) -> None:
+def test_rejects_damaged_cubins(data: st.DataObject) -> None:
     """Truncated or changed cubins give parameters of 4 or 8 bytes, or one sentence."""
     cubin = bytearray(toy_cubin(KERNELS))
     for _ in range(data.draw(st.integers(1, 3))):
@@ -59,13 +59,13 @@ BANK_12 = note(BANK, struct.pack("<IHH", 1, 528, 12))
         struct.pack("<BBH", 3, BANK_BYTES, 4),
     ],
 )
-def test_notes_that_are_not_understood_are_refused(notes: bytes) -> None:
+def test_rejects_unknown_notes(notes: bytes) -> None:
     assert kernel_parameters(toy_cubin({"k": PLAIN}), "x") == {"k": (8, 4)}
     with pytest.raises(EngineFileError, match=r"x is no cubin as it is expected"):
         kernel_parameters(toy_cubin({"k": notes}), "x")
 
 
 @pytest.mark.parametrize("data", [b"", b"\x7fELF", b"\x7fELF" + bytes(60), bytes(4096)])
-def test_other_files_are_refused(data: bytes) -> None:
+def test_rejects_other_files(data: bytes) -> None:
     with pytest.raises(EngineFileError, match="no cubin"):
         kernel_parameters(data, "x")

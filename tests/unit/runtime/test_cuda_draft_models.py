@@ -134,7 +134,7 @@ def test_programs_are_the_sum_of_the_drafts(both: LoweredEngine) -> None:
     assert {entry.drafter for entry in steps if not entry.draft_depth} == {""}
 
 
-def test_whoever_drafts_accepts_what_it_does_alone(made: Made, both: LoweredEngine) -> None:
+def test_each_draft_has_the_acceptance_that_it_has_alone(made: Made, both: LoweredEngine) -> None:
     """Its steps alternate with steps of the other draft and of all other kinds, three at once."""
     host, turns = PlanHost(both), random.Random(3)
     host.port("ignore_eos").fill_(1)
@@ -223,7 +223,7 @@ def in_turns(kinds: Sequence[str]) -> list[Way]:
     return [*turns, None, *turns[::-1], "step@4.extends", *turns, None, None, None, *turns]
 
 
-def test_a_cache_is_that_of_always_drafting(made: Made, both: LoweredEngine) -> None:
+def test_a_cache_equals_that_of_always_drafting(made: Made, both: LoweredEngine) -> None:
     """Each draft's cache has every token as its own steps would write it."""
     several = both, read_by(both, made.prompts, in_turns(KINDS))
     for kind in KINDS:
@@ -232,7 +232,7 @@ def test_a_cache_is_that_of_always_drafting(made: Made, both: LoweredEngine) -> 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_cache_is_that_of_an_engine_with_one_draft(
+def test_a_cache_equals_that_of_an_engine_with_one_draft(
     made: Made, both: LoweredEngine, kind: str
 ) -> None:
     alone = made.lower(kind)
@@ -306,7 +306,7 @@ PARAMS = GenerateParams(max_new_tokens=TOKENS, ignore_eos=True)
 
 @pytest.mark.parametrize("count", [1, pytest.param(3, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("drafter", [pytest.param("eagle3", marks=pytest.mark.slow), "p-eagle"])
-def test_a_run_drafts_with_one(made: Made, both: LoweredEngine, drafter: str, count: int) -> None:
+def test_a_run_uses_one_draft(made: Made, both: LoweredEngine, drafter: str, count: int) -> None:
     engine, runner = engine_of(both)
     batch = made.prompts[:count]
     result = run(engine, batch, PARAMS, drafter=drafter, speculation=CHAIN)
@@ -318,7 +318,7 @@ def test_a_run_drafts_with_one(made: Made, both: LoweredEngine, drafter: str, co
     assert all(name.startswith(drafter) for name in drafted) and drafted
 
 
-def test_auto_tries_each_where_no_costs_were_measured(made: Made, both: LoweredEngine) -> None:
+def test_auto_tries_each_draft_without_measured_costs(made: Made, both: LoweredEngine) -> None:
     engine, _ = engine_of(both)
     plain, auto = (run(engine, made.prompts[:1], PARAMS, drafter=d).ids for d in ("none", "auto"))
     policy = engine.default_draft
@@ -327,7 +327,7 @@ def test_auto_tries_each_where_no_costs_were_measured(made: Made, both: LoweredE
 
 
 @pytest.mark.parametrize("seed", [5, pytest.param(6, marks=pytest.mark.slow)])
-def test_the_policy_may_change_at_any_step_and_behind_cached_beginnings(
+def test_the_draft_may_change_at_any_step_and_after_cached_prefixes(
     made: Made, both: LoweredEngine, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     policy = Turns(seed)
@@ -351,7 +351,7 @@ def test_the_policy_may_change_at_any_step_and_behind_cached_beginnings(
 
 
 @pytest.mark.parametrize("fast", KINDS)
-def test_what_pays_is_chosen_by_the_times_of_each(
+def test_the_draft_is_selected_by_measured_times(
     made: Made, both: LoweredEngine, monkeypatch: pytest.MonkeyPatch, fast: str
 ) -> None:
     engine, runner = engine_of(both)
@@ -376,7 +376,7 @@ def test_what_pays_is_chosen_by_the_times_of_each(
 
 
 @pytest.mark.slow
-def test_several_sequences_take_turns_too(
+def test_alternating_drafts_with_several_sequences(
     made: Made, both: LoweredEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(DeviceDecoder, "_default_policy", lambda *_, **__: Turns(7))
@@ -387,7 +387,7 @@ def test_several_sequences_take_turns_too(
         assert tokens == following(target, ids[-1], tokens)
 
 
-def test_a_shape_is_of_the_first_draft_unless_one_is_named(made: Made, both: LoweredEngine) -> None:
+def test_a_shape_applies_to_the_first_draft_by_default(made: Made, both: LoweredEngine) -> None:
     engine, runner = engine_of(both)
     few = replace(PARAMS, max_new_tokens=3)
     run(engine, made.prompts[:1], few, speculation=DraftShape(1, 2, 2))

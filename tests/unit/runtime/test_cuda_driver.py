@@ -111,7 +111,7 @@ def test_every_call_reaches_the_driver_as_it_should(stub: Path) -> None:
     assert "loading kernels/a.cubin failed" in image
 
 
-def test_no_device_is_one_sentence(stub: Path) -> None:
+def test_reports_a_missing_device_in_one_line(stub: Path) -> None:
     script = "from specbuild.runtime.executors.cuda.driver import open_gpu\n"
     script += "try:\n    open_gpu()\nexcept Exception as e:\n    print(type(e).__name__, e)"
     (line,) = run(stub, script, STUB_NO_DEVICE="1")

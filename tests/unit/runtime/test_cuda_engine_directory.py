@@ -91,7 +91,7 @@ def test_an_engine_directory_loads_and_decodes(tmp_path: Path) -> None:
         ({"total_bytes": 200 << 20}, r"0\.25 GiB of device memory are needed, 0\.20 GiB are free"),
     ],
 )
-def test_what_a_gpu_lacks_is_said_before_anything_is_loaded(
+def test_reports_an_unsupported_gpu_before_loading(
     tmp_path: Path, change: dict, message: str
 ) -> None:
     write_cuda_engine(tmp_path / "engine")
@@ -105,9 +105,7 @@ def test_what_a_gpu_lacks_is_said_before_anything_is_loaded(
     assert gpu.log == []
 
 
-def test_check_here_asks_the_gpu_and_gives_it_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_check_opens_and_releases_the_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     manifest = write_cuda_engine(tmp_path / "engine")
     gpu = FakeGpu()
     monkeypatch.setattr(check, "open_gpu", lambda: gpu)
@@ -124,7 +122,7 @@ def test_check_here_asks_the_gpu_and_gives_it_back(
         Engine.load(tmp_path / "engine")
 
 
-def test_threads_and_other_devices_are_refused(tmp_path: Path) -> None:
+def test_rejects_threads_and_other_devices(tmp_path: Path) -> None:
     write_cuda_engine(tmp_path / "engine")
     with pytest.raises(UnsupportedHereError, match=r"threads is 4, but .* computes on a GPU"):
         Engine.load(tmp_path / "engine", RuntimeSettings(threads=4))
@@ -133,7 +131,7 @@ def test_threads_and_other_devices_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["plan.json", "prefill@4.json", "prefill@4.cubin"])
-def test_a_flipped_bit_is_named(tmp_path: Path, name: str) -> None:
+def test_rejects_a_flipped_bit(tmp_path: Path, name: str) -> None:
     path = tmp_path / "engine"
     write_cuda_engine(path)
     data = bytearray((path / name).read_bytes())
@@ -144,7 +142,7 @@ def test_a_flipped_bit_is_named(tmp_path: Path, name: str) -> None:
         run(engine, [[1]], GenerateParams(max_new_tokens=2), speculation=None)
 
 
-def test_damaged_weights_are_named_and_the_gpu_is_given_back(tmp_path: Path) -> None:
+def test_damaged_weights_are_reported_and_the_gpu_is_released(tmp_path: Path) -> None:
     path = tmp_path / "engine"
     write_cuda_engine(path)
     data = bytearray((path / "weights.safetensors").read_bytes())
@@ -157,7 +155,7 @@ def test_damaged_weights_are_named_and_the_gpu_is_given_back(tmp_path: Path) -> 
     assert (gpu.allocations, gpu.closed) == (0, True)
 
 
-def test_a_plan_of_other_weights_is_refused(tmp_path: Path) -> None:
+def test_rejects_a_plan_of_other_weights(tmp_path: Path) -> None:
     path = tmp_path / "engine"
     manifest = write_cuda_engine(path)
     plan = check.read_plan(path, manifest)
@@ -173,7 +171,7 @@ def test_a_plan_of_other_weights_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.path.exists("/dev/nvidia0"), reason="there is a GPU here")  # noqa: PTH110
-def test_a_machine_without_a_gpu_says_so() -> None:
+def test_reports_a_machine_without_a_gpu() -> None:
     with pytest.raises(UnsupportedHereError, match="NVIDIA driver"):
         driver.open_gpu()
 

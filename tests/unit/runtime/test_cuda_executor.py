@@ -83,7 +83,7 @@ def test_arguments_reach_the_kernel_as_the_plan_has_them() -> None:
     assert runner.gpu.log == ["load one.cubin", "graph", "graph", "graph"]
 
 
-def test_kernels_say_what_they_ask_for_at_most() -> None:
+def test_kernels_declare_their_maximum_shared_memory() -> None:
     """Even for small kernels: a multiprocessor divides its memory by the maximum."""
     for sizes, most in (([0], 0), ([500, 3000], 3000), ([3000, 500], 3000)):
         runner = runner_of([launch_of(shared_bytes=n) for n in sizes], [], count=len(sizes))
@@ -92,7 +92,7 @@ def test_kernels_say_what_they_ask_for_at_most() -> None:
         assert runner.gpu.shared == {"one": (most, -1)}
 
 
-def test_the_host_sleeps_unless_the_device_waits_for_it() -> None:
+def test_the_host_sleeps_unless_the_device_waits() -> None:
     toy = toy_cuda()
     executor, gpu = toy.engine.executor, toy.device.gpu
     wait, sleeps = executor.wait_step, []
@@ -151,7 +151,7 @@ def test_the_host_sleeps_unless_the_device_waits_for_it() -> None:
         None,
     ],
 )
-def test_a_malformed_program_is_refused(launches: object) -> None:
+def test_rejects_a_malformed_program(launches: object) -> None:
     with pytest.raises(EngineFileError, match=r"p\.json"):
         read_launches(program_json(launches), small_plan(kernels=KERNELS), ENTRY)
 
@@ -172,7 +172,7 @@ def test_a_malformed_program_is_refused(launches: object) -> None:
         {"dtype": None},
     ],
 )
-def test_a_tensor_outside_its_buffer_is_refused(changes: dict[str, object]) -> None:
+def test_rejects_a_tensor_outside_its_buffer(changes: dict[str, object]) -> None:
     moved = {**TENSORS, "x": TENSORS["x"] | changes}
     data = program_json([launch_of()], [{**OPS[0], "inputs": moved}])
     with pytest.raises(EngineFileError, match=r"p\.json"):
@@ -183,7 +183,7 @@ def test_a_tensor_outside_its_buffer_is_refused(changes: dict[str, object]) -> N
     "changes",
     [{"offset": 4097}, {"offset": -1}, {"bytes": 0}, {"bytes": 5001}, {"last": 3}, {"first": 2}],
 )
-def test_scratch_outside_the_arena_is_refused(changes: dict[str, int]) -> None:
+def test_rejects_scratch_outside_the_arena(changes: dict[str, int]) -> None:
     """A launch may use its op's scratch memory, but not that of another op."""
     plan, launch = small_plan(kernels=KERNELS), launch_of(arguments=[[0, 4, 4096]], op=1)
     scratch = {"offset": 4096, "bytes": 904, "first": 1, "last": 1}
@@ -195,7 +195,7 @@ def test_scratch_outside_the_arena_is_refused(changes: dict[str, int]) -> None:
         read_launches(other, plan, ENTRY)
 
 
-def test_rows_are_those_that_the_plan_says() -> None:
+def test_rejects_rows_that_differ_from_the_plan() -> None:
     """The host counts rows by the plan's entry, kernels by the program's tensors."""
     ports = (Port("prefill.token_ids", 2, 8, (173,), "int32"),)
     plan = small_plan(kernels=KERNELS, ports=ports)
@@ -205,7 +205,7 @@ def test_rows_are_those_that_the_plan_says() -> None:
         read_launches(data, plan, dataclasses.replace(ENTRY, rows=174))
 
 
-def test_a_step_may_take_its_sequences_in_pieces_but_no_more_than_it_has() -> None:
+def test_a_step_may_process_its_sequences_in_parts() -> None:
     """A large batch may have more pending tokens than a launch has rows."""
     ports = (Port("length", 2, 8, (173,), "int32"),)
     plan = small_plan(kernels=KERNELS, ports=ports)
@@ -226,7 +226,7 @@ def test_a_step_may_take_its_sequences_in_pieces_but_no_more_than_it_has() -> No
         [],
     ],
 )
-def test_arguments_are_those_that_the_kernel_takes(arguments: object) -> None:
+def test_rejects_arguments_that_differ_from_the_kernel(arguments: object) -> None:
     """Nothing is launched, and no module is loaded."""
     runner = runner_of([launch_of(arguments=arguments)], [])
     with pytest.raises(EngineFileError, match=r"p\.json: launch 0 passes arguments of .* takes"):
@@ -235,12 +235,12 @@ def test_arguments_are_those_that_the_kernel_takes(arguments: object) -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"{", b"[]", b'{"launches": NaN}', b"[" * 100_000])
-def test_what_is_no_program_is_refused(data: bytes) -> None:
+def test_rejects_invalid_programs(data: bytes) -> None:
     with pytest.raises(EngineFileError, match=r"p\.json"):
         read_launches(data, small_plan(kernels=KERNELS), ENTRY)
 
 
-def test_times_and_profiles_run_what_they_say() -> None:
+def test_times_and_profiles_run_the_requested_launches() -> None:
     seen: list[tuple[int, ...]] = []
     launches = [launch_of(op=i, arguments=[[0, 2, 0], [1, i], [2, 0], [3]]) for i in range(3)]
     runner, resets = runner_of(launches, seen, count=3), []
@@ -330,7 +330,7 @@ def test_every_run_of_a_profile_begins_with_the_scratch_that_ops_expect() -> Non
 
 
 @pytest.mark.parametrize("gap", [0, 3])
-def test_the_time_between_two_graphs_is_not_that_of_their_launches(gap: int) -> None:
+def test_times_exclude_the_gap_between_graphs(gap: int) -> None:
     seen: list[tuple[int, ...]] = []
     runner = runner_of([launch_of(), launch_of()], seen, count=2)
     launch_graph = runner.gpu.launch_graph
@@ -361,7 +361,7 @@ def test_a_clock_that_drops_is_not_time_between_graphs(steady: int) -> None:
     assert next(timings) > steady + 1
 
 
-def test_ports_hold_what_is_written_and_refuse_what_does_not_fit() -> None:
+def test_ports_store_values_and_reject_wrong_sizes() -> None:
     executor = toy_cuda().engine.executor
     port = executor.port("pending_tokens")
     values = RANDOM.integers(0, 99, port.shape, dtype=np.int32)
@@ -392,7 +392,7 @@ def test_ports_hold_what_is_written_and_refuse_what_does_not_fit() -> None:
             outside()
 
 
-def test_closing_gives_everything_back() -> None:
+def test_closing_releases_all_memory() -> None:
     toy = toy_cuda()
     run(toy.engine, [[1, 2]], GenerateParams(max_new_tokens=3), speculation=SHAPES[0])
     toy.engine.executor.close()

@@ -53,7 +53,7 @@ sampling = st.builds(
     st.lists(st.integers(1, 30), min_size=6, max_size=6),
     st.booleans(),
 )
-def test_output_is_that_of_plain_decoding(
+def test_output_equals_plain_decoding(
     batch: list[list[int]],
     shape: DraftShape | None,
     sample: SamplingParams,
@@ -79,7 +79,7 @@ def test_output_is_that_of_plain_decoding(
     st.integers(1, 24),
     st.booleans(),
 )
-def test_events_and_records_are_those_of_the_host_loop(
+def test_events_and_records_equal_the_host_loop(
     batch: list[list[int]], shape: DraftShape | None, count: int, ignore_eos: bool
 ) -> None:
     params = GenerateParams(max_new_tokens=count, ignore_eos=ignore_eos)
@@ -136,7 +136,7 @@ def test_programs_are_the_smallest_that_fit() -> None:
     assert all(name.endswith(".0") for name in steps)
 
 
-def test_full_logits_only_where_a_running_request_needs_them() -> None:
+def test_full_logits_are_computed_only_if_a_request_needs_them() -> None:
     toy = toy_cuda()
     greedy = GenerateParams(max_new_tokens=12, ignore_eos=True)
     sampled = replace(
@@ -150,7 +150,7 @@ def test_full_logits_only_where_a_running_request_needs_them() -> None:
     assert steps[-1].endswith(".0")
 
 
-def test_long_prompts_enter_in_chunks_beside_short_ones() -> None:
+def test_long_prompts_are_chunked_in_a_batch_with_short_ones() -> None:
     toy = toy_cuda()
     batch = [list(range(21)), [5], [6] * 9]
     params = GenerateParams(max_new_tokens=6)
@@ -173,7 +173,7 @@ def test_sequences_are_moved_when_others_end() -> None:
     ]
 
 
-def test_a_row_that_a_sequence_has_left_is_passed_over() -> None:
+def test_an_unused_row_is_skipped() -> None:
     batch = [[1], [2], [3], [4]]
     params = [GenerateParams(max_new_tokens=n, ignore_eos=True) for n in (3, 20, 20, 20)]
     toy = toy_cuda(max_batch_size=4)
@@ -206,7 +206,7 @@ def test_the_default_drafts_and_learns_step_times_without_measured_costs() -> No
     assert "costs of this process's own steps" in toy.engine.default_draft.reason
 
 
-def test_a_shape_without_steps_names_those_there_are() -> None:
+def test_a_shape_without_steps_lists_the_available_ones() -> None:
     toy = toy_cuda()
     with pytest.raises(RequestError, match=r"2x2x4 .*it has 1x1x1, 1x3x3, 2x3x6, 3x4x12"):
         toy.engine.generate([prompt([1])], GenerateParams(), speculation=DraftShape(2, 2, 4))
@@ -215,7 +215,7 @@ def test_a_shape_without_steps_names_those_there_are() -> None:
     assert toy.device.started == []
 
 
-def test_closing_early_gives_the_pages_back_and_the_engine_goes_on() -> None:
+def test_closing_a_stream_early_releases_its_pages() -> None:
     toy = toy_cuda()
     params = GenerateParams(max_new_tokens=20, ignore_eos=True)
     events = toy.engine.generate([prompt([1, 2]), prompt([7])], params, speculation=SHAPES[1])
@@ -225,7 +225,7 @@ def test_closing_early_gives_the_pages_back_and_the_engine_goes_on() -> None:
     assert not toy.ledger.held
 
 
-def test_what_is_measured_alone_refuses_company() -> None:
+def test_measuring_rejects_concurrent_requests() -> None:
     toy = toy_cuda()
     params = GenerateParams(max_new_tokens=20, ignore_eos=True)
     with alone(toy.engine, [1, 2], params) as events:
@@ -251,7 +251,7 @@ def test_output_ends_at_max_seq_len() -> None:
         assert (len(record.output_ids), record.finish_reason) == (7, "length")
 
 
-def test_logprobs_are_those_of_the_target() -> None:
+def test_logprobs_equal_those_of_the_target() -> None:
     sample = SamplingParams(temperature=1.0, seed=9)
     params = GenerateParams(max_new_tokens=12, sampling=sample, ignore_eos=True)
     record = run(toy_cuda().engine, [[5, 6]], params, speculation=SHAPES[2]).records[0]
@@ -282,7 +282,7 @@ class StopAt:
 
 
 @pytest.mark.parametrize("speculation", [None, DraftShape(3, 4, 12)])
-def test_a_stop_string_ends_what_the_device_would_go_on_with(speculation: DraftShape) -> None:
+def test_a_stop_string_ends_a_sequence_on_the_device(speculation: DraftShape) -> None:
     toy = toy_cuda()
     streams = {"0": 4, "1": 90, "2": 7, "3": 90}
     toy.engine.session._text_stream = lambda request: StopAt(streams[request.id])
@@ -319,7 +319,7 @@ def test_a_device_that_ends_too_early_is_noticed() -> None:
             list(events)
 
 
-def test_scores_are_the_logits_behind_every_token() -> None:
+def test_scores_equal_the_logits_after_every_token() -> None:
     toy = toy_cuda()
     assert isinstance(toy.engine.decoder, DeviceDecoder)
     ids = [int(t) for t in "3141592653589"]

@@ -126,7 +126,7 @@ def forcing(request: pytest.FixtureRequest, folder: Path) -> LoweredEngine:
     return lower(folder, None, **({} if "alone" in request.param else SUFFIX))
 
 
-def test_guides_alone_have_one_program_of_few_batches(folder: Path) -> None:
+def test_forced_tokens_without_a_drafter_need_few_programs(folder: Path) -> None:
     """Each for some tokens of every sequence; a draft's trees bound them, as they do the caches."""
     programs = lower(folder, None).programs
     chains = [(e.batch, e.draft_tokens, e.rows, e.full_logits) for e, _ in programs
@@ -138,7 +138,7 @@ def test_guides_alone_have_one_program_of_few_batches(folder: Path) -> None:
     assert drafted.engine_sizes.limits.draft_tokens == 3
 
 
-def test_forced_rows_choose_their_chains_and_the_next_is_masked(forcing: LoweredEngine) -> None:
+def test_forced_rows_select_their_chain_and_the_next_row_is_masked(forcing: LoweredEngine) -> None:
     """Beside a sequence whose choice at the root is masked, and with the raw log-probabilities."""
     host, outputs = admitted(forcing, 2)
     vocab = host.port("score.logits").shape[1]
@@ -175,7 +175,7 @@ def draft_rows(lowered: LoweredEngine, host: PlanHost, row: int) -> torch.Tensor
 
 
 @pytest.mark.parametrize("count", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_the_drafts_cache_is_that_of_drafting(beside: LoweredEngine, count: int) -> None:
+def test_the_cache_of_the_draft_equals_that_of_drafting(beside: LoweredEngine, count: int) -> None:
     """After long chains, right or wrong in the middle, and after steps of any kind."""
     expected = plain(beside, count)
     steady, drafted = admitted(beside, count)

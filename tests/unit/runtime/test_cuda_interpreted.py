@@ -131,7 +131,7 @@ def assert_loop_and_plan_agree(lowered: LoweredEngine, shape: DraftShape | None)
 
 
 @pytest.mark.parametrize("shape", [None, CHAIN, TREE], ids=["none", "chain", "tree"])
-def test_the_loop_emits_what_the_plan_emits_by_itself(
+def test_the_loop_emits_the_tokens_of_the_plan(
     lowered: LoweredEngine, shape: DraftShape | None
 ) -> None:
     assert_loop_and_plan_agree(lowered, shape)
@@ -166,7 +166,7 @@ def test_a_tree_of_fixed_form_changes_no_token(lowered: LoweredEngine, temperatu
     assert not runner.host.port("tree_form").any()
 
 
-def test_a_tree_without_a_place_is_refused(lowered: LoweredEngine) -> None:
+def test_rejects_a_tree_without_a_program(lowered: LoweredEngine) -> None:
     engine, _ = engine_of(lowered)
     for parents in ([-1, -1, -1], [-1, 0, 1], [-1, -1, 0, 0, 1]):
         with pytest.raises(RequestError, match=r"no steps for the draft|was built for"):
@@ -246,7 +246,7 @@ def test_the_draft_keeps_up_in_masked_steps(lowered: LoweredEngine) -> None:
     torch.testing.assert_close(rows[0], rows[1], atol=NEAR, rtol=NEAR)
 
 
-def test_the_draft_keeps_up_where_no_draft_fits(folder: Path, lowered: LoweredEngine) -> None:
+def test_the_draft_keeps_up_if_no_draft_fits(folder: Path, lowered: LoweredEngine) -> None:
     """Two sequences have more pending rows than a launch may have here, so they alternate."""
     with pytest.MonkeyPatch.context() as patch:
         for module in (programs, draft_passes):
@@ -286,7 +286,7 @@ def draft_rows(lowered: LoweredEngine, host: PlanHost, row: int = 0) -> torch.Te
     return pool[:, pages].transpose(2, 3).flatten(1, 2)
 
 
-def test_top_k_takes_the_programs_with_logits(lowered: LoweredEngine) -> None:
+def test_top_k_uses_the_programs_with_logits(lowered: LoweredEngine) -> None:
     engine, runner = engine_of(lowered)
     # With one token there is nothing to sample.
     sampling = SamplingParams(temperature=1.0, top_k=1, seed=4)
@@ -310,7 +310,7 @@ def test_scores_are_the_plans(lowered: LoweredEngine) -> None:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_changed_logits_choose_what_the_hosts_rules_say(
+def test_logit_processors_select_the_tokens_of_the_host(
     lowered: LoweredEngine, temperature: float
 ) -> None:
     """A second sequence that drafts has the tokens that it has alone."""

@@ -56,7 +56,7 @@ def record(engine: Engine, blocks: int) -> Any:
 
 
 @pytest.mark.slow
-def test_small_views_are_those_of_the_cpu_engine(lowered: LoweredEngine, checkpoints: Path) -> None:
+def test_small_views_equal_the_cpu_engine(lowered: LoweredEngine, checkpoints: Path) -> None:
     """Compare log-probabilities over a part of the context, while both emit the same tokens."""
     asked = options(checkpoints, **VIEWED, **SIZES, output=checkpoints / "cpu")
     building.build(BuildOptions.from_flat(**asked), SilentProgress())
@@ -77,7 +77,7 @@ def test_small_views_are_those_of_the_cpu_engine(lowered: LoweredEngine, checkpo
     assert 4 * distance(ours) < distance(whole), (distance(ours), distance(whole), same)
 
 
-def test_steps_say_where_the_pages_of_views_stand(lowered: LoweredEngine) -> None:
+def test_steps_receive_the_positions_of_view_pages(lowered: LoweredEngine) -> None:
     """Only full-attention layers in steps get the positions of pages, and prompts do not."""
     for entry, program in lowered.programs:
         calls = [call for call in program.ir.calls if call.op.name == "MlaAttention"]

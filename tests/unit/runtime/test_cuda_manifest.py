@@ -33,13 +33,13 @@ def test_the_plan_must_be_there() -> None:
         check_manifest(replace(planned(), files={"other": FILE}))
 
 
-def test_graphs_beside_a_plan_are_refused() -> None:
+def test_rejects_graphs_in_addition_to_a_plan() -> None:
     graphs = toy_manifest(drafted=False, max_seq_len=48, max_batch_size=1).roles
     with pytest.raises(EngineFileError, match=r"a cuda engine has no graphs, .*target"):
         check_manifest(replace(planned(), roles=graphs))
 
 
-def test_graphs_alone_need_no_plan_but_all_of_them() -> None:
+def test_an_engine_of_graphs_needs_all_of_them() -> None:
     with pytest.raises(EngineFileError, match="roles: missing"):
         check_manifest(replace(planned(), backend="cpu"))
 
@@ -51,13 +51,13 @@ def test_graphs_alone_need_no_plan_but_all_of_them() -> None:
         ({"latent_widths": (2,)}, "latent_widths are"),
     ],
 )
-def test_groups_that_cannot_be_are_named(changes: dict[str, Any], message: str) -> None:
+def test_rejects_invalid_cache_groups(changes: dict[str, Any], message: str) -> None:
     group = replace(planned().cache_groups[0], **changes)
     with pytest.raises(EngineFileError, match=message):
         check_manifest(replace(planned(), cache_groups=(group,)))
 
 
-def test_a_negative_size_is_named() -> None:
+def test_rejects_a_negative_size() -> None:
     with pytest.raises(EngineFileError, match="-1 bytes"):
         check_manifest(replace(planned(), files={PLAN_FILE: replace(FILE, bytes=-1)}))
 
@@ -67,7 +67,7 @@ def test_a_negative_size_is_named() -> None:
     [((1, 4, 8), True), ((0, 0, 0), True), ((8, 4, 8), False), ((1, 9, 8), False),
      ((-1, 4, 8), False), ((1, 4, 1 << 60), False)],
 )  # fmt: skip
-def test_profiles_that_do_not_rise_are_named(sizes: tuple[int, int, int], rises: bool) -> None:
+def test_rejects_profiles_that_are_not_increasing(sizes: tuple[int, int, int], rises: bool) -> None:
     toy = toy_manifest(drafted=False, max_seq_len=48, max_batch_size=1)
     [name, *_] = toy.roles
     profile = ShapeProfile("usual", {"T": SizeRange(*sizes)})

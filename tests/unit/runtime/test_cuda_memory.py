@@ -49,7 +49,7 @@ def test_buffers_do_not_overlap_and_all_but_weights_are_cleared() -> None:
     assert gpu.allocations == 0
 
 
-def test_a_plan_that_does_not_fit_is_refused_with_the_numbers_and_nothing_is_allocated() -> None:
+def test_rejects_a_plan_that_does_not_fit_before_allocating() -> None:
     gpu = FakeGpu(facts=dataclasses.replace(HOPPER, total_bytes=3 << 30))
     plan = small_plan(
         buffers=(
@@ -79,7 +79,7 @@ def test_a_plan_that_does_not_fit_is_refused_with_the_numbers_and_nothing_is_all
         Port("p", 2, 0, (1,), "int64"),
     ],
 )
-def test_a_port_outside_its_buffer_is_refused(port: Port) -> None:
+def test_rejects_a_port_outside_its_buffer(port: Port) -> None:
     gpu, plan = FakeGpu(), small_plan(ports=(port,))
     memory = DeviceMemory(gpu, plan, gpu.new_stream())
     with pytest.raises(EngineFileError, match="'p'"):
@@ -97,7 +97,7 @@ def test_a_port_outside_its_buffer_is_refused(port: Port) -> None:
         ((5, 3), False),
     ],
 )
-def test_ports_of_the_ring_have_steps_and_sequences_alike(
+def test_ports_of_the_ring_have_equal_steps_and_sequences(
     shape: tuple[int, ...], agree: bool
 ) -> None:
     ports = (Port("ring.x", 2, 0, shape, "int32"), Port("ring.tokens", 2, 0, (4, 3, 2), "int32"))
@@ -112,7 +112,7 @@ def test_ports_of_the_ring_have_steps_and_sequences_alike(
 
 @settings(max_examples=30, deadline=None)
 @given(st.lists(st.integers(1, 3000), min_size=1, max_size=20))
-def test_staged_uploads_arrive_whole_however_late_they_run(sizes: list[int]) -> None:
+def test_staged_uploads_are_complete_however_late_they_run(sizes: list[int]) -> None:
     gpu = FakeGpu()
     stream = gpu.new_stream()
     staging = Staging(gpu, stream, 2048)
@@ -170,7 +170,7 @@ def test_every_piece_arrives_and_every_chunk_is_checked(
     assert gpu.allocations == held
 
 
-def test_a_damaged_chunk_ends_the_upload_and_gives_its_memory_back(tmp_path: Path) -> None:
+def test_a_damaged_chunk_ends_the_upload_and_releases_memory(tmp_path: Path) -> None:
     data = RANDOM.integers(0, 256, 5000, dtype=np.uint8)
     entry = stored(tmp_path / "file", data, 256)
     data[7 * 256 + 3] ^= 16
@@ -186,7 +186,7 @@ def test_a_damaged_chunk_ends_the_upload_and_gives_its_memory_back(tmp_path: Pat
         upload.run(tmp_path / "file", entry, [Piece(0, 5000, place)])
 
 
-def test_a_file_in_one_piece_is_refused(tmp_path: Path) -> None:
+def test_rejects_a_file_without_chunks(tmp_path: Path) -> None:
     gpu = FakeGpu()
     upload = WeightsUpload(gpu, gpu.new_stream(), readers=2, check=lambda *_: None)
     for chunk in (None, 1 << 30):
@@ -195,7 +195,7 @@ def test_a_file_in_one_piece_is_refused(tmp_path: Path) -> None:
             upload.run(tmp_path / "file", entry, [])
 
 
-def test_a_fetch_waits_for_nothing_behind_it() -> None:
+def test_a_fetch_does_not_wait_for_later_work() -> None:
     gpu = FakeGpu()
     stream, address = gpu.new_stream(), gpu.allocate(4 * FETCHES)
     fetches = Fetches(gpu, stream)

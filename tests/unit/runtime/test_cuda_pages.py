@@ -34,7 +34,7 @@ from specbuild.runtime.request import SequenceState
     st.integers(0, 20),
     st.data(),
 )
-def test_a_launch_never_overwrites_what_it_still_sees(
+def test_a_launch_does_not_overwrite_visible_slots(
     tokens: int, size: int, window: int, rows: int, tree: int, data: st.DataObject
 ) -> None:
     """All rows are written before any is read: window and rows must have different slots."""
@@ -84,7 +84,7 @@ def test_the_table_is_there_at_once_and_stays() -> None:
     assert all(kv.can_admit({n: p.free_pages}) for n, p in kv.pools.items())
 
 
-def test_a_ledger_knows_every_owner() -> None:
+def test_a_ledger_lists_every_owner() -> None:
     ledger, manifest = PageLedger(), toy_manifest()
     groups, limits = manifest.cache_groups, manifest.limits
     kv = KvPools(groups, limits, ledger.released, ledger.installed, fixed=True)
@@ -119,7 +119,7 @@ class Written:
 
 @pytest.mark.parametrize("views", [False, True])
 @pytest.mark.parametrize("tokens", [31, 35, 39, 40])
-def test_pages_come_before_the_launch_that_writes_them(views: bool, tokens: int) -> None:
+def test_pages_are_assigned_before_the_launch_that_writes_them(views: bool, tokens: int) -> None:
     """With views all pages: a view names pages that are written much later."""
     manifest = toy_manifest()
     if views:

@@ -70,7 +70,7 @@ def test_a_hit_is_a_cold_run(with_views: LoweredEngine, shape: DraftShape | None
         assert cold.stats.acceptance_histogram == hit.stats.acceptance_histogram
 
 
-def test_views_are_built_of_pages_that_others_filled(with_views: LoweredEngine) -> None:
+def test_views_may_contain_shared_pages(with_views: LoweredEngine) -> None:
     engine, *_ = engine_of(with_views)
     cold, hit = pair(engine, prompt(100, 250), SHAPES[1], specpv_retrieval_blocks=1)
     for record in (cold, hit):
@@ -79,7 +79,7 @@ def test_views_are_built_of_pages_that_others_filled(with_views: LoweredEngine) 
     assert_alike(cold, hit)
 
 
-def test_a_draft_of_blocks_reads_the_context_that_others_wrote(
+def test_a_block_draft_reads_a_shared_context(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After a hit the last block's logits are those of a cold run."""

@@ -82,7 +82,7 @@ def test_no_token_depends_on_joins_and_aborts(lowered: LoweredEngine, shape: str
 
 
 @pytest.mark.parametrize("name", ["mtp of MiMo", *slow(*_WHOLE)])
-def test_every_kind_of_draft_is_whole_on_each_rank(tmp_path: Path, name: str) -> None:
+def test_each_rank_has_every_draft_completely(tmp_path: Path, name: str) -> None:
     """With its own keys, values or latents. ``RankHost`` compares the drafts' state as well."""
     draft, _ = CASES[name].write(tmp_path, True)
     shape = CASES[name].chain

@@ -241,7 +241,7 @@ def test_a_draft_changes_no_token(lowered: LoweredEngine) -> None:
 
 
 @pytest.mark.parametrize("shape", [None, CHAIN], ids=["none", "chain"])
-def test_checks_emit_what_everything_gives_and_count_what_was_chosen(
+def test_checks_emit_the_tokens_of_full_attention_and_count_selections(
     lowered: LoweredEngine, shape: DraftShape | None
 ) -> None:
     """Every sparse step is a check: the tokens are those of attention to everything."""
@@ -261,7 +261,7 @@ def test_checks_emit_what_everything_gives_and_count_what_was_chosen(
 
 
 @pytest.mark.parametrize("shape", [None, CHAIN], ids=["none", "chain"])
-def test_a_check_counts_what_a_sparse_step_there_samples(
+def test_a_check_counts_the_tokens_of_a_sparse_step(
     lowered: LoweredEngine, shape: DraftShape | None
 ) -> None:
     host, name = PlanHost(lowered), step_name(1, shape)
@@ -295,7 +295,7 @@ def test_a_check_counts_what_a_sparse_step_there_samples(
     assert 0 < sum(seen) < len(seen)
 
 
-def test_too_little_agreement_falls_back_to_programs_without_lists(
+def test_low_agreement_falls_back_to_programs_without_lists(
     lowered: LoweredEngine,
 ) -> None:
     strict, lenient = (
@@ -316,7 +316,7 @@ def test_too_little_agreement_falls_back_to_programs_without_lists(
         assert one.checked_steps + one.narrowed_steps + one.fallback_steps == 39 - (40 - PROMPT)
 
 
-def test_broken_lists_give_way_to_everything_and_are_counted(
+def test_invalid_lists_are_replaced_by_full_attention_and_counted(
     lowered: LoweredEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     full, real = device(lowered).decode(None, 0), interpret.op_named
@@ -362,7 +362,7 @@ def test_selected_tokens_equal_the_cpu_engine(lowered: LoweredEngine, checkpoint
     assert 4 * distance(ours) < distance(whole), (distance(ours), distance(whole), same)
 
 
-def test_only_sparse_programs_hold_lists(lowered: LoweredEngine) -> None:
+def test_only_sparse_programs_have_lists(lowered: LoweredEngine) -> None:
     for entry, program in lowered.programs:
         ops = Counter(call.op.name for call in program.ir.calls)
         lists = [
@@ -384,7 +384,7 @@ def refused(path: Path, message: str, **changes: Any) -> None:
         building.build(asked, SilentProgress())
 
 
-def test_what_has_no_kernels_is_refused(checkpoints: Path, tmp_path: Path) -> None:
+def test_rejects_layers_without_kernels(checkpoints: Path, tmp_path: Path) -> None:
     asked = {**SPECPV, "specpv_score": "indexer", "dsa_key_dtype": "fp8"}
     refused(checkpoints, "summarize bf16 keys, but these are fp8", **asked)
     latent = tmp_path / "latent"

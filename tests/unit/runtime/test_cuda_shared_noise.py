@@ -79,7 +79,7 @@ def test_drafts_have_the_noise_of_the_rows_that_verify_them(
         assert np.array_equal(call["tokens"].numpy().reshape(rows, -1), target_ids[best])
 
 
-def test_greedy_sequences_beside_sampled_ones_draft_their_likeliest_tokens(
+def test_greedy_sequences_draft_their_best_tokens_in_a_mixed_batch(
     lowered: LoweredEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine, _ = engine_of(lowered)

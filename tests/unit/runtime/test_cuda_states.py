@@ -93,7 +93,7 @@ def test_a_prompt_resumes_at_its_last_snapshot(
     engine.prefixes.check_integrity()
 
 
-def test_snapshots_are_evicted_and_their_memory_is_used_again(lowered: LoweredEngine) -> None:
+def test_the_memory_of_evicted_snapshots_is_reused(lowered: LoweredEngine) -> None:
     engine, _ = caching(lowered, 2)
     params = GenerateParams(max_new_tokens=2, ignore_eos=True)
     cold = {seed: run(loaded(lowered)[0], [prompt(150, seed)], params).ids[0] for seed in range(3)}
@@ -107,7 +107,7 @@ def test_snapshots_are_evicted_and_their_memory_is_used_again(lowered: LoweredEn
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=["none", "chain", "tree"])
-def test_a_preempted_sequence_has_the_tokens_of_another(
+def test_preemption_does_not_change_tokens_of_a_sequence(
     lowered: LoweredEngine, shape: DraftShape | None
 ) -> None:
     """Two sequences together need more pages than there are."""

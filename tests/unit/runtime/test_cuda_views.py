@@ -206,7 +206,9 @@ def test_a_refresh_chooses_at_a_few_more_rows(with_views: LoweredEngine) -> None
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.9], ids=["greedy", "sampled"])
-def test_agreement_is_with_the_whole_context(with_views: LoweredEngine, temperature: float) -> None:
+def test_agreement_is_measured_against_the_full_context(
+    with_views: LoweredEngine, temperature: float
+) -> None:
     """Chains of the samples: every token of a partial step is compared by scores."""
     engine, runner, _ = engine_of(with_views)
     prompt = np.random.default_rng(5).integers(0, 200, 90).tolist()

@@ -129,7 +129,7 @@ def test_an_unfinished_character_shows_at_the_end_only() -> None:
 
 
 @pytest.mark.parametrize("name", ["byte_fallback", "metaspace"])
-def test_inner_spaces_stay_behind_a_special_token(name: str) -> None:
+def test_inner_spaces_are_kept_after_a_special_token(name: str) -> None:
     text = CODECS[name]
     ids = [text.token_id(word) for word in ("\u2581the", "<s>", "\u2581cat")]
     detokenizer = Detokenizer(text.decode)

@@ -51,7 +51,7 @@ def test_this_machine_runs_the_toy() -> None:
         ({"available_bytes": 100}, "GiB of memory are free"),
     ],
 )
-def test_each_lack_is_a_reason(change: dict, message: str) -> None:
+def test_every_missing_requirement_is_reported(change: dict, message: str) -> None:
     (reason,) = check_here(toy_manifest(), NOWHERE, dataclasses.replace(HERE, **change))
     assert message in reason
 
@@ -95,25 +95,25 @@ def test_the_runtime_imports_numpy_and_nothing_heavy() -> None:
         {"seed": 2**64},
     ],
 )
-def test_sampling_out_of_range_is_refused(values: dict) -> None:
+def test_rejects_sampling_out_of_range(values: dict) -> None:
     with pytest.raises(RequestError, match=next(iter(values))):
         SamplingParams(**values)
 
 
 @pytest.mark.parametrize("values", [{"max_new_tokens": 0}, {"stop": ("a", "")}])
-def test_parameters_out_of_range_are_refused(values: dict) -> None:
+def test_rejects_parameters_out_of_range(values: dict) -> None:
     with pytest.raises(RequestError):
         GenerateParams(**values)
 
 
 @pytest.mark.parametrize(("dtype", "size"), [("float32", 4), ("float16", 2), ("bfloat16", 2)])
-def test_pools_are_counted_in_their_own_type(dtype: str, size: int) -> None:
+def test_the_size_of_pools_depends_on_their_type(dtype: str, size: int) -> None:
     group = replace(toy_manifest().cache_groups[0], dtype=dtype)
     values = group.pages * group.page_size * group.kv_heads * (group.k_width + group.v_width)
     assert pool_bytes(group) == size * values * len(group.layers)
 
 
-def test_block_summaries_are_counted_where_blocks_are_chosen() -> None:
+def test_the_size_includes_block_summaries() -> None:
     """Two rows a page and KV head, of the keys' width."""
     specpv = SpecPv(16, 2, 256, 8, 64, 4096, 32)
     group = toy_manifest().cache_groups[0]
@@ -123,7 +123,7 @@ def test_block_summaries_are_counted_where_blocks_are_chosen() -> None:
     assert group_bytes(replace(group, name="sliding"), specpv) == pool_bytes(group)
 
 
-def test_an_engine_may_take_exactly_what_is_free_and_the_least_version() -> None:
+def test_an_engine_may_use_all_free_memory_and_the_minimum_version() -> None:
     manifest = toy_manifest()
     needed = needed_bytes(manifest)
     here = replace(HERE, available_bytes=needed, onnxruntime="1.31.0")
@@ -161,7 +161,7 @@ def test_a_device_names_one_gpu_of_several() -> None:
             gpu_numbers(here, manifest, name)
 
 
-def test_the_named_gpu_is_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_opens_the_selected_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_cuda_engine(tmp_path / "engine")
     asked: list[int] = []
 

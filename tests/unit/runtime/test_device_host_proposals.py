@@ -132,7 +132,7 @@ def mixed(
     st.sampled_from([0.0, 0.2]),
     st.sampled_from([0.4, 0.9]),
 )
-def test_any_order_of_drafts_and_offers_gives_the_tokens_of_plain_decoding(
+def test_any_order_of_drafts_and_host_proposals_changes_no_token(
     seed: int, drafted: bool, temperature: float, errors: float, offers: float
 ) -> None:
     """Sequences join and leave: more requests than rows, of any length. Some change logits."""
@@ -161,7 +161,7 @@ def test_any_order_of_drafts_and_offers_gives_the_tokens_of_plain_decoding(
             assert 0 <= accepted <= depth
 
 
-def test_a_draft_behind_long_chains_is_as_good_as_one_that_never_paused() -> None:
+def test_long_host_proposals_do_not_change_the_acceptance_of_a_draft() -> None:
     """The accepted part of a chain does not depend on how earlier steps drafted."""
     params = GenerateParams(max_new_tokens=40, ignore_eos=True)
     ids = [3, 1, 4]
@@ -189,7 +189,7 @@ def test_a_draft_behind_long_chains_is_as_good_as_one_that_never_paused() -> Non
     assert longest > DEEPEST + 1
 
 
-def test_a_step_with_an_offer_starts_when_the_tokens_are_known() -> None:
+def test_a_step_with_a_proposal_starts_when_its_tokens_are_known() -> None:
     """A step after one without a proposal is queued before its tokens are read."""
     params = GenerateParams(max_new_tokens=31, ignore_eos=True)
     outputs = {(1, 2): run(toy_cuda().engine, [[1, 2]], params, speculation=None).ids[0]}
@@ -223,7 +223,7 @@ def test_text_that_repeats_is_proposed_without_costs_and_with(drafted: bool) -> 
         assert run(toy.engine, [[5, 6, 7]], params, speculation=None).ids == plain
 
 
-def test_the_program_with_the_most_tokens_a_second_is_taken() -> None:
+def test_selects_the_program_with_the_most_tokens_a_second() -> None:
     """All chains of a step have capacity for the longest; the host's time counts for each."""
     toy = offering(drafted=False, max_batch_size=4)
     table = ProgramTable(toy.device.plan)
@@ -267,7 +267,7 @@ def test_the_likeliest_tokens_of_all_chains_are_proposed(
     assert expected(depths) == pytest.approx(best)
 
 
-def test_a_few_tokens_of_one_sequence_take_a_small_step() -> None:
+def test_a_short_proposal_of_one_sequence_uses_a_small_step() -> None:
     """A step of two sequences has rows for one chain of 2, or for two of the longest."""
     table = ProgramTable(offering(drafted=False, max_batch_size=4).device.plan)
     for lengths, rows in (((2, 0), 4), ((1, 1), 4), ((3, 0), 20), ((9, 9), 20)):
@@ -277,7 +277,7 @@ def test_a_few_tokens_of_one_sequence_take_a_small_step() -> None:
     assert table.host_chain_limits(batch=4, full_logits=False) == (0, 0)
 
 
-def test_likeliest_tokens_beside_chains_of_other_lengths() -> None:
+def test_top_log_probabilities_with_chains_of_different_lengths() -> None:
     """Lists of likely tokens, penalties and log-probabilities are those without chains."""
     batch = [[3, 1, 4], [1, 5, 9, 2]]
     params = [
@@ -300,7 +300,7 @@ def test_likeliest_tokens_beside_chains_of_other_lengths() -> None:
         assert any(name.startswith("step@2.offered") for name in toy.device.started)
 
 
-def test_a_dear_step_is_left_alone() -> None:
+def test_an_expensive_step_is_not_used() -> None:
     params = GenerateParams(max_new_tokens=30, ignore_eos=True)
     dear = costs_of(1e-6, {3: 1.0, LONGEST: 1.0})
     toy = offering(drafted=False, step_costs=dear)
@@ -309,7 +309,7 @@ def test_a_dear_step_is_left_alone() -> None:
     assert not any("offered" in name for name in toy.device.started)
 
 
-def test_more_sequences_than_any_step_verifies_chains_of_go_without() -> None:
+def test_batches_beyond_every_proposal_step_have_no_proposals() -> None:
     params = GenerateParams(max_new_tokens=12, ignore_eos=True)
     batch = [[5, 6, 7], [1], [2], [3]]
     toy = offering(drafted=False, max_batch_size=4)
@@ -321,7 +321,7 @@ def test_more_sequences_than_any_step_verifies_chains_of_go_without() -> None:
     assert all(not name.startswith("step@4.offered") for name in steps)
 
 
-def test_trees_cannot_be_asked_of_suffix_decoding_alone() -> None:
+def test_rejects_trees_for_suffix_decoding_alone() -> None:
     toy = offering(drafted=False)
     with pytest.raises(RequestError, match="no steps for the draft"):
         run(toy.engine, [[1]], GenerateParams(), speculation=DraftShape(1, 3, 3))

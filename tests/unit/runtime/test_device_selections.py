@@ -56,7 +56,7 @@ def step_ahead(sequence: Any, *, emitted: int = 0, depth: int = 0) -> StepAhead:
 
 
 @pytest.mark.parametrize(("emitted", "depth"), [(0, 2), (1, 1), (2, 0)])
-def test_a_step_is_sparse_once_its_deepest_node_can_stand_at_the_threshold(
+def test_a_step_is_sparse_if_its_deepest_node_may_reach_the_threshold(
     emitted: int, depth: int
 ) -> None:
     found, told, sequence = selections(check_interval=0)
@@ -92,7 +92,7 @@ def test_only_a_checked_sequence_counts_a_check() -> None:
     assert sequence.counters.dsa.stats().checked_steps == 0
 
 
-def test_modes_are_told_of_all_that_flights_may_emit() -> None:
+def test_modes_count_all_tokens_that_steps_in_flight_may_emit() -> None:
     stepper: Any = object.__new__(DeviceStepper)
     sequence = SimpleNamespace(index=0)
     stepper._rows = SimpleNamespace(sequences=[sequence])

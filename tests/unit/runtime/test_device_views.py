@@ -23,7 +23,7 @@ class Deaf:
 
 @pytest.mark.parametrize("lengths", [(30, 30, 30), (30, 31, 33)])
 @pytest.mark.parametrize("emitted", [3, 2, 1])
-def test_sequences_take_turns_where_one_buffer_has_room(
+def test_sequences_alternate_if_only_one_buffer_fits(
     lengths: tuple[int, ...], emitted: int
 ) -> None:
     """Sequences whose buffers would fill together alternate, some before they must."""

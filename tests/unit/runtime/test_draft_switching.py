@@ -71,9 +71,7 @@ def scripted(script: list[DraftShape | None]) -> tuple[ToyCuda, Scripted]:
 
 @examples(20)
 @given(st.integers(0, 2**31), st.sampled_from([0.0, 1.0]))
-def test_any_order_of_drafts_gives_the_tokens_of_plain_decoding(
-    seed: int, temperature: float
-) -> None:
+def test_any_order_of_drafts_changes_no_token(seed: int, temperature: float) -> None:
     random = np.random.default_rng(seed)
     toy, policy = scripted(script_of(random))
     sizes = random.integers(1, 20, random.integers(1, 5))
@@ -91,7 +89,7 @@ def test_any_order_of_drafts_gives_the_tokens_of_plain_decoding(
             assert 0 <= accepted <= depth <= deepest
 
 
-def test_the_policy_is_asked_once_for_every_step() -> None:
+def test_the_policy_is_called_once_for_every_step() -> None:
     toy, policy = scripted([None, SHAPES[0]])
     run(toy.engine, [[3, 1, 4]], GenerateParams(max_new_tokens=12, ignore_eos=True))
     assert policy.step == sum(name.startswith("step") for name in toy.device.started)
@@ -125,7 +123,7 @@ def test_a_draft_after_a_long_pause_is_as_good_as_one_without() -> None:
     ]
 
 
-def test_without_a_draft_nothing_is_kept_for_one() -> None:
+def test_without_a_draft_no_draft_state_is_stored() -> None:
     toy = toy_cuda()
     params = GenerateParams(max_new_tokens=30, ignore_eos=True)
     run(toy.engine, [[1, 2]], params, speculation=None)
@@ -165,7 +163,7 @@ def untimed(make):
     return made
 
 
-def test_a_run_remembers_what_the_one_before_saw() -> None:
+def test_a_run_starts_from_the_statistics_of_the_previous_run() -> None:
     toy = toy_cuda(step_costs=costs_of({None: 1.0, SHAPES[1]: 0.1}))
     params = GenerateParams(max_new_tokens=20, ignore_eos=True)
     run(toy.engine, [[1, 2]], params)
@@ -188,7 +186,7 @@ def test_a_batch_larger_than_any_drafted_step_runs_without_a_draft() -> None:
     assert all(".0-0-0." in name for name in steps)
 
 
-def test_what_an_end_of_sequence_cut_off_was_not_refused() -> None:
+def test_drafts_after_an_end_of_sequence_do_not_count_as_rejected() -> None:
     shape, cut = SHAPES[1], 0
     for end in range(12):
         toy, policy = scripted([shape])

@@ -49,13 +49,13 @@ def test_none_is_decoding_without_a_draft() -> None:
         DraftSetting(DraftShape(1, 2, 2), "none")
 
 
-def test_settings_of_other_drafters_do_not_share_a_loop() -> None:
+def test_different_drafters_do_not_share_a_loop() -> None:
     assert not DraftSetting(drafter="auto").same_as(DraftSetting(drafter="eagle3"))
     assert DraftSetting(drafter="eagle3").same_as(DraftSetting(drafter="eagle3"))
 
 
 @pytest.mark.parametrize("drafted", [True, False])
-def test_a_drafter_that_the_engine_lacks_is_refused(drafted: bool) -> None:
+def test_rejects_a_drafter_that_the_engine_lacks(drafted: bool) -> None:
     has = "the engine has eagle3; use one of auto, eagle3, none"
     wanted = has if drafted else "the engine has no drafter; use one of auto, none"
     with pytest.raises(RequestError, match=f"drafter 'mtp': {wanted}"):

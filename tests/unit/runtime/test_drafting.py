@@ -121,9 +121,7 @@ def drafted_trees(
     | st.just(DraftShape(2, 4, 9)),
     st.integers(0, 10**6),
 )
-def test_trees_are_those_of_brute_force(
-    batch: list[list[int]], shape: DraftShape, seed: int
-) -> None:
+def test_trees_equal_brute_force(batch: list[list[int]], shape: DraftShape, seed: int) -> None:
     states, aux_hidden, trees = drafted_trees(batch, shape, seed)
     for b, (ids, rows) in enumerate(zip(batch, aux_hidden, strict=True)):
         if shape.draft_top_k == 1:
@@ -136,7 +134,7 @@ def test_trees_are_those_of_brute_force(
         assert states[b].pages["draft"].length == len(ids) - 1
 
 
-def test_steps_without_a_draft_do_not_run_it_until_much_waits(
+def test_steps_without_a_draft_ingest_pending_tokens_in_batches(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     engine = toy_engine(max_rows=8)
@@ -159,7 +157,7 @@ def test_steps_without_a_draft_do_not_run_it_until_much_waits(
     assert paths_of(drafter.propose([state], DraftShape(1, 2, 2)), 0) == expected
 
 
-def test_shapes_may_differ_from_step_to_step(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shapes_may_differ_between_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     params = GenerateParams(max_new_tokens=40, ignore_eos=True)
     plain = run(toy_engine(), [[1, 2], [3]], params, speculation=None)
 
@@ -198,7 +196,7 @@ def test_bits_pack_as_the_contract_says(columns: int, rows: int, data: st.DataOb
 
 
 @pytest.mark.parametrize("bound", [0, 1, 2, 5])
-def test_a_cut_tree_keeps_the_nodes_above(bound: int) -> None:
+def test_a_truncated_tree_has_the_nodes_above(bound: int) -> None:
     trees = chain_trees([7, 8], np.arange(6, dtype=np.int32).reshape(2, 3))
     cut = trees.cut([bound, 3])
     assert cut.count.tolist() == [min(bound, 3) + 1, 4]
@@ -209,6 +207,6 @@ def test_a_cut_tree_keeps_the_nodes_above(bound: int) -> None:
     assert trees.cut([bound, 0]).tokens.shape[1] == min(bound, 3) + 1
 
 
-def test_a_shallower_tree_keeps_no_more_nodes_than_it_drafts() -> None:
+def test_a_shallower_tree_has_no_more_nodes_than_it_drafts() -> None:
     assert shallower(DraftShape(3, 4, 12), 1) == DraftShape(3, 1, 3)
     assert shallower(DraftShape(3, 4, 12), 2) == DraftShape(3, 2, 12)

@@ -38,7 +38,7 @@ def stepped(selection: SequenceSelection, length: int, check: Check = AGREED) ->
     return attends
 
 
-def test_below_the_threshold_nothing_is_asked() -> None:
+def test_no_check_below_the_threshold() -> None:
     selection = SequenceSelection(CONFIG, 16)
     assert {stepped(selection, length) for length in range(100)} == {"whole"}
     assert stepped(selection, 100) == "check"
@@ -46,13 +46,13 @@ def test_below_the_threshold_nothing_is_asked() -> None:
 
 
 @pytest.mark.parametrize("length", [5, 100, 5000])
-def test_a_request_may_ask_for_everything(length: int) -> None:
+def test_a_request_may_disable_selection(length: int) -> None:
     selection = SequenceSelection(CONFIG, 0)
     assert {stepped(selection, length) for _ in range(20)} == {"whole"}
     assert selection.budget == -1
 
 
-def test_checks_come_first_and_then_at_their_interval() -> None:
+def test_checks_run_first_and_then_at_their_interval() -> None:
     selection = SequenceSelection(CONFIG, 16)
     steps = judged(selection, AGREED, FIRST_CHECKS + 2)
     assert steps == ["check"] * FIRST_CHECKS + (["sparse"] * 4 + ["check"]) * 2
@@ -81,7 +81,7 @@ def test_without_an_interval_nothing_is_checked() -> None:
     assert selection.counters.stats().agreement is None
 
 
-def test_too_little_agreement_falls_back_and_recovers() -> None:
+def test_low_agreement_falls_back_and_recovers() -> None:
     selection = SequenceSelection(CONFIG, 16)
     judged(selection, PARTED, FIRST_CHECKS)
     assert [stepped(selection, 200) for _ in range(5)] == ["fallback"] * 4 + ["check"]
@@ -91,7 +91,7 @@ def test_too_little_agreement_falls_back_and_recovers() -> None:
     assert selection.counters.stats().fallback_steps > 8
 
 
-def test_drafts_that_only_whole_passes_accept_count_against_sparse_ones() -> None:
+def test_drafts_accepted_by_full_attention_only_lower_the_agreement() -> None:
     fewer = Check(4, 4, 3, 1)
     selection = SequenceSelection(CONFIG, 16)
     judged(selection, fewer, FIRST_CHECKS)
@@ -104,7 +104,7 @@ def test_drafts_that_only_whole_passes_accept_count_against_sparse_ones() -> Non
 
 
 @given(st.lists(st.tuples(st.integers(1, 5), st.integers(0, 5)), max_size=40), st.floats(0, 1))
-def test_it_falls_back_exactly_where_the_last_checks_agree_less(
+def test_falls_back_exactly_if_the_last_checks_agree_less(
     outcomes: list[tuple[int, int]], least: float
 ) -> None:
     selection = SequenceSelection(replace(CONFIG, min_agreement=least, check_interval=1), 16)

@@ -40,7 +40,7 @@ def test_a_logprob_that_is_no_number_ends_the_run() -> None:
         (GenerateParams(sampling=SamplingParams(temperature=1.0, top_k=3)), True),
     ],
 )
-def test_who_asks_for_logits(params: GenerateParams, needed: bool) -> None:
+def test_which_requests_need_logits(params: GenerateParams, needed: bool) -> None:
     assert params.needs_full_logits == needed
 
 

@@ -65,7 +65,7 @@ def test_a_moved_engine_is_the_same(tmp_path: Path, engine: Path) -> None:
 
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize("place", [0.0, 0.3, 0.7, 1.0])
-def test_a_flipped_bit_is_named(engine: Path, name: str, place: float) -> None:
+def test_rejects_a_flipped_bit(engine: Path, name: str, place: float) -> None:
     data = bytearray((engine / name).read_bytes())
     data[int(place * (len(data) - 1))] ^= 4
     (engine / name).write_bytes(data)
@@ -76,7 +76,7 @@ def test_a_flipped_bit_is_named(engine: Path, name: str, place: float) -> None:
 
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize("keep", [0.0, 0.5, 0.999])
-def test_a_truncated_file_is_named(engine: Path, name: str, keep: float) -> None:
+def test_rejects_a_truncated_file(engine: Path, name: str, keep: float) -> None:
     data = (engine / name).read_bytes()
     (engine / name).write_bytes(data[: int(keep * len(data))])
     with pytest.raises(EngineFileError) as caught:
@@ -85,7 +85,7 @@ def test_a_truncated_file_is_named(engine: Path, name: str, keep: float) -> None
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_missing_file_is_named(engine: Path, name: str) -> None:
+def test_rejects_a_missing_file(engine: Path, name: str) -> None:
     (engine / name).unlink()
     with pytest.raises(EngineFileError) as caught:
         load(engine)
@@ -93,20 +93,20 @@ def test_a_missing_file_is_named(engine: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("place", [".", "nowhere"])
-def test_an_extra_link_is_named(engine: Path, place: str) -> None:
+def test_rejects_an_extra_link(engine: Path, place: str) -> None:
     (engine / "extra").symlink_to(place)
     with pytest.raises(EngineFileError, match=r"extra is no part of this engine"):
         load(engine)
 
 
 @pytest.mark.parametrize("name", ["extra.bin", "graphs/extra.onnx"])
-def test_an_extra_file_is_named(engine: Path, name: str) -> None:
+def test_rejects_an_extra_file(engine: Path, name: str) -> None:
     (engine / name).write_bytes(b"x")
     with pytest.raises(EngineFileError, match=r"extra.* is no part of this engine"):
         load(engine)
 
 
-def test_a_damaged_chunk_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_detects_a_damaged_chunk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_file, "CHUNK_BYTES", 256)
     write_engine(tmp_path / "engine")
     described = read_manifest(tmp_path / "engine")
@@ -120,13 +120,13 @@ def test_a_damaged_chunk_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("path", ["nowhere", "a_file"])
-def test_what_is_no_directory_is_no_engine(tmp_path: Path, path: str) -> None:
+def test_rejects_a_path_that_is_not_a_directory(tmp_path: Path, path: str) -> None:
     (tmp_path / "a_file").write_text("x")
     with pytest.raises(EngineFileError, match="not an engine"):
         read_manifest(tmp_path / path)
 
 
-def test_another_format_version_is_named(engine: Path) -> None:
+def test_the_error_names_another_format_version(engine: Path) -> None:
     data = json.loads((engine / "manifest.json").read_bytes())
     write_manifest(engine, json.dumps({**data, "format_version": 99}).encode())
     with pytest.raises(EngineFileError, match=r"format version 99, of a newer .* reads 3: update"):
@@ -166,7 +166,7 @@ values = st.recursive(
     max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(st.data())
-def test_any_field_of_any_type_is_refused_or_harmless(engine: Path, data: st.DataObject) -> None:
+def test_any_changed_field_is_rejected_or_harmless(engine: Path, data: st.DataObject) -> None:
     """A manifest with one replaced value loads, or is refused in one sentence."""
     fresh = to_json(manifest_of_engine(engine))
     holder, key = fresh, data.draw(st.sampled_from(sorted(fresh)))
@@ -196,7 +196,7 @@ def manifest_of_engine(path: Path) -> manifest.Manifest:
 
 
 @pytest.mark.parametrize("name", ["../outside", "/etc/passwd", "a/../../b", ""])
-def test_a_file_outside_the_engine_is_refused(engine: Path, name: str) -> None:
+def test_rejects_a_file_outside_the_engine(engine: Path, name: str) -> None:
     described = manifest_of_engine(engine)
     files = {**described.files, name: described.files["graphs/choose.onnx"]}
     write_manifest(engine, dataclasses.replace(described, files=files))
@@ -240,7 +240,7 @@ def entry(first: int, end: int, shape: list[int] | None = None, dtype: str = "F3
         ),
     ],
 )
-def test_a_malformed_container_is_refused(tmp_path: Path, content: bytes, message: str) -> None:
+def test_rejects_a_malformed_container(tmp_path: Path, content: bytes, message: str) -> None:
     two = {n: np.ones(2, np.float32) for n in ("a", "b")}
     path = tmp_path / "engine"
     write_engine(path)

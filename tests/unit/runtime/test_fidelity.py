@@ -13,7 +13,7 @@ from specbuild.runtime.measure.fidelity import FidelityRows
 
 
 @given(st.integers(1, 40), st.integers(2, 50), st.integers(0, 2**32 - 1))
-def test_it_is_what_torch_computes(rows: int, vocab: int, seed: int) -> None:
+def test_losses_equal_torch(rows: int, vocab: int, seed: int) -> None:
     random = np.random.default_rng(seed)
     reference = (random.standard_normal((rows, vocab)) * 5).astype(np.float32)
     other = reference + random.standard_normal((rows, vocab)).astype(np.float32)

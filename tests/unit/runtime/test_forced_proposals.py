@@ -57,7 +57,7 @@ def kinds_of(places: Sequence[str], run_length: int) -> list[str]:
     st.booleans(),
     st.sampled_from([0.3, 0.7, 1.0]),
 )
-def test_any_order_of_steps_gives_the_tokens_of_masked_decoding(
+def test_any_order_of_steps_has_the_tokens_of_masked_decoding(
     kinds: list[list[str]],
     run_length: int,
     temperature: float,
@@ -99,9 +99,7 @@ def test_any_order_of_steps_gives_the_tokens_of_masked_decoding(
 @pytest.mark.parametrize("guides_alone", [False, True])
 @pytest.mark.parametrize("drafted", [False, True])
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
-def test_a_run_of_forced_tokens_takes_one_step(
-    temperature: float, drafted: bool, guides_alone: bool
-) -> None:
+def test_forced_tokens_need_one_step(temperature: float, drafted: bool, guides_alone: bool) -> None:
     """Whatever the model would choose, and with no mask of the tokens in between."""
     kinds = ([FREE] * 3 + [LED] * 8) * 3
     sampling = SamplingParams(temperature, seed=5)
@@ -155,7 +153,7 @@ def test_forced_tokens_wait_for_no_step(drafted: bool, monkeypatch: pytest.Monke
     assert ran.records[0].stats.steps < len(output) - 6
 
 
-def test_no_mask_is_computed_without_a_refusal() -> None:
+def test_masks_are_computed_after_rejections_only() -> None:
     """A mask takes the host longer than the rest of a step, so chains have none."""
     kinds, led = ([FREE] * 2 + [LED] * 6) * 3, 18
     forms = (form(PROMPTS[0], SamplingParams(0.9, seed=seed), kinds) for seed in range(1000))
@@ -179,7 +177,7 @@ def test_no_mask_is_computed_without_a_refusal() -> None:
     st.integers(0, 1000),
     st.integers(0, 1000),
 )
-def test_the_draft_keeps_what_was_emitted(
+def test_the_cache_of_the_draft_has_the_emitted_tokens(
     kinds: list[str], run_length: int, seed: int, order: int
 ) -> None:
     """As if the output had been a prompt, even if chains exceed the pending buffer."""

@@ -54,7 +54,7 @@ def decode(
 @pytest.mark.slow
 @pytest.mark.parametrize("shape", [None, CHAIN], ids=["none", "chain"])
 @pytest.mark.parametrize("sampling", SAMPLINGS)
-def test_general_steps_decode_what_exact_ones_do(
+def test_general_steps_have_the_tokens_of_exact_ones(
     pair: tuple[LoweredEngine, LoweredEngine], sampling: str, shape: DraftShape | None
 ) -> None:
     """Partial, sparse and checked steps, and refreshes, with and without cut rows."""

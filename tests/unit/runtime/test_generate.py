@@ -55,7 +55,7 @@ def parents_of(depth_limit: int) -> st.SearchStrategy[list[int]]:
 
 @examples(60)
 @given(st.lists(prompts, min_size=1, max_size=4), shapes, sampling, st.integers(1, 30))
-def test_eagle3_output_is_that_of_plain_decoding(
+def test_eagle3_output_equals_plain_decoding(
     batch: list[list[int]], shape: DraftShape, sample: SamplingParams, count: int
 ) -> None:
     params = GenerateParams(max_new_tokens=count, sampling=sample)
@@ -86,7 +86,7 @@ def test_adversarial_trees_change_nothing(
         assert all(sum(h[1:]) == 0 for h in accepted)
 
 
-def test_an_oracle_chain_is_accepted_whole() -> None:
+def test_a_correct_chain_is_accepted_completely() -> None:
     params = GenerateParams(max_new_tokens=21, ignore_eos=True)
     drafter = TreeOfTokens(right, [-1, 0, 1, 2])
     result = run(
@@ -124,7 +124,7 @@ def test_statistics_add_up(
         assert stats.ttft_s > 0
 
 
-def test_logprobs_are_those_of_the_target() -> None:
+def test_logprobs_equal_those_of_the_target() -> None:
     sample = SamplingParams(temperature=1.0, seed=9)
     params = GenerateParams(max_new_tokens=12, sampling=sample, ignore_eos=True)
     record = run(toy_engine(), [[5, 6]], params, speculation=DraftShape(2, 3, 6)).records[0]
@@ -162,7 +162,7 @@ def test_eos_inside_an_accepted_path_ends_there() -> None:
     assert found > 0
 
 
-def test_each_request_has_its_own_parameters() -> None:
+def test_requests_may_have_different_parameters() -> None:
     params = [
         GenerateParams(max_new_tokens=n, sampling=SamplingParams(temperature=t, seed=s))
         for n, t, s in ((5, 0.0, 0), (17, 1.0, 3), (9, 1.0, 4), (1, 0.0, 0), (12, 0.7, 5))
@@ -182,7 +182,7 @@ def test_prefill_packs_chunks_of_several_sequences() -> None:
     assert prefill == [8, 8, 1]
 
 
-def test_closing_early_gives_the_pages_back() -> None:
+def test_closing_early_releases_the_pages() -> None:
     engine = toy_engine()
     free = [pool.free_pages for pool in engine._kv.pools.values()]
     events = engine.generate([prompt([1, 2])], GenerateParams(), speculation=DraftShape(1, 2, 2))
@@ -191,7 +191,7 @@ def test_closing_early_gives_the_pages_back() -> None:
     assert [pool.free_pages for pool in engine._kv.pools.values()] == free
 
 
-def test_a_second_call_waits_for_pages_and_gets_its_own_tokens() -> None:
+def test_a_second_call_waits_for_pages() -> None:
     engine = toy_engine(max_batch_size=1, max_seq_len=20)
     params = GenerateParams(max_new_tokens=18)
     first = engine.generate([prompt([1, 2])], params, speculation=None)
@@ -283,7 +283,7 @@ def test_logits_that_are_no_numbers_are_an_error() -> None:
         ((1, "3"), "a token id is '3', must be a whole number"),
     ],
 )
-def test_a_bad_prompt_is_named(ids: tuple[int, ...], message: str) -> None:
+def test_the_error_names_an_invalid_prompt(ids: tuple[int, ...], message: str) -> None:
     engine = toy_engine()
     with pytest.raises(RequestError, match=message) as caught:
         engine.generate([prompt([1]), prompt(ids, "bad one")], GenerateParams())
@@ -300,13 +300,13 @@ def test_a_bad_prompt_is_named(ids: tuple[int, ...], message: str) -> None:
         ({"stop": ("a", "")}, "a stop string is empty"),
     ],
 )
-def test_bad_parameters_are_named(values: dict[str, Any], message: str) -> None:
+def test_the_error_names_invalid_parameters(values: dict[str, Any], message: str) -> None:
     with pytest.raises(RequestError, match=message):
         GenerateParams(**values)
 
 
 @pytest.mark.parametrize(("name", "above"), [("top_k", 2**31), ("seed", 2**64)])
-def test_sampling_takes_whole_numbers(name: str, above: int) -> None:
+def test_sampling_accepts_integers(name: str, above: int) -> None:
     assert getattr(SamplingParams(**{name: np.int64(3)}), name) == 3
     with pytest.raises(RequestError, match=f"{name} is 1.5, must be a whole number"):
         SamplingParams(**{name: 1.5})  # type: ignore[arg-type]
@@ -324,6 +324,6 @@ def test_sampling_takes_whole_numbers(name: str, above: int) -> None:
         DraftShape(0, 1, 1),
     ],
 )
-def test_a_shape_beyond_the_limits_is_refused(shape: DraftShape) -> None:
+def test_rejects_a_shape_beyond_the_limits(shape: DraftShape) -> None:
     with pytest.raises(RequestError, match="draft_"):
         toy_engine().generate([prompt([1])], GenerateParams(), speculation=shape)

@@ -85,7 +85,7 @@ def started(toy: ToyCuda) -> tuple[int, int]:
     st.integers(1, 3),
     st.booleans(),
 )
-def test_a_refusal_anywhere_gives_the_tokens_of_masked_decoding(
+def test_a_rejection_anywhere_gives_the_tokens_of_masked_decoding(
     kinds: list[list[str]],
     temperature: float,
     seed: int,
@@ -117,7 +117,7 @@ def test_a_refusal_anywhere_gives_the_tokens_of_masked_decoding(
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("place", [1, 4, 9, *slow(2, 3, 5, 6, 7, 8)])
-def test_one_refusal_costs_one_masked_step(place: int, shape: DraftShape | None) -> None:
+def test_one_rejection_costs_one_masked_step(place: int, shape: DraftShape | None) -> None:
     kinds = [FREE] * 24
     kinds[place] = REFUSED
     sampling = next(
@@ -135,7 +135,7 @@ def test_one_refusal_costs_one_masked_step(place: int, shape: DraftShape | None)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_a_form_that_refuses_nothing_costs_no_step(shape: DraftShape | None) -> None:
+def test_a_guide_without_rejections_costs_no_step(shape: DraftShape | None) -> None:
     kinds = [FREE, FREE, FORCED, FREE] * 6
     seed = next(
         s for s in range(100) if not form(PROMPTS[0], SamplingParams(0.9, seed=s), kinds)[2]
@@ -155,7 +155,7 @@ def test_a_form_that_refuses_nothing_costs_no_step(shape: DraftShape | None) -> 
     assert ours.acceptance_histogram == theirs.acceptance_histogram
 
 
-def test_a_model_that_keeps_to_no_form_is_led_by_masked_steps() -> None:
+def test_a_model_that_ignores_the_guide_uses_masked_steps() -> None:
     language, output, refusals = form(PROMPTS[0], SamplingParams(), [LED] * 36)
     assert refusals == 36
     toy = toy_cuda()
@@ -169,7 +169,7 @@ def test_a_model_that_keeps_to_no_form_is_led_by_masked_steps() -> None:
     assert ran.records[0].stats.masked_tokens == masked
 
 
-def test_behind_a_form_texts_are_free_again() -> None:
+def test_sampling_is_free_after_the_end_of_a_guide() -> None:
     """Keys that the model would not generate; between them nothing is masked."""
     kinds = ([LED] * 6 + [FREE] * 12) * 3
     sampling = next(
@@ -186,7 +186,7 @@ def test_behind_a_form_texts_are_free_again() -> None:
     assert 12 <= started(toy)[1] <= 18
 
 
-def test_an_end_that_is_refused_ends_nothing() -> None:
+def test_a_rejected_end_token_does_not_end_the_sequence() -> None:
     """The device counts the sequence as done, and resumes it."""
     kinds = [FREE] * 20
     seed = next(
@@ -223,7 +223,9 @@ def recorded_pairs(toy: ToyCuda) -> dict[int, tuple[int, float]]:
 @example([FREE, FREE, REFUSED, FREE, FREE, FREE, FREE, LED, LED, LED, FREE, FREE], 1, SHAPES[1])
 @example([FREE, REFUSED, *[FREE] * 6], 37, SHAPES[1])  # an end of sequence is refused
 @given(st.lists(places, min_size=8, max_size=24), st.integers(0, 1000), st.sampled_from(SHAPES[1:]))
-def test_the_draft_keeps_what_was_emitted(kinds: list[str], seed: int, shape: DraftShape) -> None:
+def test_the_cache_of_the_draft_has_the_emitted_tokens(
+    kinds: list[str], seed: int, shape: DraftShape
+) -> None:
     """As if the output had been a prompt: h_t with the token that follows it."""
     sampling = SamplingParams(0.9, seed=seed)
     language, output, _ = form(PROMPTS[0], sampling, kinds)
@@ -251,7 +253,7 @@ def test_few_pages_change_nothing(shape: DraftShape | None) -> None:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_answers_that_are_published_end_before_what_was_refused(shape: DraftShape | None) -> None:
+def test_published_pages_end_before_rejected_tokens(shape: DraftShape | None) -> None:
     sampling = SamplingParams(0.9, seed=2)
     kinds = [FREE, FREE, REFUSED, FREE, LED, FREE, FREE, FREE] * 4
     language, output, refusals = form(PROMPTS[0], sampling, kinds)
@@ -271,7 +273,7 @@ def test_answers_that_are_published_end_before_what_was_refused(shape: DraftShap
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_what_stood_before_a_failure_is_emitted(shape: DraftShape | None) -> None:
+def test_tokens_before_a_failure_are_emitted(shape: DraftShape | None) -> None:
     # No token of the vocabulary is a space.
     stuck = GenerateParams(max_new_tokens=30, guide=Guide.regex("[a-z]{9} d"))
     ran = run(knowing_letters(toy_cuda().engine), PROMPTS[:1], stuck, speculation=shape)

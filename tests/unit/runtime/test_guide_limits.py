@@ -141,7 +141,7 @@ TREE = {"type": "object", "required": ["v"], "properties": {"v": {"type": "strin
         (Guide.json({"type": "array", "minItems": 50_000, "items": {"const": 1}}), False),
     ],
 )  # fmt: skip
-def test_a_guide_that_may_force_a_long_text_is_known(guide: Guide, little: bool) -> None:
+def test_detects_guides_that_may_force_long_text(guide: Guide, little: bool) -> None:
     assert forced_little(guide) == little
 
 

@@ -65,7 +65,7 @@ def test_a_small_guide_is_followed_here(compiler: GrammarCompiler) -> None:
         assert caught.value.field == guide.name
 
 
-def test_a_guide_has_a_limit_of_processor_time_and_others_compile_meanwhile(
+def test_the_processor_time_of_a_guide_is_limited_and_others_compile_meanwhile(
     compiler: GrammarCompiler,
 ) -> None:
     errors: list[RequestError] = []
@@ -104,7 +104,7 @@ def workers(process: int) -> list[int]:
     return [worker for child in children(process) for worker in children(child)]
 
 
-def test_a_process_that_dies_refuses_its_guide_alone() -> None:
+def test_a_killed_process_fails_its_guide_only() -> None:
     compiler = GrammarCompiler(vocabulary(), isolated=True)
     compiler.compile(Guide.regex("a"))
     assert compiler._checker is not None and compiler._checker._process is not None
@@ -141,9 +141,7 @@ def test_a_process_that_dies_refuses_its_guide_alone() -> None:
 
 
 @pytest.mark.parametrize("guide", FORMS, ids=["choice", "grammar"])
-def test_masks_of_another_process_are_those_of_this_one(
-    compiler: GrammarCompiler, guide: Guide
-) -> None:
+def test_masks_of_another_process_are_equal(compiler: GrammarCompiler, guide: Guide) -> None:
     here = GrammarCompiler(vocabulary()).compile(guide).begin()
     made = compiler.compile(guide)
     assert isinstance(made, RemoteGrammar)
@@ -166,7 +164,7 @@ def test_masks_of_another_process_are_those_of_this_one(
     there.close()
 
 
-def test_so_many_processes_follow_guides_and_others_wait(compiler: GrammarCompiler) -> None:
+def test_the_number_of_guide_processes_is_limited(compiler: GrammarCompiler) -> None:
     made = compiler.compile(FORMS[0])
     first = made.begin().mask(np.zeros(0, np.int32))
     assert first is not None and first.only is not None
@@ -244,7 +242,7 @@ def late_engine(engine: Engine, delays: list[int], *, moves: bool = False) -> En
     return engine
 
 
-def test_a_guide_whose_masks_take_long_moves_to_another_process(
+def test_a_guide_with_slow_masks_moves_to_another_process(
     compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A grammar may be fast in its tested beginning, and ambiguous later."""
@@ -280,7 +278,7 @@ def test_a_guide_whose_masks_take_long_moves_to_another_process(
     languages(), samplings, st.sampled_from(SHAPES),
     st.lists(st.integers(1, 4), min_size=1, max_size=3), st.booleans(), st.booleans(),
 )  # fmt: skip
-def test_outputs_with_late_masks_are_those_of_masked_decoding(
+def test_outputs_with_late_masks_equal_masked_decoding(
     language: Language,
     sampling: SamplingParams,
     shape: DraftShape | None,
@@ -317,7 +315,7 @@ def test_few_pages_change_nothing_for_late_masks() -> None:
         assert [event.token_id for event in tokens] == list(record.output_ids)
 
 
-def test_a_stuck_guide_with_late_masks_ends_its_request_alone() -> None:
+def test_a_stuck_guide_with_late_masks_ends_its_own_request_only() -> None:
     # No token of the vocabulary is a space.
     stuck = GenerateParams(max_new_tokens=20, guide=Guide.regex("abc d"))
     plain = replace(stuck, guide=None)
@@ -326,7 +324,7 @@ def test_a_stuck_guide_with_late_masks_ends_its_request_alone() -> None:
     assert ran.ids[1] == decode_masked(PROMPTS[1], plain, None)
 
 
-def test_hostile_guides_are_compiled_or_refused_with_a_reason(compiler: GrammarCompiler) -> None:
+def test_hostile_guides_are_compiled_or_rejected_with_a_reason(compiler: GrammarCompiler) -> None:
     sys.path.insert(0, str(Path(__file__).parents[2]))
     from fuzz.guides import hostile_guide
 

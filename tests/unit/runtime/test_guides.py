@@ -47,7 +47,7 @@ samplings = st.builds(
 @example(LINE, SamplingParams(), SHAPES[1])
 @example(LINE, SamplingParams(0.9, top_k=3, seed=5), SHAPES[2])
 @given(languages(), samplings, st.sampled_from(SHAPES))
-def test_outputs_are_those_of_masked_decoding(
+def test_outputs_equal_masked_decoding(
     language: Language, sampling: SamplingParams, shape: DraftShape | None
 ) -> None:
     guided = GenerateParams(max_new_tokens=14, sampling=sampling, guide=language.guide)
@@ -102,7 +102,7 @@ def test_a_mask_at_any_depth_of_any_tree_changes_nothing(
     assert ran.ids == [decode_masked(p, params, language) for p in PROMPTS[:2]]
 
 
-def test_what_is_forced_needs_no_draft() -> None:
+def test_forced_tokens_need_no_draft() -> None:
     word = Guide.choice(["abcdefgh"])
     drafter = TreeOfTokens(wrong, [-1, 0, 1])
     params = GenerateParams(max_new_tokens=20, guide=word)
@@ -129,7 +129,7 @@ def test_few_pages_change_nothing() -> None:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_what_is_verified_again_is_masked_again(shape: DraftShape | None) -> None:
+def test_reverified_tokens_are_masked_again(shape: DraftShape | None) -> None:
     # A view of everything agrees with a full step, at tokens that masks chose too.
     manifest = partial_manifest(replace(TOY_SPECPV, n_retrieval_blocks=8))
     params = GenerateParams(max_new_tokens=40, guide=Guide.regex("[a-p]{40}"))
@@ -146,7 +146,7 @@ def test_what_is_verified_again_is_masked_again(shape: DraftShape | None) -> Non
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_log_probabilities_are_those_of_the_raw_logits(shape: DraftShape | None) -> None:
+def test_log_probabilities_are_computed_from_the_raw_logits(shape: DraftShape | None) -> None:
     params = GenerateParams(
         max_new_tokens=20, guide=Guide.regex("[a-d]{20}"), top_logprobs=VOCAB - 9
     )
@@ -158,7 +158,7 @@ def test_log_probabilities_are_those_of_the_raw_logits(shape: DraftShape | None)
             assert event.logprob == pytest.approx(best[event.token_id], abs=1e-5)
 
 
-def test_the_grammar_goes_before_the_least_number_of_tokens() -> None:
+def test_the_grammar_overrides_min_tokens() -> None:
     word = GenerateParams(max_new_tokens=20, min_tokens=9, guide=Guide.choice(["abc", "abcd"]))
     (record,) = run(guided_engine(), PROMPTS[:1], word, speculation=SHAPES[1]).records
     assert record.output_ids == (0, 1, 2, 3)
@@ -167,7 +167,7 @@ def test_the_grammar_goes_before_the_least_number_of_tokens() -> None:
     assert record.output_ids in ((0, 1, EOS), (0, 1, 2))
 
 
-def test_a_grammar_that_meets_its_limits_ends_its_request_alone() -> None:
+def test_a_grammar_that_exceeds_its_limits_fails_its_request_only() -> None:
     # No token of the vocabulary is a space.
     stuck = GenerateParams(max_new_tokens=20, guide=Guide.regex("abc d"))
     plain = GenerateParams(max_new_tokens=20)
@@ -193,7 +193,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("make", "reason"), REFUSED)
-def test_what_is_no_guide_is_refused(make: object, reason: str) -> None:
+def test_rejects_invalid_guides(make: object, reason: str) -> None:
     with pytest.raises(RequestError, match=reason) as caught:
         make()  # type: ignore[operator]
     assert caught.value.field == "guide"
@@ -214,13 +214,13 @@ def _props(count: int) -> str:
         (Guide.json('{"items":' * 200 + "{}" + "}" * 200, name="f"), "recursion"),
     ],
 )
-def test_what_cannot_be_compiled_is_refused_by_name(guide: Guide, reason: str) -> None:
+def test_the_error_names_a_guide_that_does_not_compile(guide: Guide, reason: str) -> None:
     with pytest.raises(RequestError, match=reason) as caught:
         guided_engine().compile(guide)
     assert caught.value.field == guide.name and str(caught.value).startswith(guide.name)
 
 
-def test_who_cannot_follow_a_guide_says_so() -> None:
+def test_engines_without_guides_reject_them() -> None:
     params = GenerateParams(guide=Guide.regex("[ab]", name="response_format"))
     with pytest.raises(RequestError, match="response_format needs a tokenizer"):
         toy_engine().generate([prompt([1])], params)
@@ -231,7 +231,7 @@ def test_who_cannot_follow_a_guide_says_so() -> None:
     assert no.value.field == "response_format"
 
 
-def test_states_of_one_grammar_know_nothing_of_each_other() -> None:
+def test_states_of_one_grammar_are_independent() -> None:
     grammar = guided_engine().compile(LINE.guide)
     one, other = grammar.begin(), grammar.begin()
     walk = np.array([0, 1, 2, 5], np.int32)
@@ -262,7 +262,7 @@ FORMS = [
 
 
 @pytest.mark.parametrize("guide", FORMS, ids=lambda guide: guide.kind)
-def test_one_token_is_allowed_where_the_mask_allows_it(guide: Guide) -> None:
+def test_allows_agrees_with_the_mask(guide: Guide) -> None:
     """With many tokenizations of a text, along outputs that the form allows."""
     path = Path(__file__).parents[3] / "examples" / "tiny-gpt-oss" / "target"
     config = json.loads((path / "config.json").read_text())

@@ -20,13 +20,13 @@ ROWS = (1, 2, 3, 4, 5)
 CHEAP = CostTable(ROWS, (2.8e-3, 3.0e-3, 3.2e-3, 3.4e-3, 3.6e-3), (2e-4, 3e-4, 4e-4, 5e-4))
 
 
-def test_costs_are_interpolated_and_go_on_along_the_last_slope() -> None:
+def test_costs_are_interpolated_and_extrapolated_by_the_last_slope() -> None:
     table = CostTable((1, 2, 4), (1.0, 2.0, 3.0), (0.1,))
     assert [table.step_s(n) for n in (1, 2, 3, 4, 6)] == [1.0, 2.0, 2.5, 3.0, 4.0]
     assert [table.chain_s(d) for d in (0, 1, 5)] == [0.0, 0.1, 0.1]
 
 
-def test_a_table_is_measured_once_and_kept(tmp_path: Path) -> None:
+def test_a_table_is_measured_once_and_stored(tmp_path: Path) -> None:
     path = cache_path(tmp_path / "cache", "manifest", "cpu", 1)
     assert path is not None
     first, origin = load_or_measure(path, lambda: CHEAP)
@@ -36,7 +36,7 @@ def test_a_table_is_measured_once_and_kept(tmp_path: Path) -> None:
     assert cache_path(tmp_path / "cache", "manifest", "cpu", 2) != path
 
 
-def test_what_a_killed_process_left_is_removed_an_hour_later(tmp_path: Path) -> None:
+def test_files_of_a_killed_process_are_removed_after_an_hour(tmp_path: Path) -> None:
     old, young = tmp_path / "cost-a-x.tmp", tmp_path / "cost-a-y.tmp"
     for file in (old, young):
         file.write_text("{")
@@ -64,7 +64,7 @@ def test_what_a_killed_process_left_is_removed_an_hour_later(tmp_path: Path) -> 
         b'{"target_rows": [1], "target_s": [1e999], "draft_s": [1.0]}',
     ],
 )
-def test_a_damaged_table_is_measured_anew(tmp_path: Path, content: bytes) -> None:
+def test_a_damaged_table_is_measured_again(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "cost.json"
     path.write_bytes(content)
     assert load_or_measure(path, lambda: CHEAP)[0] == CHEAP
@@ -82,7 +82,7 @@ def test_a_cache_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
     ("max_seq_len", "rows"),
     [(10, (1, 2)), (12, (1, 2, 3)), (16, (1, 2, 4, 5)), (300, (1, 2, 4, 5))],
 )
-def test_measuring_leaves_no_pages_behind(max_seq_len: int, rows: tuple[int, ...]) -> None:
+def test_measuring_releases_all_pages(max_seq_len: int, rows: tuple[int, ...]) -> None:
     """To the depth that fits: that of the deepest draft, 4."""
     manifest = toy_manifest(max_seq_len=max_seq_len, max_rows=32)
     executor = ToyExecutor(manifest)
@@ -96,7 +96,7 @@ def test_measuring_leaves_no_pages_behind(max_seq_len: int, rows: tuple[int, ...
     assert table.row_s >= 0
 
 
-def test_a_table_of_another_method_is_not_believed(tmp_path: Path) -> None:
+def test_a_table_of_another_method_is_not_used(tmp_path: Path) -> None:
     """The name of a stored table includes the method, besides subject and machine."""
     path = cache_path(tmp_path, "manifest", "cpu", 1)
     old = hashlib.sha256(b"manifest\ncpu\n1").hexdigest()[:32]
@@ -124,7 +124,7 @@ def test_a_table_of_other_rows_is_not_mixed_in(tmp_path: Path) -> None:
     assert load_or_measure(path, lambda: CHEAP)[0] == CHEAP
 
 
-def test_the_shortest_times_make_the_table() -> None:
+def test_the_table_has_the_shortest_times() -> None:
     """An entry that was always disturbed is at most the next larger step."""
     table = table_of(
         (1, 2, 4), [[5.0, 1.0], [9.0, 8.0], [2.0, 3.0]], [[2.5], [4.0], [3.5]], row_s=0, sure=True
@@ -141,7 +141,7 @@ def test_the_shortest_times_make_the_table() -> None:
         ([[3.0, 1.0, 2.0]], False),
     ],
 )
-def test_times_agree_where_the_two_shortest_are_close(
+def test_times_agree_if_the_two_shortest_are_close(
     times: list[list[float]], expected: bool
 ) -> None:
     assert times_agree(times) is expected

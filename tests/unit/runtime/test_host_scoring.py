@@ -14,7 +14,7 @@ IDS = [int(digit) for digit in "31415926535897932384626433832795028841"]
 
 
 @pytest.mark.parametrize("prompt_tokens", [None, 1, 7, len(IDS)])
-def test_scores_are_the_logits_behind_every_token(prompt_tokens: int | None) -> None:
+def test_scores_equal_the_logits_after_every_token(prompt_tokens: int | None) -> None:
     engine = toy_engine()
     seen = 0
     for rows in engine.decoder.score(IDS, prompt_tokens=prompt_tokens):
@@ -28,7 +28,7 @@ def test_scores_are_the_logits_behind_every_token(prompt_tokens: int | None) -> 
     assert engine.used_pages == 0
 
 
-def test_behind_the_prompt_steps_see_the_views_that_decoding_does() -> None:
+def test_steps_after_the_prompt_use_the_views_of_decoding() -> None:
     """The rows of a partial step see the views that decoding of these tokens has."""
     manifest = partial_manifest()
     decoding, decoded = partial_engine(manifest)
@@ -46,7 +46,7 @@ def test_behind_the_prompt_steps_see_the_views_that_decoding_does() -> None:
     assert any(chosen for launch in again for _, chosen in launch)
 
 
-def test_what_does_not_fit_is_refused() -> None:
+def test_rejects_requests_that_do_not_fit() -> None:
     engine = toy_engine()
     limit = engine.manifest.limits.max_seq_len
     for ids, words in (([], "0 tokens"), ([1] * (limit + 1), f"{limit + 1} tokens")):
@@ -56,7 +56,7 @@ def test_what_does_not_fit_is_refused() -> None:
         engine.decoder.score([1, 2], prompt_tokens=3)
 
 
-def test_an_engine_that_serves_is_left_alone() -> None:
+def test_rejects_an_engine_that_is_serving() -> None:
     engine = toy_engine()
     assert engine.decoder.device_lock.acquire(blocking=False)
     with pytest.raises(RequestError, match="serving"):

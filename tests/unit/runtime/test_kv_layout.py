@@ -98,7 +98,7 @@ def test_latents_of_one_width_adjoin(widths: list[int]) -> None:
     assert {offset for offset, _ in layout.stacks} <= offsets
 
 
-def test_latents_of_other_widths_than_the_model_are_refused() -> None:
+def test_rejects_latents_of_other_widths_than_the_model() -> None:
     latent = replace(TARGET, latent_dims=(0, 20, 0, 16))
     held = group(name="latent", kv_heads=1, k_width=32, v_width=32, latent_widths=(32, 16))
     sliding = group(name="sliding", layers=(0, 2), window=8)
@@ -129,7 +129,7 @@ def test_a_page_table_has_an_entry_for_every_slot() -> None:
     assert layout.logical_pages(replace(LIMITS, max_seq_len=59)) == 1
 
 
-def test_fp8_keys_of_indexers_take_half() -> None:
+def test_fp8_keys_of_indexers_need_half_the_memory() -> None:
     wide = group(name="indexer", kv_heads=1, latent_widths=(16,) * len(group().layers))
     narrow = replace(wide, dtype="float8_e4m3fn")
     layout = layouts([narrow])["indexer"]
@@ -145,7 +145,7 @@ def test_sound_caches_are_accepted() -> None:
         validate_caches(caches, TARGET, {})
 
 
-def test_latents_in_fp8_are_refused() -> None:
+def test_rejects_latents_in_fp8() -> None:
     """No kernel reads them."""
     latents = group(name="latent", kv_heads=1, latent_widths=(16,) * len(group().layers))
     target = replace(TARGET, latent_dims=(16,) * TARGET.layers)
@@ -167,12 +167,12 @@ def test_latents_in_fp8_are_refused() -> None:
         ({"name": "draft"}, "the engine has no draft"),
     ],
 )
-def test_caches_of_another_model_are_refused(changes: dict[str, object], message: str) -> None:
+def test_rejects_caches_of_another_model(changes: dict[str, object], message: str) -> None:
     with pytest.raises(EngineFileError, match=message):
         validate_caches([group(**changes)], TARGET, {})
 
 
-def test_predicted_pools_are_those_of_the_plan() -> None:
+def test_predicted_pools_equal_those_of_the_plan() -> None:
     target = replace(GPT_OSS_20B, indexer=IndexerGeometry((1, 3), 4, 64, True, None, None))
     for key_dtype in (None, "fp8"):
         options = BuildOptions(

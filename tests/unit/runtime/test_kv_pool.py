@@ -151,7 +151,7 @@ def test_feeds_name_the_live_pages_relative_to_the_window() -> None:
     assert all(array.dtype == np.int32 for array in feeds.values())
 
 
-def test_an_overfull_sequence_is_refused() -> None:
+def test_rejects_a_sequence_beyond_its_pages() -> None:
     holder = SequencePages(PagePool("full", 9), page_size=4, window=0, capacity=8, reserved=2)
     with pytest.raises(SpecbuildError, match="holds 8 slots, 9 requested"):
         holder.append(9)
@@ -160,7 +160,7 @@ def test_an_overfull_sequence_is_refused() -> None:
         holder.commit(9)
 
 
-def test_a_group_that_is_short_leaves_the_others_as_they_were() -> None:
+def test_a_group_without_pages_does_not_change_others() -> None:
     manifest = toy_manifest(max_batch_size=1)
     pools = KvPools(manifest.cache_groups, manifest.limits)
     wanted = pools.pages_needed(20)
@@ -174,7 +174,7 @@ def test_a_group_that_is_short_leaves_the_others_as_they_were() -> None:
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(1, 80), st.integers(0, 9)), max_size=25))
-def test_groups_that_keep_everything_hand_out_the_same_pages(
+def test_groups_without_windows_assign_equal_pages(
     turns: list[tuple[bool, int, int]],
 ) -> None:
     """On a device, in any order of sequences: views of keys are also views of indexers' keys."""
@@ -195,7 +195,7 @@ def test_groups_that_keep_everything_hand_out_the_same_pages(
         assert pools.pools["full"].free_pages == 29 - len(pages["full"])
 
 
-def test_one_holder_under_two_names_may_be_asked_twice() -> None:
+def test_a_page_holder_with_two_names_may_be_called_twice() -> None:
     """A launch iterates over the groups by name, and appends and commits for each of them."""
     limits = replace(toy_manifest().limits, max_seq_len=80, max_batch_size=4)
     full = next(g for g in toy_manifest().cache_groups if g.window == 0)

@@ -166,7 +166,7 @@ def test_the_time_of_the_step_in_use_is_known_within_50_steps(
 @BOTH
 @pytest.mark.parametrize("prior", [0.4, 0.6])
 @pytest.mark.parametrize("chance", [0.2, 0.9])
-def test_acceptance_against_the_prior_is_found_within_20_steps(
+def test_acceptance_that_differs_from_the_prior_is_learned_within_20_steps(
     costs: MakeCosts, prior: float, chance: float
 ) -> None:
     found = []
@@ -193,7 +193,7 @@ def test_text_that_becomes_predictable_is_drafted_within_20_steps(before: int) -
 
 @BOTH
 @pytest.mark.parametrize("length", [256, 1024])
-def test_exploring_costs_its_share_where_no_draft_is_accepted(
+def test_exploration_stays_within_its_share_if_no_draft_is_accepted(
     costs: MakeCosts, length: int
 ) -> None:
     """The only other costs are the few steps until the prior has fallen."""
@@ -207,7 +207,7 @@ def test_exploring_costs_its_share_where_no_draft_is_accepted(
 
 
 @BOTH
-def test_exploring_costs_its_share_where_a_draft_pays(costs: MakeCosts) -> None:
+def test_exploration_stays_within_its_share_if_a_draft_pays(costs: MakeCosts) -> None:
     """Compared with the best shape from the first step on."""
     lost = []
     for seed in SEEDS:
@@ -228,7 +228,7 @@ def test_a_smaller_share_explores_less() -> None:
     assert tried[1] < tried[0] / 2
 
 
-def test_sampled_steps_and_greedy_ones_learn_apart() -> None:
+def test_sampled_and_greedy_steps_have_separate_statistics() -> None:
     learned = LearnedPolicies()
     policy = PolicyByLogits(lambda full_logits: learned.next(chains(1, 1), full_logits=full_logits))
     greedy = Simulated(chains(1, 1), 1)
@@ -240,7 +240,7 @@ def test_sampled_steps_and_greedy_ones_learn_apart() -> None:
     assert sampled.quality(sampled.run(policy, 0.1, 10), 0.1) > 0.9
 
 
-def test_sampled_requests_leave_what_greedy_ones_learned() -> None:
+def test_sampled_requests_do_not_change_statistics_of_greedy_ones() -> None:
     learned = LearnedPolicies()
     Simulated(chains(1, 1), 1).run(learned.next(chains(1, 1)), 0.9, 40)
     Simulated(chains(1, 1), 2, sampled=True).run(learned.next(chains(1, 1)), 0.1, 40)
@@ -250,7 +250,7 @@ def test_sampled_requests_leave_what_greedy_ones_learned() -> None:
     assert first.acceptance_by_model(sampled=True)[""][0] < 0.3
 
 
-def test_times_are_kept_from_run_to_run() -> None:
+def test_times_persist_between_runs() -> None:
     """A table that favours drafts is wrong once, not in every run."""
     learned = LearnedPolicies()
     engine = Simulated(chains(1, 1), 3)
@@ -259,7 +259,7 @@ def test_times_are_kept_from_run_to_run() -> None:
     assert engine.quality(asked, 0.8) > 0.9
 
 
-def test_a_shape_without_steps_for_a_grown_batch_is_not_asked_for_again() -> None:
+def test_a_shape_without_steps_for_a_larger_batch_is_not_requested_again() -> None:
     """Also if two trial steps of it were left."""
     policy = MeasuredPolicy(programs(1, 1), prior=0.01)
     step_context = StepContext(1, 1000, 0)

@@ -80,7 +80,7 @@ def decode_by_definition(ids: list[int], params: GenerateParams) -> list[int]:
 @example(SamplingParams(logit_bias={EOS: 100}), 5, SHAPES[1])
 @example(SamplingParams(0.8, frequency_penalty=1.5, min_p=0.3), 0, SHAPES[2])
 @given(samplings, st.integers(0, 12), st.sampled_from(SHAPES))
-def test_any_draft_gives_what_the_definition_says(
+def test_any_draft_has_the_tokens_of_the_definition(
     sampling: SamplingParams, least: int, shape: DraftShape | None
 ) -> None:
     params = GenerateParams(
@@ -152,7 +152,7 @@ def test_draws_follow_the_distribution_that_min_p_leaves() -> None:
 @pytest.mark.parametrize(
     "sampling", [SamplingParams(), SamplingParams(0.9, min_p=0.2, presence_penalty=1.0, seed=2)]
 )
-def test_likeliest_tokens_are_those_of_the_raw_logits(
+def test_top_log_probabilities_are_computed_from_the_raw_logits(
     shape: DraftShape | None, sampling: SamplingParams
 ) -> None:
     params = GenerateParams(max_new_tokens=16, sampling=sampling, top_logprobs=5, ignore_eos=True)
@@ -171,7 +171,7 @@ def test_likeliest_tokens_are_those_of_the_raw_logits(
     assert all(event.top_logprobs == () for event in ran.events[1])
 
 
-def test_of_equal_logits_the_lower_ids_come_first() -> None:
+def test_equal_logits_are_ordered_by_id() -> None:
     row = np.array([0.0, 2.0, 1.0, 2.0, 1.0], np.float32)
     assert [token for token, _ in most_likely(row, 3, token=1, logprob=-0.5)] == [1, 3, 2]
     assert [p for _, p in most_likely(row, 9, token=2, logprob=-1.5)] == [
@@ -207,7 +207,7 @@ REFUSED: list[tuple[str, Any]] = [
 
 
 @pytest.mark.parametrize(("name", "value"), REFUSED)
-def test_sampling_that_cannot_be_is_named(name: str, value: Any) -> None:
+def test_the_error_names_invalid_sampling(name: str, value: Any) -> None:
     with pytest.raises(RequestError, match=name):
         SamplingParams(**{name: value})
 
@@ -216,7 +216,7 @@ def test_sampling_that_cannot_be_is_named(name: str, value: Any) -> None:
     ("name", "value"),
     [("min_tokens", -1), ("min_tokens", 129), ("top_logprobs", 21), ("top_logprobs", 0.5)],
 )
-def test_numbers_of_tokens_that_cannot_be_are_named(name: str, value: Any) -> None:
+def test_the_error_names_invalid_numbers_of_tokens(name: str, value: Any) -> None:
     with pytest.raises(RequestError, match=f"{name} is {value}"):
         GenerateParams(**{name: value})
 
@@ -228,7 +228,7 @@ def test_biases_are_of_the_vocabulary() -> None:
     assert caught.value.field == "logit_bias"
 
 
-def test_an_oracle_of_the_raw_logits_is_refused_where_a_bias_decides() -> None:
+def test_drafts_by_raw_logits_are_rejected_if_a_bias_decides() -> None:
     params = GenerateParams(max_new_tokens=8, sampling=SamplingParams(logit_bias={9: 100.0}))
     ran = run(toy_engine(), PROMPTS[:1], params, drafter=TreeOfTokens(right, [-1, 0]))
     assert ran.ids == [[9] * 8]

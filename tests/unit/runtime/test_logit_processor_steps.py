@@ -43,7 +43,7 @@ PLAIN = GenerateParams(max_new_tokens=16, sampling=SamplingParams(0.8, seed=3), 
 @example(SamplingParams(repetition_penalty=1.7, presence_penalty=1.0), 3, SHAPES[2], True)
 @example(SamplingParams(0.8, frequency_penalty=1.5, min_p=0.3), 0, SHAPES[2], False)
 @given(changing, st.integers(0, 12), st.sampled_from(SHAPES), st.booleans())
-def test_tokens_are_what_the_definition_says(
+def test_tokens_equal_the_definition(
     sampling: SamplingParams, least: int, shape: DraftShape | None, drafted: bool
 ) -> None:
     params = GenerateParams(
@@ -78,7 +78,7 @@ def test_tokens_are_what_the_definition_says(
     st.sampled_from(SHAPES),
     st.booleans(),
 )
-def test_guided_tokens_are_those_of_masked_decoding(
+def test_guided_tokens_equal_masked_decoding(
     language: Language, sampling: SamplingParams, shape: DraftShape | None, beside: bool
 ) -> None:
     guided = GenerateParams(max_new_tokens=14, sampling=sampling, guide=language.guide)
@@ -95,7 +95,7 @@ def test_guided_tokens_are_those_of_masked_decoding(
             assert not language.allowed(record.output_ids)
 
 
-def test_neighbours_keep_tokens_and_drafts() -> None:
+def test_other_sequences_keep_tokens_and_drafts() -> None:
     """All requests share steps. Requests without logit processors keep their bits."""
     logprobs = replace(PLAIN, logprobs=True)
     biased = replace(PLAIN, sampling=SamplingParams(presence_penalty=0.5), top_logprobs=2)
@@ -118,7 +118,7 @@ def test_neighbours_keep_tokens_and_drafts() -> None:
     assert all(name.endswith("3-4-12.1") for name in steps)
 
 
-def test_neighbours_keep_tokens_drafts_and_programs_on_older_engines() -> None:
+def test_other_sequences_keep_tokens_drafts_and_programs_on_older_engines() -> None:
     biased = replace(PLAIN, sampling=SamplingParams(presence_penalty=0.5), top_logprobs=2)
     shape, prompts = SHAPES[2], [PROMPTS[0], PROMPTS[1]]
     lone, shared = (toy_cuda(drafted_processors=False) for _ in range(2))
@@ -142,7 +142,7 @@ def test_neighbours_keep_tokens_drafts_and_programs_on_older_engines() -> None:
     assert len(both) > 12 and all(a != b for a, b in pairwise(both))
 
 
-def test_prompts_that_end_together_keep_their_bits() -> None:
+def test_prompts_that_end_in_one_launch_keep_their_bits() -> None:
     """Logit processors after a launch of prompts leave the rows of other requests unchanged."""
     biased = replace(PLAIN, sampling=SamplingParams(logit_bias={5: 9.0}))
     plain = replace(PLAIN, max_new_tokens=1)
@@ -166,7 +166,7 @@ def test_min_p_alone_keeps_its_draft() -> None:
     assert sum(record.stats.steps for record in ran.records) < 2 * 15
 
 
-def test_likeliest_tokens_are_those_of_the_host() -> None:
+def test_top_log_probabilities_equal_those_of_the_host() -> None:
     params = [
         replace(PLAIN, top_logprobs=count, sampling=SamplingParams(t, logit_bias=bias))
         for count, t, bias in ((3, 0.0, {}), (20, 0.9, {5: 3.0}), (0, 0.0, {}), (1, 0.0, {2: 1}))
@@ -191,7 +191,7 @@ def test_likeliest_tokens_are_those_of_the_host() -> None:
     st.integers(1, 3),
     st.sampled_from(SHAPES),
 )
-def test_who_joins_and_leaves_changes_nothing(
+def test_sequences_that_join_and_leave_change_nothing(
     kinds: list[int], counts: list[int], turns: int, shape: DraftShape | None
 ) -> None:
     """Rows move while steps of both kinds are in flight."""
@@ -231,7 +231,7 @@ def test_few_pages_change_nothing() -> None:
     assert [r.top_logprobs for r in few.records] == [r.top_logprobs for r in whole.records]
 
 
-def test_the_prefix_cache_keeps_what_a_draft_has_not_seen_from_drafts() -> None:
+def test_pages_without_draft_entries_are_not_shared_with_drafting_requests() -> None:
     """Answers of logit-processor steps are only in the target's caches."""
     older = {"drafted_processors": False}
     engine, cold = toy_cuda(CACHING_ALL, **older).engine, toy_cuda(**older).engine
@@ -249,7 +249,7 @@ def test_the_prefix_cache_keeps_what_a_draft_has_not_seen_from_drafts() -> None:
     engine.prefixes.check_integrity()
 
 
-def test_one_step_of_a_guide_is_in_flight_beside_those_of_others() -> None:
+def test_one_step_of_a_guide_is_in_flight_with_steps_of_others() -> None:
     """The cut of top-k depends on the mask, so all steps of the guide are masked and separate."""
     toy = toy_cuda()
     cut = SamplingParams(0.9, top_k=3, seed=1)
@@ -260,7 +260,7 @@ def test_one_step_of_a_guide_is_in_flight_beside_those_of_others() -> None:
     assert any("adjusted" not in name for name in steps[:4])
 
 
-def test_a_guide_that_fails_ends_its_output_alone() -> None:
+def test_a_failed_guide_ends_its_own_output_only() -> None:
     # No token of the vocabulary is a space.
     stuck = GenerateParams(max_new_tokens=20, guide=Guide.regex("abc d"))
     engine = knowing_letters(toy_cuda().engine)

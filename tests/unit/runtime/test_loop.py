@@ -166,7 +166,7 @@ def serve(
     st.sampled_from([None, *SHAPES]),
     st.builds(PrefillSchedule, st.sampled_from([None, 1, 3, 5]), st.integers(0, 3)),
 )
-def test_each_gets_what_it_gets_alone(
+def test_requests_in_a_batch_have_the_tokens_that_they_have_alone(
     kind: str, visitors: list[Visit], shape: DraftShape | None, prefill: PrefillSchedule
 ) -> None:
     tokens, ends = serve(ENGINES[kind](), visitors, shape, prefill)
@@ -182,7 +182,7 @@ def test_each_gets_what_it_gets_alone(
 
 
 @pytest.mark.parametrize("kind", ENGINES)
-def test_a_request_that_waits_is_aborted_without_having_run(kind: str) -> None:
+def test_a_waiting_request_can_be_aborted(kind: str) -> None:
     engine = ENGINES[kind]()
     most = engine.manifest.limits.max_batch_size
     loop = engine.decoder.loop(DraftSetting(None), text_stream=engine._text_stream)
@@ -203,7 +203,7 @@ def test_a_request_that_waits_is_aborted_without_having_run(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ENGINES)
-def test_a_long_request_does_not_keep_others_waiting(kind: str) -> None:
+def test_a_long_request_does_not_delay_others(kind: str) -> None:
     """Three short requests arrive while one runs, and finish before it."""
     long = Visit([1, 2, 3], 25, 0, None, SamplingParams())
     short = [Visit([4, i], 2, 3, None, SamplingParams()) for i in range(3)]
@@ -222,7 +222,7 @@ def test_a_long_request_does_not_keep_others_waiting(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ENGINES)
-def test_a_short_prompt_is_read_beside_a_long_one(kind: str) -> None:
+def test_a_short_prompt_is_processed_with_a_long_one(kind: str) -> None:
     engine = ENGINES[kind]()
     prefill = PrefillSchedule(max_rows=4)
     loop = engine.decoder.loop(DraftSetting(None), text_stream=engine._text_stream, prefill=prefill)
@@ -246,7 +246,7 @@ def started_beside(loop: Loop) -> list[tuple[int, list[int]]]:
     return found
 
 
-def test_who_arrives_does_not_wait_until_the_device_is_idle() -> None:
+def test_new_requests_start_before_the_device_is_idle() -> None:
     toy = toy_cuda()
     engine, params = toy.engine, GenerateParams(max_new_tokens=20, ignore_eos=True)
     first, second = engine.check_prompts([prompt([1, 2]), prompt([3, 4])], params)
@@ -268,7 +268,7 @@ def test_who_arrives_does_not_wait_until_the_device_is_idle() -> None:
 
 
 @pytest.mark.parametrize("shape", [None, SHAPES[2]])
-def test_who_leaves_while_its_prompt_is_in_flight_leaves_its_row_to_others(
+def test_a_row_is_reused_after_an_abort_during_its_prompt(
     shape: DraftShape | None,
 ) -> None:
     toy = toy_cuda(max_batch_size=4)
@@ -300,6 +300,6 @@ def test_who_leaves_while_its_prompt_is_in_flight_leaves_its_row_to_others(
         assert tokens[i][: len(plain)] == plain and len(tokens[i]) == 12
 
 
-def test_turns_of_no_rows_are_refused() -> None:
+def test_rejects_prefill_rows_of_0() -> None:
     with pytest.raises(RequestError, match="prefill_rows_per_turn is 0, must be 1 or above"):
         PrefillSchedule(max_rows=0)

@@ -107,7 +107,7 @@ def second_drafter(d: dict[str, Any]) -> None:
         (lambda d: d.update(features=["dsa", "latents"]), "feature 'specpv' is used, but not"),
     ],
 )
-def test_what_types_cannot_say(tmp_path: Path, change: Change, message: str) -> None:
+def test_constraints_beyond_types(tmp_path: Path, change: Change, message: str) -> None:
     data = copy.deepcopy(described("DeepSeek-V3"))
     change(data)
     write_manifest(tmp_path, data)
@@ -133,7 +133,7 @@ values = st.recursive(
     max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(st.data())
-def test_a_changed_manifest_is_refused_in_a_sentence_or_reads_as_it_is_written(
+def test_a_changed_manifest_is_rejected_or_read_as_written(
     tmp_path: Path, data: st.DataObject
 ) -> None:
     """One to three places of a manifest are replaced, removed or duplicated."""

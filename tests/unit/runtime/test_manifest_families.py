@@ -66,7 +66,7 @@ def test_layers_find_their_feed_forwards() -> None:
     assert GLM_47_FLASH.moe is not None and GLM_47_FLASH.moe.scaling == 1.8
 
 
-def test_what_the_format_names_is_what_op_moe_computes() -> None:
+def test_the_gatings_of_the_format_equal_those_of_op_moe() -> None:
     gatings = typing.get_args(typing.get_type_hints(MoeFeedForward)["gating"])
     for gating in gatings:
         assert route(torch.zeros(1, 4), 2, gating).shape == (1, 4)

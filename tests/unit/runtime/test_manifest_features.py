@@ -94,7 +94,7 @@ def later(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], NextManifest]:
     return read
 
 
-def test_what_version_3_brings_is_named() -> None:
+def test_features_of_version_3_are_listed() -> None:
     assert known_features(Manifest) == {
         "adjusted_steps",
         "attention_scale",
@@ -170,13 +170,13 @@ def test_an_older_runtime_names_the_feature_that_it_has_not(
     )
 
 
-def test_an_older_runtime_loads_what_does_without_the_feature(tmp_path: Path) -> None:
+def test_an_older_runtime_loads_engines_without_the_feature(tmp_path: Path) -> None:
     write_manifest(tmp_path, next_manifest())
     found = read_manifest(tmp_path)
     assert found.features == () and found.target == LLAMA_31_8B
 
 
-def test_a_key_that_an_older_engine_has_not_takes_its_default(
+def test_a_key_that_an_older_engine_lacks_has_its_default(
     tmp_path: Path, later: Callable[[Path], NextManifest]
 ) -> None:
     write_manifest(tmp_path, replace(toy_manifest(), target=LLAMA_31_8B))
@@ -209,7 +209,7 @@ def test_a_key_that_an_older_engine_has_not_takes_its_default(
         (lambda d: d["target"]["layer_types"].append("linear"), "got 'linear', expected one of"),
     ],
 )
-def test_what_belongs_to_no_listed_feature_is_refused(
+def test_rejects_keys_of_unlisted_features(
     tmp_path: Path, change: Callable[[dict[str, Any]], object], message: str
 ) -> None:
     described = stored_json(toy_manifest())
@@ -224,7 +224,7 @@ def test_what_belongs_to_no_listed_feature_is_refused(
 
 
 @pytest.mark.parametrize("found", [1, 2])
-def test_older_versions_are_refused_with_what_to_do(tmp_path: Path, found: int) -> None:
+def test_rejects_older_versions_with_the_remedy(tmp_path: Path, found: int) -> None:
     write_manifest(tmp_path, {**stored_json(toy_manifest()), "format_version": found})
     with pytest.raises(EngineFileError) as refused:
         read_manifest(tmp_path)
@@ -234,7 +234,7 @@ def test_older_versions_are_refused_with_what_to_do(tmp_path: Path, found: int) 
     assert f"reads {FORMAT_VERSION}; build the engine again: specbuild build " in str(refused.value)
 
 
-def test_keys_without_a_feature_are_those_of_version_3() -> None:
+def test_keys_without_a_feature_belong_to_version_3() -> None:
     """A later key has a feature and a default. Others need a new ``FORMAT_VERSION``."""
     recorded = json.loads(KEYS.read_text(encoding="utf-8"))
     assert recorded["format_version"] == FORMAT_VERSION

@@ -92,7 +92,7 @@ def alone(kind: str, chance: float, seed: int) -> float:
     ],
     ids=str,
 )
-def test_auto_is_about_as_fast_as_the_better_model_alone(chances: dict[str, float]) -> None:
+def test_auto_is_about_as_fast_as_the_better_draft(chances: dict[str, float]) -> None:
     """At least 0.97 of it, as the median of seeds."""
     ratios = []
     for seed in range(5):
@@ -139,7 +139,7 @@ class Believed:
     ],
     ids=str,
 )
-def test_a_few_steps_say_who_is_better_where_no_time_was_measured(
+def test_the_better_draft_is_found_in_few_steps_without_measured_times(
     chances: dict[str, float], share: float, slower: float
 ) -> None:
     """At this fraction of the better chain, for any duration of steps."""
@@ -164,7 +164,7 @@ class TakenUpAlways(ChainsByModel):
         return 0.0
 
 
-def test_what_misses_nothing_is_tried_step_by_step() -> None:
+def test_a_draft_without_pending_tokens_is_tried_in_two_steps() -> None:
     """Without pending tokens two trial steps give a time to learn from."""
     engine = Simulated({"levels": 0.9, "pass": 0.1}, 3)
     used = engine.run(MeasuredPolicy(TakenUpAlways(TABLES, origin="given")), 600)
@@ -173,7 +173,7 @@ def test_what_misses_nothing_is_tried_step_by_step() -> None:
     assert used.count("levels") > 500
 
 
-def test_what_a_model_missed_counts_against_starting_it() -> None:
+def test_pending_tokens_add_to_the_cost_of_a_draft() -> None:
     """A model with many pending tokens is worth it only for many tokens."""
     chosen, step_context = policy(), StepContext(1, 10_000, 0, other_pending_rows=(0,))
     for kind, accepted in (("levels", 1), ("pass", 4)) * 40:
@@ -189,7 +189,7 @@ def test_what_a_model_missed_counts_against_starting_it() -> None:
     assert best(replace(far, tokens_left=30)) != "pass"
 
 
-def test_tables_of_a_busy_and_a_calm_minute_are_compared_by_what_chains_add() -> None:
+def test_cost_tables_are_compared_by_the_added_time_of_chains() -> None:
     """The target's time measured with the first model is used for both."""
     busy = CostTable(ROWS[:4], tuple(1.5 * t for t in TARGET_S[:4]), (0.5e-3,) * 3, ROW_S)
     both = ChainsByModel({"levels": (LEVELS, 7), "pass": (busy, 3)}, origin="given")
@@ -203,7 +203,7 @@ def test_tables_of_a_busy_and_a_calm_minute_are_compared_by_what_chains_add() ->
     )
 
 
-def test_times_of_a_model_say_nothing_of_the_other() -> None:
+def test_times_of_one_draft_do_not_affect_another() -> None:
     times = StepTimes([None, "levels", "levels", "pass"])
     for _ in range(50):
         times.learn(0, 1.0)
@@ -214,7 +214,7 @@ def test_times_of_a_model_say_nothing_of_the_other() -> None:
     assert other / plain < 1.4
 
 
-def test_a_later_run_believes_what_was_seen_of_each_model() -> None:
+def test_a_later_run_starts_from_the_statistics_of_each_draft() -> None:
     learned, costs = LearnedPolicies(), ChainsByModel(TABLES, origin="given")
     before = learned.next(costs, drafter="levels+pass")
     step_context = StepContext(1, 1000, 0, other_pending_rows=(0,))

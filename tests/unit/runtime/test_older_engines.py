@@ -117,7 +117,7 @@ def test_unknown_keys_give_the_command(tmp_path: Path) -> None:
         read_manifest(engine)
 
 
-def test_advice_to_build_again_gets_the_command(engine: Path) -> None:
+def test_advice_to_rebuild_includes_the_command(engine: Path) -> None:
     manifest = read_manifest(engine)
     advice = "role draft has no hidden; build the engine again"
     assert str(OutdatedEngineError("role draft has no hidden")) == advice
@@ -131,7 +131,7 @@ def test_advice_to_build_again_gets_the_command(engine: Path) -> None:
     assert (str(again), again.command) == (str(outer), "specbuild build")
 
 
-def test_a_damaged_engine_may_be_copied_again(engine: Path) -> None:
+def test_advice_to_copy_an_engine_is_unchanged(engine: Path) -> None:
     """The advice to copy an engine does not change: a build is not the only remedy."""
     (engine / "build_report.json").unlink()
     manifest = read_manifest(engine)

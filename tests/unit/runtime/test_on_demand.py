@@ -89,9 +89,7 @@ def test_few_pages_change_no_token(
 
 @pytest.mark.parametrize("shape", [None, SHAPES[3]])
 @pytest.mark.parametrize("kind", ENGINES)
-def test_who_is_preempted_gives_the_record_of_who_is_not(
-    kind: str, shape: DraftShape | None
-) -> None:
+def test_preemption_does_not_change_the_record(kind: str, shape: DraftShape | None) -> None:
     engine, whole = few(kind), ENGINES[kind](max_batch_size=4)
     free = pages_of(engine)
     found, undisturbed = records_of(engine, shape), records_of(whole, shape)
@@ -106,7 +104,7 @@ def test_who_is_preempted_gives_the_record_of_who_is_not(
 
 
 @pytest.mark.parametrize("kind", ENGINES)
-def test_who_is_preempted_ten_times_gives_the_same(
+def test_ten_preemptions_do_not_change_the_record(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At any time: in its prompt, during replay, or with steps in flight."""
@@ -135,7 +133,7 @@ def test_who_is_preempted_ten_times_gives_the_same(
 
 
 @pytest.mark.parametrize("kind", ENGINES)
-def test_who_leaves_while_it_waits_again_keeps_what_it_had(kind: str) -> None:
+def test_aborting_a_preempted_request_returns_its_tokens(kind: str) -> None:
     engine = few(kind)
     free = pages_of(engine)
     loop = engine.decoder.loop(DraftSetting(SHAPES[1]), text_stream=engine._text_stream)
@@ -170,7 +168,7 @@ def test_who_leaves_while_it_waits_again_keeps_what_it_had(kind: str) -> None:
         assert mine == given_tokens[i] and mine[: len(plain)] == plain[: len(mine)]
 
 
-def test_a_device_that_does_not_repeat_itself_is_an_error_that_says_so() -> None:
+def test_a_replay_with_other_tokens_is_an_internal_error() -> None:
     engine = few("device")
     loop = engine.decoder.loop(DraftSetting(None), text_stream=engine._text_stream)
     restore = loop._emission.restore
@@ -193,7 +191,7 @@ def test_a_device_that_does_not_repeat_itself_is_an_error_that_says_so() -> None
         ([7, 8, 9, 1], 2, [7, 8, 9]),
     ],
 )
-def test_where_bits_may_differ_the_record_stands(
+def test_replay_uses_recorded_tokens_if_bits_may_differ(
     recorded: list[int], accepted: int, tokens: list[int]
 ) -> None:
     """A tree whose path 0 → 2 → 3 samples 7, 8 and 9."""
@@ -213,7 +211,7 @@ def test_where_bits_may_differ_the_record_stands(
     assert given_.accepted == [2] and sampled.tolist() == [[7, 0, 8, 9]]
 
 
-def test_where_nothing_can_run_out_or_a_mode_is_lossy_pages_are_reserved() -> None:
+def test_pages_are_reserved_if_preemption_is_impossible() -> None:
     manifest = toy_manifest(kv_pages=PAGES)
     assert ON_DEMAND.allocates_on_demand(manifest)
     assert not DEFAULT_SETTINGS.allocates_on_demand(manifest)

@@ -155,7 +155,7 @@ def described(values: object) -> list[tuple[str, int, object]]:
 
 @settings(max_examples=25, deadline=None)
 @given(models())
-def test_the_reader_finds_what_the_package_finds(model: onnx.ModelProto) -> None:
+def test_the_reader_agrees_with_the_onnx_package(model: onnx.ModelProto) -> None:
     found = read_onnx(model.SerializeToString())
     graph = model.graph
     assert [(p.name, p.element, p.shape) for p in found.inputs] == described(graph.input)
@@ -202,7 +202,7 @@ SOUND = helper.make_model(
 
 @settings(max_examples=200, deadline=None)
 @given(st.data())
-def test_any_bytes_are_read_or_refused(data: st.DataObject) -> None:
+def test_any_bytes_are_read_or_rejected(data: st.DataObject) -> None:
     """Random bytes, and a valid file with a few bytes changed, cut or inserted."""
     if data.draw(st.booleans()):
         content = bytearray(data.draw(st.binary(max_size=60)))
@@ -248,7 +248,7 @@ GRAPH = tag(7, 2) + b"\x00"
         (tag(7, 2) + b"\x80", "ends outside"),
     ],
 )
-def test_what_no_library_writes_is_refused(content: bytes, said: str) -> None:
+def test_rejects_encodings_that_no_library_writes(content: bytes, said: str) -> None:
     with pytest.raises(WireError, match=said):
         read_onnx(content)
 
@@ -257,7 +257,7 @@ def model_with(tensor: TensorProto) -> bytes:
     return onnx.ModelProto(graph=GraphProto(initializer=[tensor])).SerializeToString()
 
 
-def test_a_location_that_is_not_clear_is_refused() -> None:
+def test_rejects_an_ambiguous_location() -> None:
     told = TensorProto(name="w", data_type=1, dims=[1])
     told.external_data.add(key="location", value="/etc/passwd")
     with pytest.raises(WireError, match="clearly where tensor 'w'"):
@@ -281,7 +281,7 @@ def test_branches_have_a_bound() -> None:
         read_onnx(onnx.ModelProto(graph=graph).SerializeToString())
 
 
-def test_batch_axes_below_zero_are_refused() -> None:
+def test_rejects_negative_batch_axes() -> None:
     """They crash ONNX Runtime 1.31, in the graph itself or in a branch."""
     node = helper.make_node("GatherND", ["a", "b"], ["c"], batch_dims=-(2**31))
     branch = helper.make_node("If", [], [])

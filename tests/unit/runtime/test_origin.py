@@ -91,7 +91,7 @@ def flip(path: Path) -> None:
         lambda engine: flip(engine / "weights.safetensors"),
     ],
 )
-def test_what_was_changed_after_signing_is_refused(signed: Signed, change: Write) -> None:
+def test_rejects_changes_after_signing(signed: Signed, change: Write) -> None:
     change(signed.engine)
     with pytest.raises(EngineFileError) as refused:
         Engine.load(signed.engine, RuntimeSettings(verify_key=signed.public))
@@ -103,7 +103,7 @@ def test_a_signing_that_was_killed_leaves_an_engine(signed: Signed) -> None:
     Engine.load(signed.engine, RuntimeSettings(verify_key=signed.public))
 
 
-def test_an_engine_that_was_made_anew_is_not_the_signed_one(signed: Signed) -> None:
+def test_rejects_a_rebuilt_engine_with_the_old_signature(signed: Signed) -> None:
     """Every digest agrees, so only the signature or the pin shows the difference."""
     write_other = signed.engine.with_name("other")
     write_engine(write_other, seed=1)
@@ -115,18 +115,18 @@ def test_an_engine_that_was_made_anew_is_not_the_signed_one(signed: Signed) -> N
         Engine.load(write_other, RuntimeSettings(pin=signed.digest))
 
 
-def test_another_key_is_refused(signed: Signed) -> None:
+def test_rejects_another_key(signed: Signed) -> None:
     with pytest.raises(EngineFileError, match=r"by the key of .*other\.pub\.pem"):
         read_manifest(signed.engine, Origin(verify_key=signed.other_public))
 
 
 @pytest.mark.parametrize("pin", ["", "abc", "z" * 64, "0" * 63])
-def test_a_pin_that_is_none_is_refused(signed: Signed, pin: str) -> None:
+def test_rejects_an_invalid_pin(signed: Signed, pin: str) -> None:
     with pytest.raises(SpecbuildError, match="is no SHA-256; give the 64 digits"):
         read_manifest(signed.engine, Origin(pin=pin))
 
 
-def test_keys_that_are_none_are_refused(signed: Signed, tmp_path: Path) -> None:
+def test_rejects_invalid_keys(signed: Signed, tmp_path: Path) -> None:
     curve = ec.generate_private_key(ec.SECP256R1())
     text = tmp_path / "text"
     text.write_text("no key")
@@ -148,7 +148,7 @@ def test_a_damaged_engine_is_not_signed(signed: Signed) -> None:
         sign_engine(signed.engine, signed.private)
 
 
-def test_without_the_package_a_sentence_says_what_to_install(
+def test_reports_the_missing_package_to_install(
     signed: Signed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in [name for name in sys.modules if name.partition(".")[0] == "cryptography"]:

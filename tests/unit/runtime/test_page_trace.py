@@ -80,7 +80,7 @@ def test_a_trace_that_lacks_a_line_does_not_replay(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ENGINES)
-def test_a_command_that_fails_leaves_a_whole_trace(kind: str, tmp_path: Path) -> None:
+def test_a_failed_command_leaves_a_complete_trace(kind: str, tmp_path: Path) -> None:
     """Even if the events are not read to the end, and the engine is in the middle of a step."""
     engine, file = few(kind), tmp_path / "trace.jsonl"
     params = replace(PARAMS, max_new_tokens=40)
@@ -92,7 +92,7 @@ def test_a_command_that_fails_leaves_a_whole_trace(kind: str, tmp_path: Path) ->
     assert found.events["abort"] + found.events["finish"] == len(PROMPTS) and not found.held
 
 
-def test_a_file_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+def test_rejects_a_trace_file_that_cannot_be_written(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match="the trace cannot be written"):
         PageTrace(tmp_path / "nowhere" / "trace.jsonl")
 
@@ -109,7 +109,7 @@ def test_a_full_disk_ends_the_trace_and_no_request(monkeypatch: pytest.MonkeyPat
     assert said == ["the trace ends here: %s"]
 
 
-def test_what_a_slow_disk_makes_wait_is_bounded_and_counted(
+def test_the_queue_for_a_slow_disk_is_bounded_and_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(page_trace, "MAX_QUEUED_LINES", 3)

@@ -72,7 +72,7 @@ def test_a_view_of_everything_changes_nothing(
 
 @examples(15)
 @given(prompts, drafts, sampling, st.integers(1, 40), st.booleans())
-def test_without_partial_steps_the_output_is_that_of_plain_decoding(
+def test_output_without_partial_steps_equals_plain_decoding(
     batch: list[list[int]], draft: Draft, sample: SamplingParams, count: int, by_request: bool
 ) -> None:
     """With ``full_refresh_interval`` 0, or with a request that retrieves nothing."""
@@ -156,7 +156,7 @@ def test_an_end_of_sequence_in_a_partial_step_ends_the_request() -> None:
     ("asked", "message"),
     [(2, "retrieves 0 to 1"), (-1, "retrieves 0 to 1")],
 )
-def test_a_budget_out_of_range_is_refused(asked: int, message: str) -> None:
+def test_rejects_a_budget_out_of_range(asked: int, message: str) -> None:
     engine, _ = partial_engine(partial_manifest())
     with pytest.raises(RequestError, match=message):
         engine.check_prompts([prompt([1])], GenerateParams(specpv_retrieval_blocks=asked))

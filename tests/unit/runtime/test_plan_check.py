@@ -104,7 +104,7 @@ def kernel(**changes: Any) -> dict[str, Any]:
         (program("step", name="prefill@4"), "two programs are named"),
     ],
 )  # fmt: skip
-def test_a_plan_that_contradicts_itself_or_its_manifest_is_refused(
+def test_rejects_a_plan_that_contradicts_itself_or_its_manifest(
     changes: dict[str, Any], message: str
 ) -> None:
     check_plan(PLAN, MANIFEST)
@@ -142,7 +142,7 @@ def tensor(name: str, *shape: int) -> dict[str, Any]:
         (tensor("d2t", 16), "16,., but 17 rows"),
     ],
 )
-def test_a_manifest_that_its_plan_contradicts_is_refused(
+def test_rejects_a_manifest_that_contradicts_its_plan(
     changes: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(EngineFileError, match=message):
@@ -231,7 +231,7 @@ PROGRAM_JSON = json.loads(plan_file(PLAN, ENTRY.file))
 
 @given(st.data())
 @settings(max_examples=60, deadline=None)
-def test_no_mutated_plan_comes_to_a_launch_unchecked(data: st.DataObject) -> None:
+def test_mutated_plans_are_rejected_before_a_launch(data: st.DataObject) -> None:
     try:
         plan = from_json(Plan, mutated(data, PLAN_JSON), "plan.json")
         run_all(plan, lambda name: plan_file(PLAN, name))
@@ -241,7 +241,7 @@ def test_no_mutated_plan_comes_to_a_launch_unchecked(data: st.DataObject) -> Non
 
 @given(st.data())
 @settings(max_examples=150, deadline=None)
-def test_no_mutated_program_comes_to_a_launch_unchecked(data: st.DataObject) -> None:
+def test_mutated_programs_are_rejected_before_a_launch(data: st.DataObject) -> None:
     program = json.dumps(mutated(data, PROGRAM_JSON)).encode()
     plan = dataclasses.replace(PLAN, programs=(ENTRY,))
     try:
@@ -250,7 +250,7 @@ def test_no_mutated_program_comes_to_a_launch_unchecked(data: st.DataObject) -> 
         assert str(error).startswith("prefill@4.json") and "\n" not in str(error)
 
 
-def test_the_watched_gpu_sees_what_leaves_its_memory() -> None:
+def test_the_fake_gpu_detects_out_of_bounds_arguments() -> None:
     """It would detect the mutations above: here another runner passes an argument past the end."""
     run_all(PLAN, lambda name: plan_file(PLAN, name))
     assert WatchedGpu.launched

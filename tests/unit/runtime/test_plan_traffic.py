@@ -96,7 +96,7 @@ def test_every_stored_tensor_is_read_once_by_some_pass(
     assert step.total == pytest.approx(sum(part.total for part in parts))
 
 
-def test_sections_hold_every_op_in_order(engine: LoweredEngine) -> None:
+def test_sections_contain_every_op_in_order(engine: LoweredEngine) -> None:
     found = {}
     for entry, lowered in engine.programs:
         if entry.kind == "step":
@@ -114,7 +114,7 @@ def test_sections_hold_every_op_in_order(engine: LoweredEngine) -> None:
         step_sections([])
 
 
-def test_every_router_of_a_step_says_where_its_logits_are(
+def test_every_router_of_a_step_declares_its_logits(
     engine: LoweredEngine, programs: dict[str, Program]
 ) -> None:
     """Four experts, two per row. The last entry of row_start counts live rows."""

@@ -61,7 +61,7 @@ def best_depth(table: CostTable, chance: float) -> int:
 
 
 @pytest.mark.parametrize("chance", [0.95, 0.6, 0.3])
-def test_it_settles_where_tokens_a_second_peak(chance: float) -> None:
+def test_converges_to_the_most_tokens_a_second(chance: float) -> None:
     depths = drive(policy_of(CHEAP), chance, 600)
     common = max(set(depths[300:]), key=depths[300:].count)
     assert abs(common - best_depth(CHEAP, chance)) <= 1
@@ -75,11 +75,11 @@ def test_a_failing_draft_costs_less_than_a_twentieth() -> None:
         assert table.step_s(1) * 256 / spent > 0.95
 
 
-def test_where_no_chain_can_pay_none_is_tried_much() -> None:
+def test_chains_that_cannot_pay_are_rarely_tried() -> None:
     assert sum(d > 0 for d in drive(policy_of(DEAR), 0.6, 500, truth=DEAR)) < 10
 
 
-def test_a_draft_starts_where_the_rest_of_the_output_pays_for_taking_up_the_prompt() -> None:
+def test_a_draft_starts_if_the_remaining_output_pays_for_catching_up() -> None:
     table = replace(CHEAP, row_s=1e-4)
     short = drive(policy_of(table), 0.9, 16, truth=table, left=16, prompt=200)
     assert not any(short)
@@ -94,7 +94,7 @@ def test_one_disturbed_step_changes_nothing() -> None:
     assert min(drive(policy, 0.8, 8)) > 0
 
 
-def test_a_run_starts_from_half_of_what_the_one_before_learned() -> None:
+def test_a_run_starts_from_half_of_the_previous_statistics() -> None:
     assert acceptance_prior(False) == PRIOR_GREEDY
     assert acceptance_prior(True, 0.8) == pytest.approx((PRIOR_SAMPLED + 0.8) / 2)
     policy = MeasuredPolicy(ChainCosts(CHEAP, max_depth=4, origin="given"), prior=0.3)
@@ -128,25 +128,25 @@ def test_the_reason_shows_the_numbers() -> None:
     assert "costs given" in policy.reason
 
 
-def test_steps_where_drafting_starts_or_stops_are_not_timed() -> None:
+def test_steps_in_which_drafting_starts_or_stops_are_not_measured() -> None:
     policy, step_context = policy_of(CHEAP), StepContext(1, 100_000, 0)
     for shape, depth in ((DraftShape(1, 2, 2), 2), (None, 0)) * 40:
         policy.observe(StepOutcome(step_context, shape, [depth], [depth], 1.0))
     assert policy._times_of(1).ratios() == [1.0] * 5
 
 
-def test_nothing_is_explored_that_takes_more_than_its_share() -> None:
+def test_exploration_never_exceeds_its_share() -> None:
     table = replace(CHEAP, row_s=1e-3)
     assert not any(drive(policy_of(table), 0.9, 100, truth=table, left=2000, prompt=5000))
 
 
-def test_one_time_pulls_no_further_than_half_as_much_again() -> None:
+def test_one_measurement_changes_an_estimate_by_at_most_half() -> None:
     times = StepTimes([None, ""])
     times.learn(1, 1000.0)
     assert times.ratios() == pytest.approx([1.5, 1.5])
 
 
-def test_the_machine_slows_all_kinds_and_a_wrong_entry_one() -> None:
+def test_a_slow_machine_affects_all_entries_and_a_wrong_entry_itself() -> None:
     times = StepTimes([None, "", ""])
     for _ in range(60):
         times.learn(0, 2.0)

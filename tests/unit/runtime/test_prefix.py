@@ -86,7 +86,7 @@ visits = st.builds(
     st.booleans(),
     st.sampled_from([0, 0, 5]),
 )
-def test_each_gets_what_it_gets_alone(
+def test_requests_in_a_batch_have_the_tokens_that_they_have_alone(
     kind: str,
     rounds: list[list[Visit]],
     shapes: list[DraftShape | None],
@@ -113,7 +113,7 @@ def test_each_gets_what_it_gets_alone(
         prefixes.check_integrity()
 
 
-def test_a_trace_tells_who_shares_a_page(tmp_path: Path) -> None:
+def test_a_trace_has_the_sharers_of_a_page(tmp_path: Path) -> None:
     engine, file = keeping(), tmp_path / "trace.jsonl"
     with PageTrace(file) as trace:
         engine.trace_pages(trace)
@@ -129,7 +129,7 @@ def test_a_trace_tells_who_shares_a_page(tmp_path: Path) -> None:
     st.lists(st.tuples(begun, st.sampled_from([None, "a", "b"])), min_size=2, max_size=6),
     st.sampled_from([None, SHAPES[1]]),
 )
-def test_what_is_found_is_the_longest_beginning(
+def test_finds_the_longest_cached_prefix(
     kind: str, asked: list[tuple[list[int], str | None]], shape: DraftShape | None
 ) -> None:
     """Compared with all earlier prompts, page by page. Drafting requests need the next token."""
@@ -172,7 +172,7 @@ def test_a_hit_accepts_the_drafts_of_a_cold_run(
 
 
 @pytest.mark.parametrize(("kind", "kept"), [("host", 48), ("device", 44)])
-def test_pages_of_answers_are_kept_where_asked(kind: str, kept: int) -> None:
+def test_pages_of_outputs_are_cached_if_requested(kind: str, kept: int) -> None:
     """On a device the newest tokens are pending until a step lets the draft ingest them."""
     for generated, found in ((False, 36), (True, kept)):
         engine = keeping(kind, publish_generated=generated)
@@ -187,7 +187,7 @@ def test_pages_of_answers_are_kept_where_asked(kind: str, kept: int) -> None:
 @pytest.mark.parametrize(
     ("kind", "expected"), [("host", [0, 0, 36, 36]), ("device", [0, 36, 36, 36])]
 )
-def test_a_draft_that_never_ran_is_found_by_who_does_not_draft(
+def test_pages_without_draft_entries_are_found_by_requests_without_drafts(
     kind: str, expected: list[int]
 ) -> None:
     """On a device prompts always enter the draft's cache."""
@@ -232,7 +232,7 @@ def test_choices_of_a_prompt_read_it_once(
 
 
 @pytest.mark.parametrize("left", range(1, 6))
-def test_where_the_first_choice_leaves_the_next_one_reads_on(left: int) -> None:
+def test_the_next_choice_continues_the_prompt_of_a_released_one(left: int) -> None:
     """Nothing is computed twice, and no sequence waits for a released one."""
     engine = keeping()
     visitors = [
@@ -247,7 +247,7 @@ def test_where_the_first_choice_leaves_the_next_one_reads_on(left: int) -> None:
     assert cached == [0, min(8 * left, 36), 36]
 
 
-def test_who_begins_otherwise_passes_choices_that_wait() -> None:
+def test_requests_with_other_prompts_overtake_waiting_choices() -> None:
     engine = keeping()
     requests = engine.check_prompts([prompt(ids) for ids in (LONG[0], LONG[0], LONG[1])])
     loop = engine.decoder.loop(
@@ -298,7 +298,7 @@ def test_as_many_beginnings_stay_as_have_room_for_a_window_each() -> None:
     engine.prefixes.check_integrity()
 
 
-def test_a_window_stays_where_prompts_part() -> None:
+def test_pages_of_a_window_are_kept_at_the_end_of_a_shared_prefix() -> None:
     """The pages that the second prompt needs there are evicted first; the third finds them."""
     engine = keeping(max_batch_size=8, kv_pages=400)
     first, *others = beginnings(20)
@@ -311,7 +311,7 @@ def test_a_window_stays_where_prompts_part() -> None:
     assert found == [0, 0, 20]
 
 
-def test_a_page_that_serves_no_end_goes_first() -> None:
+def test_pages_of_no_resume_point_are_evicted_first() -> None:
     pool, gone = PagePool("sliding", 7), []
     pool.on_evict = gone.append
     ends = ResumePoints(pool)
@@ -332,7 +332,7 @@ def test_a_page_that_serves_no_end_goes_first() -> None:
     assert [pool.allocate(2) for _ in range(2)] == pages[1:3] and not pool.evict_last_pages
 
 
-def test_where_pages_cannot_be_shared_it_is_refused() -> None:
+def test_rejects_prefix_caching_if_pages_cannot_be_shared() -> None:
     engine = toy_engine()
     able = dataclasses.replace(engine.executor.capabilities, fixed_pages=True)
     with pytest.MonkeyPatch.context() as patch:

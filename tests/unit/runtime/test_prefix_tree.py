@@ -13,7 +13,7 @@ from specbuild.runtime.errors import SpecbuildError
 SIZE = 4
 
 
-def test_a_page_gives_way_before_the_one_that_it_continues() -> None:
+def test_a_page_is_evicted_before_its_parent() -> None:
     pool, gone = PagePool("full", 6), []
     pool.on_evict = gone.append
     pool.reserve(5)
@@ -32,7 +32,7 @@ def test_a_page_gives_way_before_the_one_that_it_continues() -> None:
         pool.allocate(1)
 
 
-def test_what_others_continue_stays_as_long_as_they_do() -> None:
+def test_a_page_is_kept_as_long_as_its_children() -> None:
     """Pages 1 and 2 were released first, and 3, which continues them, last."""
     pool, gone = PagePool("full", 5), []
     behind = {1: [2], 2: [3], 3: [], 4: []}
@@ -46,7 +46,7 @@ def test_what_others_continue_stays_as_long_as_they_do() -> None:
     assert [pool.allocate(2) for _ in range(4)] == gone == [4, 3, 2, 1]
 
 
-def test_the_owner_of_a_shared_page_goes_first() -> None:
+def test_the_owner_of_a_shared_page_may_release_it_first() -> None:
     """The reservation is gone. Sharers keep the page, and no other sequence can get it."""
     pool = PagePool("full", 4)
     pool.reserve(1)
@@ -62,7 +62,7 @@ def test_the_owner_of_a_shared_page_goes_first() -> None:
     pool.check_integrity()
 
 
-def test_an_entry_ends_at_the_first_other_token() -> None:
+def test_an_entry_ends_at_the_first_different_token() -> None:
     """Pages are equal if all tokens up to their end are, and with a draft the next one."""
     ids = np.random.default_rng(0).integers(0, VOCAB, 41, np.int32)
     for drafts in (False, True):

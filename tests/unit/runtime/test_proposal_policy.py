@@ -60,7 +60,7 @@ def step_context(*cumulative_probs: Sequence[float]) -> StepContext:
     )
 
 
-def test_a_sure_offer_is_taken_and_an_unlikely_one_is_not() -> None:
+def test_likely_proposals_are_used_and_unlikely_ones_are_not() -> None:
     alone = policy(depth=0)
     assert alone.max_depth == 8
     assert alone.shape(step_context([0.99] * 8)) == ProposedDepths((8,))
@@ -69,7 +69,7 @@ def test_a_sure_offer_is_taken_and_an_unlikely_one_is_not() -> None:
     assert "in 33 % of steps" in alone.reason
 
 
-def test_beside_a_model_the_larger_expectation_is_taken() -> None:
+def test_selects_the_larger_expectation_of_proposal_and_draft() -> None:
     """A chain of 3 that is always right beats an uncertain proposal, but not a sure one of 8."""
     both = policy(depth=3)
     for _ in range(60):
@@ -97,7 +97,7 @@ def test_times_of_steps_with_offers_are_learned() -> None:
     assert other[0] == other[1]
 
 
-def test_tokens_in_flight_are_waited_for_where_that_pays() -> None:
+def test_waits_for_tokens_in_flight_if_that_pays() -> None:
     """And after a proposal, for any proposal after its possible results."""
     alone, sure = policy(depth=0), step_context([0.99] * 8)
     assert alone.shape(replace(step_context([0.1]), has_unread_tokens=True)) is None
@@ -135,7 +135,7 @@ def test_a_draft_is_started_for_the_tokens_up_to_the_next_offer() -> None:
     assert isinstance(both.shape(step_context([])), DraftShape)
 
 
-def test_behind_an_offer_the_models_time_is_no_usual_one() -> None:
+def test_the_draft_time_after_a_proposal_is_not_recorded() -> None:
     both, cumulative_probs = policy(depth=3), step_context([1.0] * 8)
     model = both._model
     both.observe(StepOutcome(cumulative_probs, ProposedDepths((8,)), [8], [8], None))

@@ -61,7 +61,7 @@ def deciding(policy: AnyDepths) -> ToyCuda:
 
 @examples(8)
 @given(st.integers(0, 2**31), st.sampled_from([0.0, 1.0]), st.sampled_from([0.5, 1.0]))
-def test_any_depths_give_the_tokens_and_log_probabilities_of_plain_decoding(
+def test_any_depths_have_the_tokens_and_log_probabilities_of_plain_decoding(
     seed: int, temperature: float, share: float
 ) -> None:
     """Sequences join and leave: more requests than rows, of any length."""
@@ -88,7 +88,7 @@ def test_any_depths_give_the_tokens_and_log_probabilities_of_plain_decoding(
     assert len(ragged) - len(batch) <= len(started) <= len(ragged)
 
 
-def test_accepted_drafts_are_those_of_equal_steps() -> None:
+def test_acceptance_equals_that_of_uniform_steps() -> None:
     """A sequence accepts what its part of the chain permits, and outcomes name the sequences."""
     params = GenerateParams(max_new_tokens=30, ignore_eos=True)
     batch = [[3, 1, 4], [1, 5], [9, 2, 6, 5]]

@@ -42,7 +42,7 @@ def test_every_rank_does_the_same_work(ranks: int) -> None:
     assert all(gpu.closed and gpu.allocations == 1 for gpu in toy.gpus)
 
 
-def test_numbers_of_rounds_start_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_round_numbers_restart(monkeypatch: pytest.MonkeyPatch) -> None:
     """Before they repeat: with empty inboxes, and nothing in flight."""
     monkeypatch.setattr(ranked, "MAX_ROUNDS", 20)
     toy = toy_ranks(2)
@@ -66,7 +66,7 @@ def calls_of_a_run(rank: int) -> int:
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_failing_gpu_is_named_whatever_it_was_doing(rank: int) -> None:
+def test_the_error_names_a_failing_gpu_in_any_call(rank: int) -> None:
     """From each of its calls on, in a run with drafts. The others are not named."""
     count = calls_of_a_run(rank)
     assert count > 200
@@ -82,7 +82,7 @@ def test_a_failing_gpu_is_named_whatever_it_was_doing(rank: int) -> None:
             assert f"waited 20 s for GPU {rank} in exchange 3" in sentence
 
 
-def test_a_failure_while_running_says_who_waited_where() -> None:
+def test_a_runtime_failure_names_the_waiting_ranks() -> None:
     count = calls_of_a_run(1)
     with pytest.raises(SpecbuildError) as raised:
         tokens(toy_ranks(2, failing=1, fails_at=count - 30))
@@ -103,11 +103,11 @@ def reasons(gpus: list[RankGpu]) -> list[str]:
     return ranked_reasons(plan, gpus, [4, 6, 7][: len(gpus)])
 
 
-def test_equal_gpus_that_reach_each_other_will_do() -> None:
+def test_accepts_equal_gpus_with_peer_access() -> None:
     assert reasons(alike(2)) == []
 
 
-def test_what_several_gpus_lack_is_said_of_each() -> None:
+def test_missing_requirements_are_listed_for_each_gpu() -> None:
     gpus = alike(2)
     gpus[1].facts = dataclasses.replace(HOPPER, name="Fake H100", total_bytes=1000)
     gpus[1].unreachable = True
@@ -117,7 +117,7 @@ def test_what_several_gpus_lack_is_said_of_each() -> None:
     assert "GPU 4 and GPU 6 cannot read each other's memory" in unreachable
 
 
-def test_values_are_written_to_all_and_read_from_one() -> None:
+def test_values_are_written_to_all_ranks_and_read_from_one() -> None:
     toy = toy_ranks(2)
     executor = toy.executor
     executor.write("limit", np.array([5, 6], np.int32), row=1)

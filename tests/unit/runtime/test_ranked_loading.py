@@ -48,7 +48,7 @@ class Host:
         return RankGpu(self.gpus, {}, dataclasses.replace(HOPPER, total_bytes=nbytes))
 
 
-def test_each_gpu_has_its_part_and_what_all_have(tmp_path: Path, manifest: Manifest) -> None:
+def test_each_gpu_has_its_part_and_the_shared_tensors(tmp_path: Path, manifest: Manifest) -> None:
     host = Host()
     executor = loading.open_ranked(
         tmp_path / "engine", manifest, NUMBERS, readers=3, open_device=host.open
@@ -63,7 +63,7 @@ def test_each_gpu_has_its_part_and_what_all_have(tmp_path: Path, manifest: Manif
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_damaged_file_of_one_rank_is_named(tmp_path: Path, manifest: Manifest, rank: int) -> None:
+def test_rejects_a_damaged_file_of_one_rank(tmp_path: Path, manifest: Manifest, rank: int) -> None:
     file = tmp_path / "engine" / f"weights.{rank}.safetensors"
     data = bytearray(file.read_bytes())
     data[-1] ^= 1
@@ -77,7 +77,9 @@ def test_a_damaged_file_of_one_rank_is_named(tmp_path: Path, manifest: Manifest,
 
 
 @pytest.mark.parametrize("number", NUMBERS)
-def test_a_gpu_without_memory_is_named(tmp_path: Path, manifest: Manifest, number: int) -> None:
+def test_the_error_names_a_gpu_without_memory(
+    tmp_path: Path, manifest: Manifest, number: int
+) -> None:
     host = Host(small=number)
     with pytest.raises(UnsupportedHereError, match=f"GPU {number}: .* are free"):
         loading.open_ranked(
@@ -86,6 +88,6 @@ def test_a_gpu_without_memory_is_named(tmp_path: Path, manifest: Manifest, numbe
     assert all(gpu.closed and not gpu.allocations for gpu in host.gpus)
 
 
-def test_as_many_gpus_as_ranks_are_named(tmp_path: Path, manifest: Manifest) -> None:
+def test_requires_one_gpu_for_each_rank(tmp_path: Path, manifest: Manifest) -> None:
     with pytest.raises(UnsupportedHereError, match="runs on 2 GPUs, 1 are given"):
         loading.open_ranked(tmp_path / "engine", manifest, (0,), readers=1)

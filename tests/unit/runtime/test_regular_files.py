@@ -51,7 +51,7 @@ STRANGE: dict[str, Callable[[Path], object]] = {
 @pytest.mark.timeout(20)
 @pytest.mark.parametrize("kind", STRANGE)
 @pytest.mark.parametrize("name", ["manifest.json", "manifest.sha256", "graphs/target.onnx"])
-def test_what_is_no_regular_file_is_refused(engine: Path, name: str, kind: str) -> None:
+def test_rejects_special_files(engine: Path, name: str, kind: str) -> None:
     described = read_manifest(engine)
     (engine / name).unlink()
     STRANGE[kind](engine / name)
@@ -62,16 +62,14 @@ def test_what_is_no_regular_file_is_refused(engine: Path, name: str, kind: str) 
             read_file(engine, described, name)
 
 
-def test_a_link_to_the_same_bytes_is_refused_and_says_what_to_do(
-    engine: Path, tmp_path: Path
-) -> None:
+def test_rejects_a_link_with_the_remedy(engine: Path, tmp_path: Path) -> None:
     (engine / "weights.safetensors").rename(tmp_path / "blob")
     (engine / "weights.safetensors").symlink_to(tmp_path / "blob")
     with pytest.raises(EngineFileError, match=r"weights\.safetensors is no regular file.*cp -rL"):
         check_sizes(engine, read_manifest(engine))
 
 
-def test_a_linked_folder_is_refused(engine: Path, tmp_path: Path) -> None:
+def test_rejects_a_linked_folder(engine: Path, tmp_path: Path) -> None:
     described = read_manifest(engine)
     (engine / "graphs").rename(tmp_path / "graphs")
     (engine / "graphs").symlink_to(tmp_path / "graphs")
@@ -86,7 +84,7 @@ def test_the_engine_itself_may_be_a_link(engine: Path, tmp_path: Path) -> None:
     Engine.load(tmp_path / "link")
 
 
-def test_an_extra_folder_is_named(engine: Path) -> None:
+def test_rejects_an_extra_folder(engine: Path) -> None:
     (engine / "a").mkdir()
     with pytest.raises(EngineFileError, match="a is no part of this engine"):
         check_sizes(engine, read_manifest(engine))
@@ -103,14 +101,14 @@ def test_a_size_is_compared_before_anything_is_read(
         read_file(engine, described, "graphs/choose.onnx")
 
 
-def test_a_manifest_beyond_any_is_not_read(engine: Path) -> None:
+def test_rejects_a_manifest_that_is_too_large(engine: Path) -> None:
     with (engine / "manifest.json").open("r+b") as file:
         file.truncate(1 << 40)
     with pytest.raises(EngineFileError, match="it has more than 16777216 bytes"):
         read_manifest(engine)
 
 
-def test_a_file_that_is_not_listed_is_named(engine: Path) -> None:
+def test_the_error_names_a_file_that_is_not_listed(engine: Path) -> None:
     with pytest.raises(EngineFileError, match=r"kernels/a\.cubin is no file that the manifest"):
         read_file(engine, read_manifest(engine), "kernels/a.cubin")
 
@@ -120,7 +118,7 @@ TABLE = CostTable((1, 2), (1e-3, 2e-3), (1e-3,))
 
 @pytest.mark.timeout(20)
 @pytest.mark.parametrize("kind", STRANGE)
-def test_a_cost_cache_that_is_no_file_is_measured_anew(tmp_path: Path, kind: str) -> None:
+def test_costs_are_measured_again_if_the_cache_is_not_a_file(tmp_path: Path, kind: str) -> None:
     STRANGE[kind](tmp_path / "cost.json")
     table, _ = load_or_measure(tmp_path / "cost.json", lambda: TABLE)
     assert table == TABLE
@@ -135,7 +133,7 @@ def test_a_cost_cache_is_read_up_to_a_bound(tmp_path: Path) -> None:
     assert load_or_measure(path, lambda: fresh)[0] == fresh
 
 
-def test_processes_that_keep_a_table_at_once_have_files_of_their_own(
+def test_concurrent_processes_write_separate_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "cost.tmp").mkdir()
@@ -153,7 +151,7 @@ def test_processes_that_keep_a_table_at_once_have_files_of_their_own(
     assert [p.name for p in tmp_path.iterdir()] == ["cost.tmp"]
 
 
-def test_a_table_that_cannot_be_kept_leaves_nothing(tmp_path: Path) -> None:
+def test_a_table_that_cannot_be_stored_leaves_no_file(tmp_path: Path) -> None:
     (tmp_path / "cost.json").mkdir()
     table, where = load_or_measure(tmp_path / "cost.json", lambda: TABLE)
     assert table == TABLE
@@ -185,7 +183,7 @@ DEEP = b"[" * 500 + b"]" * 500
     ],
 )
 @pytest.mark.parametrize("key", ["options", "format_version", "features"])
-def test_json_that_cannot_be_written_again_is_refused(
+def test_rejects_json_that_cannot_be_written_again(
     engine: Path, key: str, value: bytes, said: str
 ) -> None:
     data = json.loads((engine / "manifest.json").read_bytes())
@@ -197,7 +195,7 @@ def test_json_that_cannot_be_written_again_is_refused(
     assert len(str(refused.value)) < 500
 
 
-def test_whole_surrogate_pairs_are_text(engine: Path) -> None:
+def test_complete_surrogate_pairs_are_text(engine: Path) -> None:
     data = json.loads((engine / "manifest.json").read_bytes())
     write_manifest(engine, json.dumps({**data, "options": {"a": "\U0001f600\\ud800"}}).encode())
     assert read_manifest(engine).options == {"a": "\U0001f600\\ud800"}

@@ -80,7 +80,7 @@ def test_parameters_have_defaults_and_may_differ(engine: Engine) -> None:
         (["a", ""], "prompt '1' is empty"),
     ],
 )
-def test_anything_else_is_refused(engine: Engine, given: Any, message: str) -> None:
+def test_rejects_other_types(engine: Engine, given: Any, message: str) -> None:
     with pytest.raises(RequestError, match=message) as caught:
         engine.generate(given, FEW)
     assert "\n" not in str(caught.value)
@@ -95,7 +95,7 @@ def test_anything_else_is_refused(engine: Engine, given: Any, message: str) -> N
         ({"max_new_tokens": 3}, "must be GenerateParams"),
     ],
 )
-def test_other_parameters_are_refused(engine: Engine, params: Any, message: str) -> None:
+def test_rejects_other_parameters(engine: Engine, params: Any, message: str) -> None:
     with pytest.raises(RequestError, match=message):
         engine.generate(["a", "b"], params)
 
@@ -123,7 +123,7 @@ def test_a_prompts_id_is_a_string() -> None:
         Prompt(3, prompt="x")  # type: ignore[arg-type]
 
 
-def test_token_ids_may_come_in_an_array() -> None:
+def test_token_ids_may_be_an_array() -> None:
     ids = Prompt("a", prompt_ids=np.array([1, 2])).prompt_ids  # type: ignore[arg-type]
     assert ids == (1, 2)
     assert all(type(i) is int for i in ids or ())
@@ -155,6 +155,6 @@ def test_stop_strings_need_text() -> None:
 
 
 @pytest.mark.parametrize("values", [{"temperature": [1]}, {"top_p": ()}, {"top_p": None}])
-def test_sampling_takes_numbers(values: dict[str, Any]) -> None:
+def test_rejects_sampling_values_that_are_not_numbers(values: dict[str, Any]) -> None:
     with pytest.raises(RequestError, match="must be a number"):
         SamplingParams(**values)

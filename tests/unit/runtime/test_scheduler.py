@@ -112,7 +112,7 @@ def test_short_prompts_fill_a_launch() -> None:
 
 @settings(max_examples=30, deadline=None)
 @given(st.lists(prompts, min_size=1, max_size=7), st.integers(0, 10**6))
-def test_launches_of_prompts_end_at_whole_steps(texts: list[list[int]], seed: int) -> None:
+def test_prompt_launches_end_at_multiples_of_the_step(texts: list[list[int]], seed: int) -> None:
     """Whatever a launch has capacity for: recurrent states in chunks depend on it."""
     step, manifest = 8, toy_manifest(max_batch_size=BATCH, max_rows=MAX_ROWS, limits=TREE)
     executor = ToyExecutor(manifest)

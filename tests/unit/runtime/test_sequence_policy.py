@@ -75,7 +75,7 @@ def simulate(
 
 @examples(100)
 @given(st.data(), st.integers(1, 4), st.integers(1, 4))
-def test_the_likeliest_parts_are_those_of_all_choices(
+def test_the_best_division_equals_that_of_all_divisions(
     data: st.DataObject, batch: int, depth: int
 ) -> None:
     chances = st.sampled_from([0.0, 0.25, 0.5, 1.0])
@@ -94,7 +94,7 @@ def test_the_likeliest_parts_are_those_of_all_choices(
     assert expected == pytest.approx(best)
 
 
-def test_a_sequence_is_estimated_by_its_own_counts() -> None:
+def test_a_sequence_is_estimated_from_its_own_counts() -> None:
     acceptance = SequenceAcceptance()
     assert acceptance.survival([1], [0.5, 0.4]).tolist() == [[0.5, 0.2]]
     acceptance.learn([1, 2], [3, 3], [3, 0])
@@ -121,14 +121,14 @@ def test_sequences_that_accept_more_verify_more() -> None:
         assert sum(choice.depths) == len(chances) * (RAGGED.rows_per_sequence - 1)
 
 
-def test_equal_sequences_take_the_chain_that_is_best_for_all() -> None:
+def test_equal_sequences_use_the_best_common_chain() -> None:
     """All verify what the best chain has; a ragged step costs levels that none of them uses."""
     chosen = simulate(SequencePolicy(Costs()), [0.6] * 8, 200)[50:]
     plain = [choice for choice in chosen if not isinstance(choice, SequenceDepths)]
     assert len(plain) > 0.6 * len(chosen)
 
 
-def test_a_ragged_step_that_is_too_slow_is_left_alone() -> None:
+def test_a_slow_ragged_step_is_not_used() -> None:
     chosen = simulate(SequencePolicy(Costs(ragged_s=9e-3)), [0.95, 0.2, 0.2, 0.95], 100)
     assert not any(isinstance(choice, SequenceDepths) for choice in chosen[20:])
 

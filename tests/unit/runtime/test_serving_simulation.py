@@ -39,7 +39,7 @@ def traffic(**given: float) -> Traffic:
     return Traffic(**(usual | given))  # type: ignore[arg-type]
 
 
-def test_a_request_alone_takes_its_launches() -> None:
+def test_a_single_request_takes_the_time_of_its_launches() -> None:
     found = simulate(
         toy_manifest(), costs(*steps(0, 0.5), prompt_s=2.0), traffic(prompt_tokens=20, request_s=3)
     )
@@ -49,7 +49,7 @@ def test_a_request_alone_takes_its_launches() -> None:
     assert (found.duration_s, found.busy_share) == (10.5, 7.5 / 10.5)
 
 
-def test_what_rows_see_costs_what_long_prompts_tell() -> None:
+def test_the_cost_of_context_follows_from_long_prompts() -> None:
     table = ServingCosts("toy", 8, (4, 8, 24), (1.0, 2.0, 7.5), steps(0, 1.0))
     assert [table.prompts_s([(0, n)]) for n in (2, 4, 6, 8)] == [1.0, 1.0, 1.5, 2.0]
     # Three launches of 8 rows take 6; the rest is for 8 · 8 + 8 · 16 tokens that rows saw.
@@ -59,7 +59,7 @@ def test_what_rows_see_costs_what_long_prompts_tell() -> None:
 
 
 @pytest.mark.parametrize("load", [0.3, 0.7])
-def test_one_server_waits_as_pollaczek_and_khinchine_say(load: float) -> None:
+def test_waiting_time_equals_the_pollaczek_khinchine_formula(load: float) -> None:
     """One sequence at a time, all served in the same time: W = ρ · s / (2 · (1 − ρ))."""
     manifest = toy_manifest(max_batch_size=1)
     asked = traffic(requests=8000, output_tokens=1, rate=load / 2.0)
@@ -71,7 +71,7 @@ def test_one_server_waits_as_pollaczek_and_khinchine_say(load: float) -> None:
 
 @pytest.mark.parametrize("kv_pages", [None, 14])
 @pytest.mark.parametrize(("count", "tokens", "length"), [(2, 6, 3), (5, 4, 19), (7, 9, 8)])
-def test_turns_are_those_of_the_loop_that_serves(
+def test_simulated_steps_equal_those_of_the_serving_loop(
     count: int, tokens: int, length: int, kv_pages: int | None
 ) -> None:
     engine = toy_engine(drafted=False, kv_pages=kv_pages)
@@ -108,7 +108,7 @@ def test_drafts_that_are_always_right_save_steps() -> None:
     assert mean(s.tpot_s or 0 for s in never.served) == pytest.approx(1.0, rel=0.02)
 
 
-def test_clients_ask_again_when_they_are_served() -> None:
+def test_closed_loop_clients_send_the_next_request_after_an_answer() -> None:
     asked = traffic(requests=9, clients=3, output_tokens=2)
     found = simulate(toy_manifest(max_batch_size=3), costs(*steps(0, 1.0), rows=64), asked)
     came = sorted(served.arrival_s for served in found.served)
@@ -117,7 +117,7 @@ def test_clients_ask_again_when_they_are_served() -> None:
     assert came[3:] == ends[:6]
 
 
-def test_what_does_not_fit_is_refused() -> None:
+def test_rejects_requests_that_do_not_fit() -> None:
     with pytest.raises(SpecbuildError, match="the engine takes 64"):
         simulate(toy_manifest(), costs(*steps(0, 1.0)), traffic(prompt_tokens=61))
     good = costs(*steps(0, 1.0))

@@ -49,7 +49,7 @@ def ends_of(engine: Engine, number: int) -> tuple[list[int], list[int]]:
     return given, decode_plainly(ids, params.max_new_tokens, sampling)
 
 
-def test_any_number_of_threads_may_generate(kind: str) -> None:
+def test_several_threads_may_generate(kind: str) -> None:
     engine = ENGINES[kind]()
     free = pages(engine)
     with ThreadPoolExecutor(6) as pool:
@@ -70,7 +70,7 @@ def test_an_exact_request_decodes_without_a_draft(kind: str) -> None:
         engine.session.add(engine.check_prompts([prompt([1])], params), DraftSetting(SHAPES[0]))
 
 
-def test_requests_that_are_added_while_others_run_share_their_loop(kind: str) -> None:
+def test_new_requests_join_the_running_loop(kind: str) -> None:
     engine, setting = ENGINES[kind](), DraftSetting(None)
     first = engine.session.add(engine.check_prompts([prompt([1, 2])], LONG), setting)
     assert isinstance(next(first), TokenEvent)
@@ -81,7 +81,7 @@ def test_requests_that_are_added_while_others_run_share_their_loop(kind: str) ->
     assert [e.record.finish_reason for e in first if isinstance(e, FinishEvent)] == ["length"]
 
 
-def test_a_stream_that_is_closed_ends_with_what_it_had(kind: str) -> None:
+def test_closing_a_stream_returns_the_tokens_so_far(kind: str) -> None:
     engine, setting = ENGINES[kind](), DraftSetting(SHAPES[0])
     free = pages(engine)
     prompts = [prompt([1, 2]), prompt([5]), *(prompt([i]) for i in range(12))]
@@ -130,7 +130,7 @@ def test_events_can_be_delivered_instead_of_read(kind: str) -> None:
     assert sorted(ends) == [0, 1]
 
 
-def test_a_consumer_that_fails_stops_its_own_requests_only(kind: str) -> None:
+def test_a_failing_consumer_stops_its_own_requests_only(kind: str) -> None:
     engine, setting = ENGINES[kind](), DraftSetting(SHAPES[0])
     free, received = pages(engine), SimpleQueue[object]()
 
@@ -169,7 +169,7 @@ def test_a_call_that_is_never_read_runs_nothing(kind: str) -> None:
     assert engine.session._thread is None
 
 
-def test_another_draft_waits_and_can_leave_while_it_waits(kind: str) -> None:
+def test_a_request_with_another_draft_waits_and_can_be_aborted(kind: str) -> None:
     engine = ENGINES[kind]()
     first = engine.session.add(engine.check_prompts([prompt([1])], LONG), DraftSetting(None))
     next(first)
@@ -182,7 +182,7 @@ def test_another_draft_waits_and_can_leave_while_it_waits(kind: str) -> None:
     list(first)
 
 
-def test_an_error_ends_those_that_run_and_nobody_else(kind: str) -> None:
+def test_an_error_ends_running_requests_only(kind: str) -> None:
     engine = ENGINES[kind]()
     free = pages(engine)
     loop_of = engine.decoder.loop
@@ -213,7 +213,7 @@ def test_an_error_ends_those_that_run_and_nobody_else(kind: str) -> None:
     assert ids[: len(plain)] == plain
 
 
-def test_an_abort_that_fails_hangs_nobody(kind: str) -> None:
+def test_a_failing_abort_does_not_hang_other_threads(kind: str) -> None:
     """Neither the aborting thread, nor requests that join in the same pause between two turns."""
     engine, setting = ENGINES[kind](), DraftSetting(None)
     loop_of, held, go = engine.decoder.loop, threading.Event(), threading.Event()
@@ -258,7 +258,7 @@ def test_the_thread_ends_with_the_work(kind: str) -> None:
     assert engine.session._thread is None
 
 
-def test_what_cannot_be_had_is_refused_in_the_callers_thread(kind: str) -> None:
+def test_invalid_requests_are_rejected_in_the_calling_thread(kind: str) -> None:
     engine = ENGINES[kind]()
     before = threading.active_count()
     requests = engine.check_prompts([prompt([1])], LONG)
@@ -267,7 +267,7 @@ def test_what_cannot_be_had_is_refused_in_the_callers_thread(kind: str) -> None:
     assert threading.active_count() == before
 
 
-def test_one_request_with_full_logits_takes_its_turn_beside_others(kind: str) -> None:
+def test_a_request_with_full_logits_shares_steps_with_others(kind: str) -> None:
     """A request with top-k shares steps with others, and changes none of their tokens."""
     engine = ENGINES[kind]()
     picky = SamplingParams(temperature=1.0, top_k=4, seed=3)

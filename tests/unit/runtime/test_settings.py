@@ -26,7 +26,7 @@ from specbuild.runtime.settings import PrefillSchedule, RuntimeSettings
         ({"publish_generated_pages": True}, "needs the prefix cache: set prefix_caching"),
     ],
 )
-def test_an_invalid_value_is_refused(values: dict[str, Any], message: str) -> None:
+def test_rejects_an_invalid_value(values: dict[str, Any], message: str) -> None:
     with pytest.raises(RequestError, match=message):
         RuntimeSettings(**values)
 

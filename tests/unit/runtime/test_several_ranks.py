@@ -108,7 +108,7 @@ def test_a_launch_may_point_to_the_inbox_of_another_rank(argument: list[int]) ->
         (1, [RANK]),
     ],
 )
-def test_other_places_of_other_ranks_are_refused(ranks: int, argument: list[int]) -> None:
+def test_rejects_pointers_to_other_memory_of_other_ranks(ranks: int, argument: list[int]) -> None:
     with pytest.raises(EngineFileError, match="launch 0 leaves the memory of its op"):
         read_launches(program_file([argument]), plan_of(ranks), ENTRY)
 
@@ -168,7 +168,7 @@ def write_ranked(path: Path) -> Manifest:
     return manifest
 
 
-def test_a_rank_loads_its_own_part_and_what_all_have(tmp_path: Path) -> None:
+def test_a_rank_loads_its_part_and_the_shared_tensors(tmp_path: Path) -> None:
     written = write_ranked(tmp_path / "engine")
     manifest = read_manifest(tmp_path / "engine")
     assert (manifest.ranks, weights_files(manifest)) == (2, weights_files(written))
@@ -194,7 +194,7 @@ def test_a_rank_loads_its_own_part_and_what_all_have(tmp_path: Path) -> None:
         ({"ranks": 4}, r"weights\.2\.safetensors is not listed"),
     ],
 )
-def test_ranks_that_disagree_with_the_files_are_refused(
+def test_rejects_ranks_that_contradict_the_files(
     tmp_path: Path, change: dict, message: str
 ) -> None:
     manifest = dataclasses.replace(write_ranked(tmp_path / "engine"), **change)
@@ -202,7 +202,7 @@ def test_ranks_that_disagree_with_the_files_are_refused(
         check_manifest(dataclasses.replace(manifest, features=("tensor_parallel",)))
 
 
-def test_a_rank_file_of_another_size_is_refused(tmp_path: Path) -> None:
+def test_rejects_a_rank_file_of_another_size(tmp_path: Path) -> None:
     manifest = write_ranked(tmp_path / "engine")
     entry = manifest.files["weights.1.safetensors"]
     files = {**manifest.files, "weights.1.safetensors": StoredFile(8, entry.xxh3_128)}
@@ -224,7 +224,7 @@ def test_caches_of_the_target_have_the_heads_of_a_rank(ranks: int, heads: int) -
     assert {n: each.pools[0].shape[1] for n, each in layouts(groups, ranks).items()} == of_rank
 
 
-def test_a_plan_of_other_ranks_than_the_manifest_is_refused() -> None:
+def test_rejects_a_plan_with_another_number_of_ranks() -> None:
     manifest = kernels_manifest()
     ranked = dataclasses.replace(small_plan(), ranks=2)
     with pytest.raises(EngineFileError, match="the plan is for 2 ranks, the manifest for 1"):
@@ -279,14 +279,14 @@ def test_the_writer_gives_each_rank_its_part(tmp_path: Path) -> None:
     assert len(entry.chunks) == 1
 
 
-def test_spans_are_those_of_the_file(tmp_path: Path) -> None:
+def test_spans_equal_those_of_the_file(tmp_path: Path) -> None:
     manifest = write_ranked(tmp_path / "engine")
     assert set(weight_spans(tmp_path / "engine", manifest)) == {"norm"}
     assert set(weight_spans(tmp_path / "engine", manifest, "weights.1.safetensors")) == {"proj"}
 
 
 @pytest.mark.parametrize("experimental", [False, True])
-def test_more_gpus_than_were_measured_are_asked_for_by_name(
+def test_more_gpus_than_measured_need_an_explicit_option(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, experimental: bool
 ) -> None:
     manifest = dataclasses.replace(kernels_manifest(), ranks=4)

@@ -40,7 +40,7 @@ def shared(params: SamplingParams, rows: int = POSITIONS) -> SharedNoise:
     return SharedNoise((params,) * rows, np.arange(rows, dtype=np.int32))
 
 
-def test_the_noise_is_that_of_choose() -> None:
+def test_the_noise_equals_that_of_choose() -> None:
     seed, position = np.array([5, 2**31 - 1], np.int32), np.array([7, 130_000], np.int32)
     tokens = np.random.default_rng(0).integers(0, 5000, (2, 300)).astype(np.int32)
     expected = noise_of_choose(torch.from_numpy(seed), torch.from_numpy(position), 5000).numpy()

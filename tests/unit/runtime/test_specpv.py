@@ -121,7 +121,9 @@ def configs(draw: st.DrawFn) -> tuple[ViewGeometry, int]:
 
 @examples(200)
 @given(configs(), st.data())
-def test_any_run_keeps_the_invariants(drawn: tuple[ViewGeometry, int], data: st.DataObject) -> None:
+def test_any_run_satisfies_the_invariants(
+    drawn: tuple[ViewGeometry, int], data: st.DataObject
+) -> None:
     geometry, largest = drawn
     budget = data.draw(st.integers(0, geometry.config.n_retrieval_blocks))
     cache = Cache(SequenceView(geometry, layers=LAYERS, budget=budget))
@@ -172,7 +174,7 @@ def test_the_refresh_interval_counts_partial_steps() -> None:
     assert reasons == [*["partial"] * 3, "refresh interval"] * 2
 
 
-def test_short_contexts_are_verified_whole() -> None:
+def test_short_contexts_are_verified_completely() -> None:
     cache = long_view()
     short = Cache(SequenceView(cache.view.geometry, layers=LAYERS, budget=2))
     short.prefill(23)
@@ -209,7 +211,7 @@ def broken(cache: Cache, what: str) -> None:
         "view overflows",
     ],
 )
-def test_a_broken_invariant_makes_the_step_full_and_is_counted(what: str) -> None:
+def test_a_violated_invariant_makes_the_step_full_and_is_counted(what: str) -> None:
     cache = long_view()
     cache.step(3, 3, [0])
     assert not cache.view.violations(cache.length, 3)
@@ -247,7 +249,7 @@ def test_the_automatic_budget_follows_the_context(prompt: int, new: int) -> None
     assert str(blocks) in reason and str(prompt + new) in reason
 
 
-def test_the_automatic_budget_is_rounded_up_to_whole_blocks() -> None:
+def test_the_automatic_budget_is_rounded_up_to_full_blocks() -> None:
     config = SpecPv(4, 2, 10_000, 8, 64, 4096, 32)
     assert automatic_budget(config, 16 * 1024, 0)[0] == 256
     assert automatic_budget(config, 16 * 1024, 1)[0] == 257

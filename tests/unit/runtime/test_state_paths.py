@@ -23,7 +23,7 @@ def pools() -> KvPools:
     return KvPools((*manifest.cache_groups, STATES), manifest.limits)
 
 
-def test_every_sequence_has_a_slot_of_its_own_and_gives_it_back() -> None:
+def test_sequences_have_separate_slots_and_release_them() -> None:
     kv = pools()
     needed = kv.pages_needed(4)
     assert needed[STATES.name] == 1

@@ -116,7 +116,7 @@ def test_a_devices_ops_grow_a_tree_of_fixed_form(parents: list[int], seed: int) 
 
 @given(parent_lists())
 @settings(max_examples=200, deadline=None)
-def test_slots_stand_by_depth_and_keep_who_is_whose_child(parents: list[int]) -> None:
+def test_slots_are_ordered_by_depth_and_keep_parents(parents: list[int]) -> None:
     tree = StaticTree.of(parents)
     assert tree.draft_tokens == tree.candidates == len(parents)
     assert list(tree.depths) == sorted(tree.depths) and tree.draft_depth == tree.depths[-1]
@@ -157,7 +157,7 @@ def brute_paths(ids: list[int], aux_hidden: np.ndarray, tree: StaticTree) -> lis
     st.integers(0, 10**6),
 )
 @settings(max_examples=60, deadline=None)
-def test_its_tokens_are_those_of_brute_force(
+def test_tokens_of_static_trees_equal_brute_force(
     batch: list[list[int]], parents: list[int], seed: int
 ) -> None:
     tree = StaticTree.of(parents)
@@ -169,7 +169,7 @@ def test_its_tokens_are_those_of_brute_force(
 
 @given(parent_lists())
 @settings(max_examples=50, deadline=None)
-def test_of_a_draft_in_one_pass_a_node_takes_its_positions_token(parents: list[int]) -> None:
+def test_nodes_of_a_one_pass_draft_have_the_tokens_of_their_level(parents: list[int]) -> None:
     tree = StaticTree.of(parents)
     tokens = np.arange(2 * 4 * 3, dtype=np.int32).reshape(2, 4, 3)
     trees = tree.of_positions([50, 51], tokens[:, : tree.draft_depth, : tree.draft_top_k])
@@ -183,7 +183,7 @@ def test_of_a_draft_in_one_pass_a_node_takes_its_positions_token(parents: list[i
 
 @given(parent_lists(), st.sampled_from([0.0, 0.8]))
 @examples(25)
-def test_the_tokens_are_those_without_a_draft(parents: list[int], temperature: float) -> None:
+def test_static_trees_change_no_token(parents: list[int], temperature: float) -> None:
     sampling = SamplingParams(temperature=temperature, seed=4)
     params, prompts = GenerateParams(max_new_tokens=14, sampling=sampling), [[1, 2, 3], [7]]
     plain = run(toy_engine(), prompts, params, speculation=None)
@@ -199,7 +199,7 @@ def test_the_tokens_are_those_without_a_draft(parents: list[int], temperature: f
         ([-1, 2, 0], "node 1 of the draft tree has parent 2"),
     ],
 )
-def test_what_is_no_tree_is_refused(parents: list[int], words: str) -> None:
+def test_rejects_invalid_trees(parents: list[int], words: str) -> None:
     with pytest.raises(RequestError, match=words):
         StaticTree.of(parents)
 
@@ -212,12 +212,12 @@ def test_what_is_no_tree_is_refused(parents: list[int], words: str) -> None:
         ([-1, -1, -1, *[0] * 3, *[1] * 3, *[2] * 3, 3], "draft_tokens is 13"),
     ],
 )
-def test_what_is_beyond_the_engine_is_refused(parents: list[int], words: str) -> None:
+def test_rejects_trees_beyond_the_limits(parents: list[int], words: str) -> None:
     with pytest.raises(RequestError, match=words):
         run(toy_engine(), [[1]], GenerateParams(), speculation=StaticTree.of(parents))
 
 
-def test_a_draft_takes_so_many_inner_nodes() -> None:
+def test_the_number_of_inner_nodes_is_limited() -> None:
     """Three children and two levels permit three nodes with children."""
     limits = DraftShape(3, 2, 12)
     wide = StaticTree.of([-1, -1, -1, 0, 1, 2])
@@ -235,14 +235,14 @@ def test_a_draft_takes_so_many_inner_nodes() -> None:
         run(toy_engine(limits=narrow), [[1]], GenerateParams(), speculation=more)
 
 
-def test_suffix_decoding_takes_chains_alone() -> None:
+def test_suffix_decoding_accepts_chains_only() -> None:
     engine = toy_engine(suffix=SuffixRecord(max_tokens=4))
     with pytest.raises(RequestError, match="proposes only chains"):
         run(engine, [[1]], GenerateParams(), drafter="suffix", speculation=StaticTree.of([-1, -1]))
 
 
 @pytest.mark.parametrize("text", ["[-1, -1, 0]", '{"parents": [-1, -1, 0]}'])
-def test_a_file_holds_the_parents(tmp_path: Path, text: str) -> None:
+def test_a_tree_file_has_the_parents(tmp_path: Path, text: str) -> None:
     file = tmp_path / "tree.json"
     file.write_text(text)
     assert read_tree(file) == StaticTree(2, 2, 3, (0, 0, 1))

@@ -67,7 +67,7 @@ def of_model(kind: str, entries: list[ShapeCosts]) -> list[ShapeCosts]:
     return [replace(entry, drafter=kind) for entry in entries]
 
 
-def test_each_draft_model_has_times_of_its_own() -> None:
+def test_draft_models_have_separate_times() -> None:
     """Steps without a draft are the same for all of them."""
     chains = [DraftShape(1, depth, depth) for depth in (1, 2)]
     of_one = [
@@ -111,7 +111,7 @@ def with_programs(manifest: Manifest, digest: str = "0" * 32) -> Manifest:
 
 @settings(max_examples=30, deadline=None)
 @given(tables())
-def test_the_file_gives_the_table_back(costs: StepCosts) -> None:
+def test_the_table_can_be_read_from_its_file(costs: StepCosts) -> None:
     found = from_bytes(to_bytes(costs))
     assert replace(found, steps=()) == replace(costs, steps=())
     for ours, theirs in zip(found.steps, costs.steps, strict=True):
@@ -138,7 +138,7 @@ def test_it_lies_between_its_neighbours(places: list[int], data: st.DataObject) 
         assert interpolated(places, values, places[0] - 1) == values[0]
 
 
-def test_whole_steps_and_targets() -> None:
+def test_times_of_steps_and_of_the_target() -> None:
     chain = DraftShape(1, 3, 3)
     costs = StepCosts(
         GPU,
@@ -178,7 +178,7 @@ def test_whole_steps_and_targets() -> None:
         {"contexts": "64"},
     ],
 )
-def test_a_malformed_entry_is_refused(change: dict) -> None:
+def test_rejects_a_malformed_entry(change: dict) -> None:
     costs = StepCosts(GPU, "d", METHOD, (entry(SHAPES[1], 1, [64], [1e-3]),))
     data = json.loads(to_bytes(costs))
     data["steps"][0] |= change
@@ -186,7 +186,7 @@ def test_a_malformed_entry_is_refused(change: dict) -> None:
         from_bytes(json.dumps(data).encode())
 
 
-def test_no_table_and_two_entries_are_refused() -> None:
+def test_rejects_an_empty_table_and_duplicate_entries() -> None:
     twice = StepCosts(GPU, "d", METHOD, (entry(SHAPES[1], 1, [64], [1e-3]),) * 2)
     with pytest.raises(EngineFileError, match="two entries"):
         from_bytes(to_bytes(twice))
@@ -219,7 +219,7 @@ def test_a_table_speaks_for_its_gpu_and_its_programs_only() -> None:
     st.integers(1, BATCHES[-1]),
     st.integers(0, 100_000),
 )
-def test_the_policy_takes_what_brute_force_says_is_best(
+def test_the_policy_agrees_with_brute_force(
     costs: StepCosts, hits: list[int], batch: int, context: int
 ) -> None:
     """After many steps of a chain of three with given hits, the choice is within the margins."""
@@ -258,7 +258,7 @@ def brute_force(
     return rates
 
 
-def test_a_tree_that_was_tried_is_known_by_its_own_acceptance() -> None:
+def test_a_tried_tree_is_estimated_from_its_own_acceptance() -> None:
     tree = DraftShape(2, 3, 6)
     cheap = [entry(s, 1, [0], [1e-3 if s == tree else 2e-3]) for s in (NO_DRAFT, *SHAPES)]
     costs = StepCosts(GPU, "d", METHOD, tuple(cheap))
@@ -279,7 +279,7 @@ def test_a_tree_that_was_tried_is_known_by_its_own_acceptance() -> None:
     assert policy.shape(step_context) != tree
 
 
-def test_what_no_step_is_large_enough_for_is_not_chosen() -> None:
+def test_shapes_beyond_every_step_are_not_selected() -> None:
     cheap = [entry(s, 4, [0], [1e-3]) for s in (NO_DRAFT, DraftShape(1, 1, 1))]
     costs = StepCosts(GPU, "d", METHOD, (*cheap, entry(DraftShape(1, 3, 3), 2, [0], [1e-4])))
     programs = ProgramTable(toy_plan(cuda_manifest()))
@@ -326,7 +326,7 @@ def test_every_step_program_is_measured() -> None:
     assert from_bytes(to_bytes(costs)) == costs
 
 
-def test_measuring_stops_where_time_is_up_but_knows_every_batch() -> None:
+def test_measuring_stops_at_its_time_limit_but_covers_every_batch() -> None:
     toy = toy_cuda(max_seq_len=256, max_batch_size=4, shapes=SHAPES[:1])
     costs = measure_step_costs(toy.engine, [].append, repeats=1, budget_s=0.0)
     assert {c.batch for c in costs.steps} == set(BATCHES)

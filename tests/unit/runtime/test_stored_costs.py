@@ -78,7 +78,7 @@ def test_tune_stores_a_table_that_the_engine_vouches_for(
     assert "programs changed" in reason
 
 
-def test_the_default_draft_goes_by_the_stored_table(
+def test_the_default_draft_follows_from_the_stored_table(
     engine: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rewrite_engine(engine, {"step_costs.json": to_bytes(costs_for(engine))})
@@ -92,7 +92,7 @@ def test_the_default_draft_goes_by_the_stored_table(
     assert "measured on Fake H200" in loaded.default_draft.reason
 
 
-def test_a_table_of_another_gpu_is_named_and_not_used(
+def test_reports_and_ignores_a_table_of_another_gpu(
     engine: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rewrite_engine(engine, {"step_costs.json": to_bytes(costs_for(engine, "Fake H100"))})
@@ -101,7 +101,7 @@ def test_a_table_of_another_gpu_is_named_and_not_used(
     assert "measured on Fake H100, this is Fake H200" in reason
 
 
-def test_a_damaged_table_is_named(engine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reports_a_damaged_table(engine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rewrite_engine(engine, {"step_costs.json": b"{}"})
     assert (
         "step_costs.json: key 'gpu' is missing"
@@ -114,7 +114,7 @@ def test_a_damaged_table_is_named(engine: Path, monkeypatch: pytest.MonkeyPatch)
         loaded_from(engine, monkeypatch)
 
 
-def test_inspect_shows_the_time_beside_the_bytes() -> None:
+def test_inspect_shows_times_and_bytes() -> None:
     target = PassTraffic(
         (Term("dense", 3_000_000_000, "pass"), Term("head", 1_000_000_000, "pass"))
     )
@@ -138,7 +138,7 @@ def test_inspect_shows_the_time_beside_the_bytes() -> None:
     assert DraftShape(1, 2, 2) == chain.shape
 
 
-def test_a_tune_that_skips_everything_is_refused(
+def test_rejects_a_tune_that_skips_everything(
     engine: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["tune", str(engine), "--skip-tactics", "--skip-costs"]) == 2

@@ -63,7 +63,7 @@ def params(temperature: float, seed: int = 3, **options: object) -> GeneratePara
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
 @pytest.mark.parametrize("drafted", [True, False])
-def test_whatever_is_taken_of_offers_the_tokens_are_those_without(
+def test_accepting_any_part_of_proposals_changes_no_token(
     drafted: bool, temperature: float
 ) -> None:
     plain = run(suffix_engine(drafted=drafted), PROMPTS, params(temperature), speculation=None)
@@ -78,7 +78,7 @@ def test_whatever_is_taken_of_offers_the_tokens_are_those_without(
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
 @pytest.mark.parametrize("name", ["auto", "suffix"])
 @pytest.mark.parametrize("speculation", ["default", DraftShape(1, 3, 3)])
-def test_a_run_by_name_gives_the_tokens_without(
+def test_suffix_decoding_by_name_changes_no_token(
     name: str, speculation: object, temperature: float
 ) -> None:
     engine = suffix_engine(drafted=True)
@@ -98,7 +98,7 @@ def test_an_engine_without_weights_drafts_from_the_second_time_on() -> None:
     assert not any(role.startswith("draft") for role, _ in engine.executor.launches)
 
 
-def test_what_it_saw_is_kept_by_salt() -> None:
+def test_cached_texts_are_separate_for_each_salt() -> None:
     engine, salts = suffix_engine(drafted=False), ("a", "b", "a")
     asked = dict(speculation=DraftShape(1, 4, 4), drafter="suffix")
     counted = []
@@ -111,7 +111,7 @@ def test_what_it_saw_is_kept_by_salt() -> None:
     assert {salt: len(kept.texts) for salt, kept in trees.items()} == {"a": 2, "b": 1}
 
 
-def test_trees_with_branches_are_refused() -> None:
+def test_rejects_trees_with_branches() -> None:
     with pytest.raises(RequestError, match="drafter suffix proposes only chains; set it to 1"):
         run(suffix_engine(drafted=True), [LOOP], params(0.0), drafter="suffix",
             speculation=DraftShape(2, 2, 3))  # fmt: skip
@@ -173,7 +173,7 @@ def test_short_matches_give_short_proposals() -> None:
     assert nothing == []
 
 
-def test_confidence_learns_what_came_true() -> None:
+def test_confidence_is_learned_from_acceptance() -> None:
     confidence, shares = Confidence(), [1.0] * 6
     before = confidence.cumulative(shares, 4, 0.0)
     for _ in range(50):
@@ -187,7 +187,7 @@ def test_confidence_learns_what_came_true() -> None:
     assert confidence.cumulative(shares, 4, 0.95) == tuple(p for p in high if p >= 0.95)
 
 
-def test_a_stated_chance_comes_true() -> None:
+def test_the_stated_confidence_converges_to_the_acceptance() -> None:
     """If proposals are right with probability p, the stated confidence converges to p."""
     confidence, draws = Confidence(), np.random.default_rng(0)
     for _ in range(4000):

@@ -67,7 +67,9 @@ def test_a_growing_text_has_the_counts_of_a_search(text: list[int], depth: int) 
 
 @given(st.lists(TEXT, max_size=5), DEPTH, st.data())
 @settings(deadline=None, max_examples=150)
-def test_texts_come_and_go(texts: list[list[int]], depth: int, data: st.DataObject) -> None:
+def test_texts_are_added_and_removed(
+    texts: list[list[int]], depth: int, data: st.DataObject
+) -> None:
     tree = SuffixTree(depth)
     held = [(text, tree.add(text)) for text in texts]
     check_counts(tree, [[*text, END] for text in texts])
@@ -81,7 +83,7 @@ def test_texts_come_and_go(texts: list[list[int]], depth: int, data: st.DataObje
 
 @given(st.lists(TEXT, max_size=4), TEXT, DEPTH, st.integers(0, 40))
 @settings(deadline=None, max_examples=150)
-def test_a_matcher_follows_another_tree_that_changes(
+def test_a_matcher_follows_changes_of_another_tree(
     texts: list[list[int]], tail: list[int], depth: int, change_at: int
 ) -> None:
     tree = SuffixTree(depth)
@@ -102,7 +104,7 @@ def test_a_matcher_follows_another_tree_that_changes(
 
 @given(TEXT, DEPTH)
 @settings(deadline=None, max_examples=200)
-def test_what_follows_is_what_followed_most_often(text: list[int], depth: int) -> None:
+def test_proposes_the_most_frequent_continuation(text: list[int], depth: int) -> None:
     tree = SuffixTree(depth)
     for token in text:
         tree.append(token)

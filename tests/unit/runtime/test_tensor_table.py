@@ -41,7 +41,7 @@ def test_a_table_has_every_tensor_once(ops: list[dict[str, Any]]) -> None:
 
 
 @pytest.mark.parametrize("row", [-1, 2, True, 1.0, None, "0", [0]])
-def test_a_number_of_no_row_is_refused(row: object) -> None:
+def test_rejects_a_row_number_out_of_range(row: object) -> None:
     file = json.loads(program_json([launch_of()]))
     assert len(file["tensors"]) == 2
     file["ops"][1]["inputs"]["x"] = row
@@ -56,7 +56,7 @@ def test_a_number_of_no_row_is_refused(row: object) -> None:
 @pytest.mark.parametrize(
     "rows", [[], [[2, 8, [173]]], [7], {}, None, [[2, 8, [173], "float32", 1]]]
 )
-def test_a_table_of_another_form_is_refused(rows: object) -> None:
+def test_rejects_a_table_of_another_format(rows: object) -> None:
     file = json.loads(program_json([launch_of()])) | {"tensors": rows}
     data = json.dumps(file).encode()
     for read in (

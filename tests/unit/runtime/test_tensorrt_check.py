@@ -36,7 +36,7 @@ def gpu(major: int, minor: int) -> GpuFacts:
     return GpuFacts("some GPU", (major, minor), 100, 13000, 1 << 34)
 
 
-def test_a_header_says_who_built_it_for_what() -> None:
+def test_a_header_has_the_library_version_and_gpu() -> None:
     found = read_header(header(), "plan")
     assert found.version == "1.7.1.116"
     assert found.compute_capabilities == ("sm_89", "sm_120")
@@ -51,13 +51,13 @@ def test_a_header_says_who_built_it_for_what() -> None:
         (header(mask=1 << 6), "does not know"),
     ],
 )
-def test_what_is_no_header_is_refused(data: bytes, message: str) -> None:
+def test_rejects_invalid_headers(data: bytes, message: str) -> None:
     with pytest.raises(EngineFileError, match=message):
         read_header(data, "plan")
 
 
 @pytest.mark.parametrize("backend", sorted(LIBRARIES))
-def test_a_missing_or_old_library_says_how_to_install_it(
+def test_the_error_of_a_missing_library_has_the_install_command(
     backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     facts = LIBRARIES[backend]
@@ -86,7 +86,7 @@ def test_the_gpu_must_be_one_that_was_built_for() -> None:
         ("10.16.1", True, "10.9.0", False),
     ],
 )
-def test_engines_of_another_version_are_told(
+def test_reports_engines_of_another_version(
     there: str, compatible: bool, here: str, fits: bool
 ) -> None:
     build = TensorRtBuild("tensorrt", there, ("sm_90",), version_compatible=compatible)
@@ -94,7 +94,7 @@ def test_engines_of_another_version_are_told(
     assert not reasons if fits else [there in r and here in r for r in reasons] == [True]
 
 
-def test_a_plugin_that_is_missing_or_another_is_named() -> None:
+def test_the_error_names_a_missing_or_different_plugin() -> None:
     build = replace(BUILD, plugins={"KvWrite": "1.a", "Moe": "1.b", "Linear": "1.c"})
     reasons = check._plugin_reasons(build, {"KvWrite": "1.a", "Moe": "1.x"})
     assert len(reasons) == 2
@@ -126,15 +126,13 @@ def options(**changes: object) -> BuildOptions:
         ({"backend": "tensorrt-rtx", "tuned_only": True}, "does not run specbuild.s kernels"),
     ],
 )
-def test_options_of_another_backend_are_refused(changes: dict[str, object], message: str) -> None:
+def test_rejects_options_of_another_backend(changes: dict[str, object], message: str) -> None:
     with pytest.raises(SpecbuildError, match=message):
         backend_of(options(**changes).backend).options(options(**changes))
 
 
 @pytest.mark.parametrize("name", ["sm_75", "sm_90a", "sm_89,h100", ""])
-def test_a_gpu_that_cannot_be_built_for_is_refused(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rejects_an_unsupported_gpu(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(check, "installed_version", lambda _: "1.7.1.116")
     if not name:
         assert built_for(options(backend="tensorrt-rtx")) == "sm_120"

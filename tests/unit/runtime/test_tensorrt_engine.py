@@ -113,7 +113,7 @@ def built(made: Made) -> Built:
     return Built(made.models, made.manifest)
 
 
-def test_the_directory_is_whole(made: Made) -> None:
+def test_the_directory_is_complete(made: Made) -> None:
     manifest = made.manifest
     verify_files(made.directory, manifest)
     assert manifest.backend == "tensorrt" and manifest.tensorrt is not None
@@ -177,7 +177,7 @@ def test_profiles_name_every_dynamic_input(made: Made) -> None:
         ("specpv", "--specpv: its profiles have no rows"),
     ],
 )
-def test_options_without_a_form_are_refused(
+def test_rejects_unsupported_options(
     target_path: Path, tmp_path: Path, option: str, message: str
 ) -> None:
     options = BuildOptions.from_flat(
@@ -187,7 +187,9 @@ def test_options_without_a_form_are_refused(
         refuse_foreign_options(options)
 
 
-def test_check_says_what_lacks_without_loading(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_check_reports_missing_requirements_without_loading(
+    made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
     manifest, directory = made.manifest, made.directory
     monkeypatch.setattr(check, "_gpu_reasons", lambda _: [])
     monkeypatch.setattr(check, "installed_version", lambda _: None)
@@ -268,7 +270,7 @@ def test_drafts_change_no_token(built: Built, sampled: bool) -> None:
     assert alone == results["none"].ids
 
 
-def test_tokens_are_those_of_one_pass_over_the_whole_sequence(built: Built) -> None:
+def test_tokens_equal_one_pass_over_the_full_sequence(built: Built) -> None:
     """No pages, steps or padding: the references run all rows at once."""
     executor, _, _ = executor_of(built)
     params = GenerateParams(max_new_tokens=8)
@@ -315,7 +317,7 @@ def test_a_profile_is_walked_once_and_recorded_once(built: Built) -> None:
     assert plain_gpu.graphs == 0
 
 
-def test_what_no_profile_holds_is_refused(built: Built) -> None:
+def test_rejects_sizes_outside_every_profile(built: Built) -> None:
     executor, _, _ = executor_of(built)
     rows = 1 + max(p.axes["R"].most for p in built.manifest.roles["choose"].profiles)
     feeds = {

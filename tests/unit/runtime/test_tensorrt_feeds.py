@@ -38,7 +38,7 @@ def test_bf16_round_trips(values: list[float]) -> None:
     rows=st.integers(1, 45),
     value=st.integers(0, 3),
 )
-def test_the_first_profile_that_holds_the_sizes_is_taken(
+def test_selects_the_first_profile_that_includes_the_sizes(
     sizes: list[int], rows: int, value: int
 ) -> None:
     ports = (Port("token_ids", "int32", ("T",)), Port("top_k", "int32", ()))
@@ -59,7 +59,7 @@ def test_the_first_profile_that_holds_the_sizes_is_taken(
     assert profiles[chosen_profile("r", role, found)].name == f"{fits[0]} {value}"
 
 
-def test_what_is_added_is_absent() -> None:
+def test_padding_is_absent() -> None:
     starts = padded(np.array([0, 2, 5], np.int32), Port("row_start", "int32", (5,)), (5,))
     assert starts.tolist() == [0, 2, 5, 5, 5]
     scores = padded(np.ones((1, 2), np.float32), Port("scores", "float32", ("B", "M")), (2, 3))

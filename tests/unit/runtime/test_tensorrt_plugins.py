@@ -112,7 +112,7 @@ def described(trt: Any, record: PluginRecord, shapes: Any, *, dynamic: bool) -> 
     return descriptions
 
 
-def test_the_library_has_all_that_is_asked_of_its_module(trt: Any) -> None:
+def test_the_library_has_all_names_that_its_module_uses(trt: Any) -> None:
     """Every name after ``trt.`` and ``library.``. Only TensorRT-RTX lists GPUs."""
     asked = set()
     for module in (network, plugin, sessions, loading, runtime_library, builder_library):
@@ -128,7 +128,7 @@ def test_the_library_has_all_that_is_asked_of_its_module(trt: Any) -> None:
 
 
 @pytest.mark.parametrize("op", plugin_ops(), ids=lambda op: op.name)
-def test_creators_make_every_case_in_the_real_registry(
+def test_creators_create_every_case_in_the_real_registry(
     trt: Any, records: dict[str, list[tuple[str, Fields]]], op: OpSpec
 ) -> None:
     assert records[op.name]
@@ -207,7 +207,7 @@ def changed(trt: Any, desc: Any, **fields: Any) -> Any:
     return copy
 
 
-def test_other_shapes_are_refused(trt: Any, records: dict[str, list[tuple[str, Fields]]]) -> None:
+def test_rejects_other_shapes(trt: Any, records: dict[str, list[tuple[str, Fields]]]) -> None:
     plugin, record = created(trt, records["KvWrite"][0][1])
     wrong = [(*shape[:-1], shape[-1] + 1) for shape in record.buckets[0].inputs]
     with pytest.raises(SpecbuildError, match="SpecbuildKvWrite has no launches for inputs of shap"):
@@ -231,7 +231,7 @@ def test_tactics_are_the_candidates(trt: Any) -> None:
     assert plugin.get_valid_tactics() == list(range(1, len(candidates) + 1))
 
 
-def test_a_creator_refuses_the_fields_of_another_op(
+def test_a_creator_rejects_the_fields_of_another_op(
     trt: Any, records: dict[str, list[tuple[str, Fields]]]
 ) -> None:
     _, record = created(trt, records["KvWrite"][0][1])
@@ -254,7 +254,7 @@ def library(trt: Any) -> Any:
     return trt
 
 
-def test_a_builder_finds_the_plugins_where_they_are_registered(library: Any) -> None:
+def test_a_builder_finds_registered_plugins(library: Any) -> None:
     """The check of a network's ops uses the builder's registry, like the parser."""
     trt = library
     from specbuild.builder.backends.tensorrt.plugins.registration import register_plugins
@@ -299,7 +299,7 @@ def test_an_op_whose_fields_changed_needs_a_new_version() -> None:
     assert versions.next_versions(older)[op.name][0] == stored[op.name][0] + 1
 
 
-def test_the_runtime_creates_what_has_its_format() -> None:
+def test_the_runtime_creates_plugins_of_its_format() -> None:
     asked = {"SpecbuildLinear": "1.7", "SpecbuildEmbed": "2.1", "OtherPlugin": "1.1"}
     assert creatable(asked) == {"SpecbuildLinear": "1.7", "SpecbuildEmbed": "1.*"}
 

@@ -40,7 +40,9 @@ class RoundedSession(GraphSession):
 
 
 @pytest.mark.slow
-def test_what_a_prompt_gives_does_not_depend_on_others(target_path: Path, draft_path: Path) -> None:
+def test_the_result_of_a_prompt_does_not_depend_on_others(
+    target_path: Path, draft_path: Path
+) -> None:
     """With a draft, sequences end at other times, and other prompts share a launch."""
     built = build_plugins(target_path, draft_path, **LIMITS)
     prompts = [

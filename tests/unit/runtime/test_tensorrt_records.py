@@ -55,7 +55,7 @@ def fields() -> Fields:
         (lambda _: [], "format None"),
     ],
 )
-def test_damaged_fields_are_refused(fields: Fields, change: Any, message: str) -> None:
+def test_rejects_damaged_fields(fields: Fields, change: Any, message: str) -> None:
     description = change(json.loads(fields[DESCRIPTION]))
     with pytest.raises(EngineFileError, match=message):
         read_fields(fields | {DESCRIPTION: json.dumps(description).encode()})
@@ -83,7 +83,7 @@ def test_pointers_stay_inside_their_buffers(fields: Fields) -> None:
 
 
 @pytest.mark.parametrize("change", [lambda sizes: sizes[:-1], lambda sizes: (*sizes[:-1], 4)])
-def test_arguments_are_those_that_the_cubins_declare(fields: Fields, change: Any) -> None:
+def test_arguments_match_the_cubins(fields: Fields, change: Any) -> None:
     """The launches are in a node, or in a role that consists of launches."""
     record, cubins = read_fields(fields)
     launches = record.buckets[0].tactics[0].launches

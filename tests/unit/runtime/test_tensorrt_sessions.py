@@ -15,7 +15,7 @@ from specbuild.runtime.executors.tensorrt import library
 from specbuild.runtime.executors.tensorrt.sessions import EngineSession
 
 
-def test_a_missing_or_broken_library_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reports_a_missing_or_broken_library_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(library, "library_reason", lambda _: "TensorRT is not installed; x")
     with pytest.raises(UnsupportedHereError, match="TensorRT is not installed"):
         library.load("tensorrt")
@@ -130,7 +130,7 @@ def test_a_value_that_shapes_follow_from_is_read_on_the_host() -> None:
         "set_optimization_profile_async",
     ],
 )
-def test_what_tensorrt_refuses_is_said(refused: str) -> None:
+def test_reports_the_errors_of_tensorrt(refused: str) -> None:
     session = EngineSession(
         LIBRARY,
         HostGpu(),
@@ -143,7 +143,7 @@ def test_what_tensorrt_refuses_is_said(refused: str) -> None:
         session.queue(0, {"token_ids": (4,)}, addresses, NumberedStream(), scalars={})
 
 
-def test_what_an_engine_writes_over_an_input_lies_there() -> None:
+def test_outputs_that_alias_an_input_are_in_its_memory() -> None:
     engine = Engine(alias="token_ids")
     session = EngineSession(LIBRARY, HostGpu(), engine, "commit", [])  # type: ignore[arg-type]
     addresses = {"token_ids": 1, "weight": 2, "logits": 1}
@@ -152,7 +152,7 @@ def test_what_an_engine_writes_over_an_input_lies_there() -> None:
         session.queue(0, {}, addresses | {"logits": 3}, NumberedStream(), scalars={})
 
 
-def test_a_tensor_that_nobody_knows_is_refused() -> None:
+def test_rejects_an_unknown_tensor() -> None:
     session = EngineSession(LIBRARY, HostGpu(), Engine(), "draft", [])  # type: ignore[arg-type]
     with pytest.raises(EngineFileError, match="role draft has a tensor weight"):
         session.queue(0, {}, {"token_ids": 1, "logits": 3}, NumberedStream(), scalars={})

@@ -48,7 +48,7 @@ ENCODE = byte_tokenizer().encode
 
 @settings(max_examples=200, deadline=None)
 @given(st.text(max_size=20))
-def test_pieces_are_whole_characters_and_join_to_the_text(text: str) -> None:
+def test_pieces_are_complete_characters_and_join_to_the_text(text: str) -> None:
     stream = BYTES.stream()
     pieces = [stream.push(i) for i in ENCODE(text).ids]
     assert "".join(pieces) + stream.finish() == text == stream.emitted
@@ -128,12 +128,12 @@ def test_special_tokens_are_no_text() -> None:
 
 
 @pytest.mark.parametrize("config", [TEMPLATE, [1, {"name": "default", "template": TEMPLATE}]])
-def test_the_template_may_stand_in_the_config(config: object) -> None:
+def test_the_template_may_be_in_the_config(config: object) -> None:
     chat = codec(chat_template=config)
     assert chat.render([{"role": "user", "content": "x"}]) == "<user>x<assistant>"
 
 
-def test_a_template_that_refuses_says_why() -> None:
+def test_the_error_has_the_message_of_the_template() -> None:
     chat = codec("{{ raise_exception('no user turns here') }}")
     with pytest.raises(RequestError, match="no user turns here"):
         chat.encode("hi", raw=False, most_tokens=99)
@@ -167,14 +167,14 @@ def test_the_template_runs_in_a_sandbox(template: str) -> None:
         (None, None, b"\xff", "template"),
     ],
 )
-def test_damaged_text_files_are_named(
+def test_rejects_damaged_text_files(
     tokenizer: bytes | None, config: bytes | None, template: bytes | None, message: str
 ) -> None:
     with pytest.raises(EngineFileError, match=message):
         TextCodec(tokenizer or byte_tokenizer().to_str().encode(), config, template)
 
 
-def test_a_chat_gets_no_special_tokens_beside_the_templates() -> None:
+def test_a_chat_has_the_special_tokens_of_the_template_only() -> None:
     tokenizer = Tokenizer(models.WordLevel({"<bos>": 0, "hi": 1, "?": 2}, unk_token="?"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer.add_special_tokens(["<bos>"])
@@ -191,7 +191,7 @@ def test_a_chat_gets_no_special_tokens_beside_the_templates() -> None:
 @pytest.mark.parametrize(
     ("flag", "begins"), [(True, True), (False, False), (None, None), ("yes", None)]
 )
-def test_a_raw_prompt_begins_as_the_flag_of_its_tokenizer_says(
+def test_the_flag_of_the_tokenizer_determines_the_first_token(
     adds: bool, token: Any, flag: Any, begins: bool | None
 ) -> None:
     """``adds``: tokenizer.json adds the token. DeepSeek's does not, and its flag is true."""
@@ -225,14 +225,14 @@ def test_raw_prompts_of_deepseek_begin_with_its_first_token() -> None:
     assert text.decode_all(ids) == "<｜begin▁of▁sentence｜>Hi"
 
 
-def test_of_named_templates_the_default_is_taken() -> None:
+def test_the_default_of_several_templates_is_used() -> None:
     tokenizer = Tokenizer(models.WordLevel({"?": 0}, unk_token="?")).to_str().encode()
     named = [{"name": "tool_use", "template": "tools"}, {"name": "default", "template": "chat"}]
     text = TextCodec(tokenizer, json.dumps({"chat_template": named}).encode(), None)
     assert text.render([]) == "chat"
 
 
-def test_the_date_of_a_template_stays_that_of_its_first_use(
+def test_the_date_of_a_template_is_that_of_its_first_use(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Otherwise every prompt of a server would change at midnight."""

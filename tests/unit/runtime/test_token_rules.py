@@ -127,7 +127,7 @@ def test_reasoning_ends_when_its_budget_is_used(
     assert run(toy_engine(), [IDS], params, speculation=shape).ids[0] == expected
 
 
-def test_rules_hold_within_a_guide() -> None:
+def test_token_rules_apply_within_a_guide() -> None:
     """A guide of letters, without one of them."""
     ends = Language(({1: 0, 2: 0, 3: 0, 4: 0},), frozenset({0}))
     sampling = SamplingParams(0.8, seed=2, logit_bias={EOS: -100})

@@ -94,7 +94,7 @@ def test_nothing_is_cut_off_or_filled_up(data: bytes) -> None:
     ],
     ids=["panic", "abort", "escaped", "growth", "growths", "surrounded", "decoder", "depth"],
 )
-def test_what_would_abort_or_blow_up_is_refused(data: bytes) -> None:
+def test_rejects_files_that_would_crash_the_library(data: bytes) -> None:
     with pytest.raises(EngineFileError, match=r"tokenizer\.json"):
         OpenedTokenizer(data)
 
@@ -126,7 +126,7 @@ def with_long_token(length: int) -> bytes:
     return json.dumps(state).encode()
 
 
-def test_long_text_is_refused_before_it_is_tokenised() -> None:
+def test_rejects_long_text_before_tokenizing_it() -> None:
     codec = TextCodec(with_long_token(4), None, b"{{ messages[0].content * 9 }}")
     assert len(codec.encode("a" * 99, raw=True, most_tokens=99)) == 99
     with pytest.raises(RequestError, match="has 100 tokens, at most 99"):
@@ -160,7 +160,7 @@ def test_of_a_text_that_is_too_long_the_beginning_is_tokenised() -> None:
     assert recording.given == [8 * 99]
 
 
-def test_a_long_text_of_long_tokens_is_whole() -> None:
+def test_a_long_text_of_long_tokens_is_not_truncated() -> None:
     merges = [("a" * n, "a" * n) for n in (1, 2, 4, 8)]
     vocabulary = {"a" * 2**i: i for i in range(5)} | {"b": 5}
     opened = OpenedTokenizer(Tokenizer(models.BPE(vocabulary, merges)).to_str().encode())
@@ -222,7 +222,7 @@ def check_mutants() -> None:
             continue
 
 
-def test_no_changed_field_takes_the_process_down() -> None:
+def test_no_changed_field_crashes_the_process() -> None:
     """In a separate process with limited memory, since an abort would end this one."""
     code = (
         "import resource, sys; resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30)); "

@@ -125,7 +125,7 @@ def test_a_draft_that_is_mostly_right_is_as_fast_as_the_best_fixed_chain(engine:
     assert np.mean(rates) >= 0.97 * max(np.mean(found) for found in fixed.values())
 
 
-def test_requests_of_both_kinds_are_counted_apart_within_a_batch() -> None:
+def test_greedy_and_sampled_requests_of_a_batch_are_counted_separately() -> None:
     policy = policy_of(4)
     context = StepContext(4, 1000, 0, num_sampled=2)
     for _ in range(40):

@@ -58,7 +58,7 @@ operations = st.one_of(st.integers(-2, 2), st.sampled_from(["take", "take", "lea
     [0, 0, -1, -1, "take", "take", "take", "preempt", "preempt", "take", "take"], random.Random(0)
 )
 @given(st.lists(operations, max_size=60), st.randoms(use_true_random=False))
-def test_the_queue_is_that_of_the_rule(given_ops: list[int | str], drawn: object) -> None:
+def test_the_queue_follows_the_rule(given_ops: list[int | str], drawn: object) -> None:
     before, request_queue.MAX_OVERTAKES = request_queue.MAX_OVERTAKES, MOST
     try:
         queue, model, taken = RequestQueue(), Model(), []
@@ -96,7 +96,7 @@ def requests_of(engine: Engine, count: int) -> list[Request]:
 
 
 @pytest.mark.parametrize("kind", ENGINES)
-def test_a_preempted_request_waits_with_the_count_that_it_left_with(
+def test_a_preempted_request_keeps_its_overtaken_count(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     take, add = RequestQueue.take, RequestQueue.add
@@ -124,7 +124,7 @@ def test_a_preempted_request_waits_with_the_count_that_it_left_with(
 
 
 @pytest.mark.parametrize("kind", ENGINES)
-def test_less_is_earlier_and_equals_go_as_they_came(kind: str) -> None:
+def test_lower_priorities_are_served_first_and_equal_ones_in_order(kind: str) -> None:
     engine = few(kind, 24)
     loop = engine.decoder.loop(DraftSetting(None), text_stream=engine._text_stream)
     priorities = [0, 5, -1, 5, 0, -1]
@@ -150,7 +150,7 @@ def test_less_is_earlier_and_equals_go_as_they_came(kind: str) -> None:
 
 @pytest.mark.parametrize("shape", [None, SHAPES[2]])
 @pytest.mark.parametrize("kind", ENGINES)
-def test_what_is_late_ends_where_it_stands(
+def test_a_late_request_ends_with_its_tokens(
     kind: str, shape: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = ENGINES[kind]()
@@ -187,7 +187,7 @@ def test_what_is_late_ends_where_it_stands(
     assert any(end.record.finish_reason == "deadline" and ids[i] for i, end in ends.items())
 
 
-def test_a_loop_whose_requests_are_all_late_is_idle() -> None:
+def test_a_loop_with_late_requests_only_is_idle() -> None:
     make: Callable[[], Engine] = ENGINES["host"]
     engine = make()
     loop = engine.decoder.loop(DraftSetting(None), text_stream=engine._text_stream)
