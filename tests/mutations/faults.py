@@ -163,7 +163,7 @@ MUTATIONS = (
         "runtime/sampling.py",
         "min(self.temperature * log(self.min_p), -2e-38)",
         "min(log(self.min_p), -2e-38)",
-        _runtime("logit_changes", "adjusted_steps"),
+        _runtime("logit_changes", "logit_processor_steps"),
     ),
     # Kernels.
     Mutation(
