@@ -17,11 +17,11 @@ from emulated_cubins import emulated_cubins
 from fused_graphs import run_graph
 
 from specbuild.builder.backends.backend import MODEL_ROLES
-from specbuild.builder.backends.cuda.backend import CUDA
 from specbuild.builder.backends.cuda.compile.nvrtc import Compiled, target_of
 from specbuild.builder.backends.cuda.lowering import CUDA_PASSES
 from specbuild.builder.backends.cuda.tactics.call_lowering import CallLowering
 from specbuild.builder.backends.tensorrt.plugins import engine as plugin_engine
+from specbuild.builder.backends.tensorrt.plugins.backend import TENSORRT
 from specbuild.builder.backends.tensorrt.plugins.engine import PluginEngine, lower_roles
 from specbuild.builder.backends.tensorrt.plugins.fields import PluginOp
 from specbuild.builder.backends.tensorrt.request import Binding, EngineRequest, EngineResult
@@ -88,10 +88,10 @@ class BuiltPlugins(Built):
 def build_plugins(model: Path, draft: Path | None, **options: Any) -> BuiltPlugins:
     """Lower a checkpoint; compile no kernel."""
     asked = BuildOptions.from_flat(
-        model=model, draft=draft, output=Path("unused"), backend="cuda", **options
+        model=model, draft=draft, output=Path("unused"), backend="tensorrt", **options
     )
     silent = SilentProgress()
-    inputs = settled_inputs(asked, CUDA, read_checkpoints(asked, silent))
+    inputs = settled_inputs(asked, TENSORRT, read_checkpoints(asked, silent))
     sources, engine_sizes = inputs.sources, inputs.engine_sizes
     models = export_graphs(sources, engine_sizes, silent)
     for role in MODEL_ROLES:

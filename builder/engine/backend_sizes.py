@@ -12,7 +12,8 @@ from specbuild.runtime.engine_dir.manifest import DraftShape
 DEFAULT_TREE_LIMITS = DraftShape(draft_top_k=8, draft_depth=8, draft_tokens=60)
 # On a GPU every verified row reads more experts, so chains are short.
 SHORT_CHAIN = DraftShape(draft_top_k=1, draft_depth=4, draft_tokens=4)
-# Longer runs of forced tokens take several steps. The rows of this chain and its root fill a tile.
+# Longer runs of forced tokens take several steps. The rows of this chain and its root fill a tile
+# of CUDA kernels.
 GUIDE_CHAIN = 7
 # CUDA kernels are batch-invariant up to this number of rows of a launch.
 MAX_DECODE_ROWS = 256

@@ -109,9 +109,12 @@ class FixedPolicy:
         """Do nothing."""
 
 
-def no_draft_policy() -> FixedPolicy:
-    """Return the policy of an engine without a drafter."""
-    return FixedPolicy(None, max_depth=0, reason="the engine has no draft")
+def no_draft_policy(*, max_depth: int = 0) -> FixedPolicy:
+    """Return the policy of an engine without a drafter.
+
+    Steps may verify ``max_depth`` tokens that guides force.
+    """
+    return FixedPolicy(None, max_depth=max_depth, reason="the engine has no draft")
 
 
 def default_policy(manifest: Manifest, why: str) -> FixedPolicy:

@@ -18,6 +18,9 @@ import numpy as np
 import pytest
 import torch
 
+from specbuild.builder.build import build
+from specbuild.builder.options import BuildOptions
+from specbuild.builder.progress import SilentProgress
 from specbuild.plugins_cuda.registry import op_named
 from specbuild.runtime.engine import Engine
 from specbuild.runtime.engine_dir.manifest import DraftShape
@@ -63,6 +66,30 @@ def engine(example_engine: Path) -> Engine:
 def prompts() -> list[Prompt]:
     lines = (EXAMPLE / "prompts.jsonl").read_text(encoding="utf-8").splitlines()[:3]
     return [Prompt(str(i), prompt=json.loads(line)["prompt"]) for i, line in enumerate(lines)]
+
+
+def test_an_engine_without_a_draft_accepts_forced_tokens(
+    prompts: list[Prompt], tmp_path: Path
+) -> None:
+    """The outputs are those of one token per step, in fewer steps, alone and in a batch."""
+    options = BuildOptions.from_flat(
+        model=EXAMPLE / "target", output=tmp_path / "engine", max_batch_size=3, max_seq_len=512
+    )
+    build(options, SilentProgress())
+    engine = Engine.load(options.output, RuntimeSettings(device="cpu"))
+    assert not engine.manifest.drafters
+    params = GenerateParams(max_new_tokens=96, guide=Guide.json(json.dumps(SCHEMA)))
+
+    def records(group: list[Prompt], drafter: str) -> list[RunRecord]:
+        events = engine.generate(group, params, drafter=drafter)
+        by_index = {e.request: e.record for e in events if isinstance(e, FinishEvent)}
+        return [by_index[i] for i in range(len(group))]
+
+    plain = records(prompts, "none")
+    for found in (records(prompts, "auto"), [records([p], "auto")[0] for p in prompts]):
+        assert [r.output_ids for r in found] == [r.output_ids for r in plain]
+        steps, plain_steps = (sum(r.stats.steps for r in each) for each in (found, plain))
+        assert steps < 0.6 * plain_steps
 
 
 Logits = Callable[[list[int]], np.ndarray]

@@ -21,7 +21,11 @@ from specbuild.builder.backends.foreign_options import (
     refuse_kernel_options,
     refuse_tensorrt_options,
 )
-from specbuild.builder.engine.backend_sizes import DEFAULT_TREE_LIMITS, BackendSizes
+from specbuild.builder.engine.backend_sizes import (
+    DEFAULT_TREE_LIMITS,
+    GUIDE_CHAIN,
+    BackendSizes,
+)
 from specbuild.builder.engine.manifest import graph_file
 from specbuild.builder.engine.sizes import EngineSizes
 from specbuild.builder.engine.writer import weight_places
@@ -42,6 +46,7 @@ SIZES = BackendSizes(
     cache_dtype="float32",
     pool_axes=POOL_BODY_AXES,
     draft_dtype="fp32",
+    guide_chain=GUIDE_CHAIN,
 )
 
 

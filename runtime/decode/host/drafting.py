@@ -59,8 +59,8 @@ class HostDrafting:
         """Return the counters of the host drafters in use, by kind."""
         return {kind: drafter.statistics for kind, drafter in self._host_drafters.items()}
 
-    def drafter(self, name: str, *, fixed: bool = False) -> Drafter:
-        """Return the drafter of this name and load its graphs.
+    def drafter(self, name: str, *, fixed: bool = False) -> Drafter | None:
+        """Return the drafter of this name, None without one, and load the graphs that verify.
 
         If the engine has several models, it combines all of them, or uses the first if every step
         has a ``fixed`` shape.
@@ -70,9 +70,7 @@ class HostDrafting:
         roles = [role for model in selected for role in model.roles]
         self._executor.prepare((*roles, *TREE_ROLES))
         if not selected:
-            host_drafter = self._host_drafter(name)
-            assert host_drafter is not None, "a policy with drafts needs a drafter"
-            return host_drafter
+            return self._host_drafter(name)
         drafters: dict[str, CachingDrafter] = {
             model.kind: self._create_drafter(model) for model in selected
         }
@@ -87,7 +85,8 @@ class HostDrafting:
         models, host_record = sources(self._manifest, name)
         records: tuple[DrafterRecord, ...] = models or ((host_record,) if host_record else ())
         if not records:
-            return no_draft_policy()
+            # A step without a draft verifies the tokens that guides force.
+            return no_draft_policy(max_depth=self._manifest.limits.draft_depth)
         try:
             tables = {record.kind: self._cost_table(record) for record in records}
         except CannotMeasureError as error:

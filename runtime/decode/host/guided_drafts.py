@@ -2,8 +2,8 @@
 
 If a guide allows a single next token, that token is always accepted as a draft. After a draft token
 that the guide refuses, nothing can be accepted. So forced tokens replace other tokens in the chains
-of a step. If all chains consist of forced tokens, the draft model does not run. Trees with branches
-are left unchanged.
+of a step. If all chains consist of forced tokens, the draft model does not run. A step without a
+draft verifies the forced tokens of each sequence. Trees with branches are left unchanged.
 """
 
 from __future__ import annotations
@@ -13,31 +13,32 @@ from dataclasses import replace
 
 import numpy as np
 
-from specbuild.runtime.draft.tree import DraftTrees, chain_trees
+from specbuild.runtime.draft.host_proposal import HostProposal
+from specbuild.runtime.draft.tree import DraftTrees
 from specbuild.runtime.guides.grammar import GuideState
 from specbuild.runtime.request import SequenceState
 
 
 def forced_chains(
-    sequences: Sequence[SequenceState], *, min_tokens: int, max_tokens: int
+    sequences: Sequence[SequenceState], *, min_tokens: int, max_tokens: Sequence[int]
 ) -> DraftTrees | None:
-    """Return chains of forced tokens, as long as the shortest run and ``max_tokens`` allow.
+    """Return the chain of forced tokens of each sequence, of up to ``max_tokens[b]`` tokens.
 
-    Return None if a sequence has no guide, or if a run is shorter than ``min_tokens`` and does not
+    Return None if there are no such tokens, or if a run is shorter than ``min_tokens`` and does not
     end the output.
     """
-    runs = []
-    for sequence in sequences:
+    chains = []
+    for sequence, longest in zip(sequences, max_tokens, strict=True):
         guide, output = sequence.guide, sequence.output
-        run = [] if guide is None else guide.forced(output)
-        if guide is None or not run:
+        run = [] if guide is None or longest < 1 else guide.forced(output)
+        if len(run) < min_tokens and not (
+            guide is not None and run and guide.complete(np.concatenate([output, run]))
+        ):
             return None
-        if len(run) < min_tokens and not guide.complete(np.concatenate([output, run])):
-            return None
-        runs.append(run)
-    depth = min(max_tokens, *map(len, runs))
-    tokens = np.array([run[:depth] for run in runs], np.int32)
-    return chain_trees([s.root for s in sequences], tokens)
+        chains.append(run[:longest])
+    depths = [len(chain) for chain in chains]
+    proposal = HostProposal(chains, tuple((1.0,) * depth for depth in depths))
+    return proposal.trees([s.root for s in sequences], depths) if any(depths) else None
 
 
 def with_forced_tokens(sequences: Sequence[SequenceState], trees: DraftTrees) -> DraftTrees:

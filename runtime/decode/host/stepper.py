@@ -36,8 +36,8 @@ class HostStepper:
     """Runs an engine's graphs by role. ``drafter`` None decodes without a draft model.
 
     ``proposer`` proposes tokens before each step, which the policy may use instead. ``max_depth``
-    is the depth of the deepest draft that a step may verify. ``snapshots`` are those of recurrent
-    states that prompts resume from.
+    is the depth of the deepest draft, or chain of forced tokens, that a step may verify.
+    ``snapshots`` are those of recurrent states that prompts resume from.
     """
 
     max_in_flight = 1
@@ -220,13 +220,14 @@ class HostStepper:
     def _forced_trees(
         self, sequences: Sequence[SequenceState], shape: ChosenDraft
     ) -> DraftTrees | None:
-        """Return chains of forced tokens at least as long as a draft, or None."""
+        """Return the chains of forced tokens if they replace the draft of this shape, or None.
+
+        They replace a draft if they are at least as long.
+        """
         max_depths = [self._max_drafts(s) for s in sequences]
-        if min(max_depths) < 1:
-            return None
         assert not isinstance(shape, SequenceDepths), "only device executors have ragged steps"
-        min_tokens = 1 if shape is None else min(shape.draft_depth, max(max_depths))
-        return forced_chains(sequences, min_tokens=min_tokens, max_tokens=min(max_depths))
+        min_tokens = 0 if shape is None else min(shape.draft_depth, max(max_depths))
+        return forced_chains(sequences, min_tokens=min_tokens, max_tokens=max_depths)
 
     def _draft(self, sequences: Sequence[SequenceState], shape: ChosenDraft) -> DraftTrees:
         if isinstance(shape, ProposedDepths):

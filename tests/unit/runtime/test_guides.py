@@ -116,6 +116,38 @@ def test_forced_tokens_need_no_draft() -> None:
     assert record.stats.acceptance_histogram == (0, 0, 1, 0, 1)
 
 
+@examples(8)
+@example(LINE, SamplingParams(), 3)
+@given(languages(), samplings, st.integers(1, 6))
+def test_forced_tokens_without_a_draft_change_nothing(
+    language: Language, sampling: SamplingParams, longest: int
+) -> None:
+    """An engine without a draft, with capacity for chains of any length, beside other requests."""
+    guided = GenerateParams(max_new_tokens=14, sampling=sampling, guide=language.guide)
+    plain = replace(guided, guide=None)
+    engine = guided_engine(drafted=False, limits=DraftShape(1, longest, longest))
+    ran = run(engine, PROMPTS, [guided, plain, guided])
+    known = [language, None, language]
+    each = [guided, plain, guided]
+    assert ran.ids == [decode_masked(*of) for of in zip(PROMPTS, each, known, strict=True)]
+
+
+def test_a_step_without_a_draft_accepts_a_run_of_forced_tokens() -> None:
+    """Sequences have runs of different lengths in one step, and some have none."""
+    words, chain = ["abcdefgh", "klm"], DraftShape(1, 7, 7)
+    each = [GenerateParams(max_new_tokens=20, guide=Guide.choice([word])) for word in words]
+    free = GenerateParams(max_new_tokens=20, ignore_eos=True)
+    engine = guided_engine(drafted=False, limits=chain)
+    ran = run(engine, PROMPTS, [*each, free])
+    assert ran.ids[:2] == [[*range(8)], [10, 11, 12]]
+    # The prompt gives the first token; a chain of all others ends the output.
+    assert [record.stats.steps for record in ran.records] == [1, 1, 19]
+    assert ran.records[0].stats.acceptance_histogram == (0, 0, 0, 0, 0, 0, 0, 1)
+    assert ran.ids[2] == decode_masked(PROMPTS[2], free, None)
+    refused = run(guided_engine(drafted=False, limits=chain), PROMPTS[:1], each[0], drafter="none")
+    assert (refused.ids, refused.records[0].stats.steps) == (ran.ids[:1], 7)
+
+
 def test_few_pages_change_nothing() -> None:
     params = GenerateParams(
         max_new_tokens=30, sampling=SamplingParams(0.8, seed=4), guide=Guide.regex("[a-p]{40}")

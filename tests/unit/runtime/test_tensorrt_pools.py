@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import ml_dtypes
 import numpy as np
@@ -45,6 +46,14 @@ def test_every_role_has_pools_as_wide_as_kernels_want_them(built: Built) -> None
         ports = built.manifest.roles[role].inputs
         widths = {port.name: port.shape[3] for port in ports if port.name.endswith("c_pool")}
         assert widths == {"latent_sliding.0.c_pool": 16, "latent.1.c_pool": 32}
+
+
+def test_an_engine_without_a_draft_verifies_nothing(tmp_path: Path) -> None:
+    """A launch of chains for every sequence would exceed the rows of decoding kernels."""
+    write_target(tmp_path / "target", layers=1)
+    built = build_plugins(tmp_path / "target", None, max_seq_len=64, max_batch_size=64)
+    assert set(built.manifest.roles) == {"target", "choose"}
+    assert built.manifest.limits.draft_tokens == 0
 
 
 def test_drafts_change_no_token_wherever_pools_lie(built: Built) -> None:

@@ -39,7 +39,8 @@ from specbuild.runtime.engine_dir.geometry import TargetGeometry
 from specbuild.runtime.errors import SpecbuildError
 
 # Unlike in CUDA engines, some layers can cache latents while others cache keys and values.
-SIZES = replace(CUDA_SIZES, one_form=False)
+# Launches have the rows of a profile, so chains that only guides need would limit the batch.
+SIZES = replace(CUDA_SIZES, one_form=False, guide_chain=0)
 
 
 class PluginBackend:
