@@ -87,7 +87,7 @@ class PlainDFlash:
     """Section 3 of arXiv 2602.06036 without caches, one query at a time.
 
     ``embedding`` and ``head`` [V, H] are the target's. A row attends to ``window`` positions,
-    including its own.
+    including its own. Row ``first`` of a block drafts level 1.
     """
 
     def __init__(
@@ -96,15 +96,16 @@ class PlainDFlash:
         embedding: torch.Tensor,
         head: torch.Tensor,
         window: int = 1 << 30,
+        first: int = 1,
     ) -> None:
-        self.window = window
+        self.window, self.first = window, first
         self.of = {name: value.float() for name, value in tensors.items()}
         self.embedding, self.head = embedding.float(), head.float()
         found = {name.split(".")[1] for name in tensors if name.startswith("layers.")}
         self.layers = [f"layers.{i}" for i in range(len(found))]
 
     def logits(self, states: torch.Tensor, root: int, *, causal: bool) -> torch.Tensor:
-        """Return the logits [BLOCK − 1, V] of the positions after ``root``.
+        """Return the logits [BLOCK − first, V] of the levels after ``root``.
 
         ``root`` follows the tokens with the states [L, n·H].
         """
@@ -118,7 +119,7 @@ class PlainDFlash:
             gate = torch.nn.functional.silu(y @ self.of[f"{layer}.mlp.gate_proj.weight"].T)
             up = y @ self.of[f"{layer}.mlp.up_proj.weight"].T
             x = x + (gate * up) @ self.of[f"{layer}.mlp.down_proj.weight"].T
-        return self.normed(x, "norm")[1:] @ self.head.T
+        return self.normed(x, "norm")[self.first :] @ self.head.T
 
     def attended(
         self, layer: str, block: torch.Tensor, context: torch.Tensor, *, causal: bool

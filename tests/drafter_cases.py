@@ -91,7 +91,7 @@ def _dflash(folder: Path, cuda: bool, *, causal: bool = False, **options: Any) -
     shared = _gpt_oss(folder, cuda)
     dtype = torch.bfloat16 if cuda else torch.float32
     tensors = write_dflash(folder / "draft", vocab=VOCAB, dtype=dtype, causal=causal, **options)
-    plain = PlainDFlash(tensors, *shared)
+    plain = PlainDFlash(tensors, *shared, first=0 if options.get("config_changes") else 1)
 
     def run(states: torch.Tensor, ids: torch.Tensor, depth: int) -> torch.Tensor:
         return plain.logits(states, int(ids[-1]), causal=causal)[:depth]
@@ -214,6 +214,9 @@ def _variant(name: str, write: Callable[..., Written], **options: Any) -> Drafte
     return replace(CASES[name], write=functools.partial(write, **options))
 
 
+# DSpark's rows: the root's row drafts level 1.
+ANCHOR: dict[str, Any] = {"architectures": ["Qwen3DSparkModel"], "markov_rank": 0}
+
 # Variants of a kind that draft by the same formulas.
 CPU_VARIANTS = {
     "p-eagle, four layers": _variant(
@@ -223,9 +226,14 @@ CPU_VARIANTS = {
     "p-eagle, one norm before": _variant("p-eagle", _p_eagle, norm_before_fc=True),
     "dflash, one layer without norms": _variant("dflash", _dflash, layers=1, normed=False),
     "jetspec, four layers": _variant("jetspec", _dflash, layers=4, causal=True),
+    "dspark without a Markov head": _variant("dflash", _dflash, config_changes=ANCHOR),
+    "dspark without a Markov head, causal": _variant(
+        "jetspec", _dflash, causal=True, config_changes=ANCHOR
+    ),
 }
 CUDA_VARIANTS = {
     "dflash, without norms": _variant("dflash", _dflash, normed=False),
+    "dspark without a Markov head": _variant("dflash", _dflash, config_changes=ANCHOR),
     "mtp of DeepSeek-V3, without query latents": _variant(
         "mtp of DeepSeek-V3", _deepseek, q_lora_rank=None
     ),

@@ -40,4 +40,5 @@ def compare_block(
     )
     sequence.forget_tree("draft")
     expected_logits = draft.logits(torch.from_numpy(expected), root)
-    comparison.logits("draft block", outputs["draft_logits"][1:], expected_logits.numpy())
+    drafted_logits = outputs["draft_logits"][draft.first_row :]
+    comparison.logits("draft block", drafted_logits, expected_logits.numpy())

@@ -22,9 +22,10 @@ _CAPABILITIES = replace(EAGLE3.capabilities, name="dflash", passes="one")
 class DFlashDrafter(OnePassDrafter):
     """Writes keys and values of accepted tokens once, and runs a block of queries over them.
 
-    The rows of the block occupy tree slots, and row i drafts position i. Each row attends to all
-    accepted tokens. Within the block it attends to all rows, or in a causal draft to itself and
-    earlier rows. A non-causal block always runs at its full size, as in training.
+    The rows of the block occupy tree slots. Each row drafts one level; the root's row drafts level
+    1 in some drafts, and nothing in others. Each row attends to all accepted tokens. Within the
+    block it attends to all rows, or in a causal draft to itself and earlier rows. A non-causal
+    block always runs at its full size, as in training.
     """
 
     def __init__(self, parts: DrafterParts) -> None:
@@ -63,7 +64,7 @@ class DFlashDrafter(OnePassDrafter):
         self._committed(sequences, first, counts)
 
     def _block(self, sequences: Sequence[SequenceState], depth: int) -> np.ndarray:
-        """Return logits [B·depth, V] of the first ``depth`` mask rows of each block."""
+        """Return logits [B·depth, V] of the rows of each block that draft ``depth`` levels."""
         d, batch = self._geometry, len(sequences)
         rows = d.block_rows(depth)
         first = [self._draft_length(s) for s in sequences]
@@ -79,7 +80,7 @@ class DFlashDrafter(OnePassDrafter):
             "positions": self._counter.ranges(first, layout.count),
             "row_start": layout.row_start(),
             "ancestor_bits": np.tile(pack_bits(mask), (batch, 1)),
-            "logit_rows": (first_rows + np.arange(1, depth + 1, dtype=np.int32)).reshape(-1),
+            "logit_rows": (first_rows + self._counter.range(d.first_row, depth)).reshape(-1),
         }
         for group in self._groups:
             pages = [s.pages[group] for s in sequences]

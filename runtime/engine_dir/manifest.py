@@ -62,7 +62,7 @@ ROLES = ("target", *DRAFT_ROLES, "choose", "accept", "commit")
 class Limits:
     """The limits of an engine. ``max_rows`` limits the rows of one target launch.
 
-    ``draft_block`` is the number of rows of a draft's block in its cache, 0 without blocks.
+    ``draft_block`` is the maximum number of rows of a draft's block, 0 without blocks.
     """
 
     max_seq_len: int

@@ -21,7 +21,11 @@ from specbuild.builder.verify.engine_probe import EngineProbe
 from specbuild.runtime.draft.registry import MODEL_KINDS
 from specbuild.runtime.engine_dir.manifest import DraftShape
 
-QUICK_VARIANTS = ("p-eagle, two layers, normed states", "dflash, one layer without norms")
+QUICK_VARIANTS = (
+    "p-eagle, two layers, normed states",
+    "dflash, one layer without norms",
+    "dspark without a Markov head",
+)
 FORMS = {**CASES, **CPU_VARIANTS}
 
 

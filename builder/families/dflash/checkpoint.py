@@ -13,6 +13,7 @@ from specbuild.builder.checkpoint.source import FLOAT_DTYPES, SourceTensor, open
 from specbuild.builder.families.dflash.config import (
     ARCHITECTURES,
     DFlashConfig,
+    is_dspark,
     read_dflash_config,
 )
 from specbuild.builder.families.parts.tensor_shapes import Shapes, prefixed, swiglu_shapes
@@ -21,6 +22,7 @@ from specbuild.runtime.engine_dir.geometry import AttentionParts, TargetGeometry
 from specbuild.runtime.errors import SpecbuildError
 
 DEFAULT_THETA = 10000.0
+_SEQUENTIAL_TENSORS = ("markov_head.", "logit_head.", "candidate_selector.", "prefix_gru.")
 
 
 def read_dflash(
@@ -42,7 +44,7 @@ def read_dflash(
             "remove the option"
         )
     config = read_dflash_config(top, strict=strict)
-    tensors = open_directory(path)
+    tensors, note = _without_copies(top, open_directory(path), target)
     geometry = _geometry(config, tensors, target)
     _check_fit(path, geometry, config, target)
     shapes = dflash_shapes(geometry, target)
@@ -51,7 +53,7 @@ def read_dflash(
     return DraftCheckpoint(
         geometry,
         tensors,
-        config.warnings + _rope_note(top, geometry, target),
+        config.warnings + note + _rope_note(top, geometry, target),
         record=DFlashRecord,
     )
 
@@ -81,6 +83,31 @@ def dflash_shapes(g: DFlashGeometry, target: TargetGeometry) -> Shapes:
     return shapes
 
 
+def _without_copies(
+    top: Config, tensors: dict[str, SourceTensor], target: TargetGeometry
+) -> tuple[dict[str, SourceTensor], tuple[str, ...]]:
+    """Return the tensors of a DSpark draft without those that drafting does not use, and a note.
+
+    DSpark's trainers also save the target's embedding and head, which they do not train, and a head
+    that estimates acceptance.
+    """
+    if not is_dspark(top) or "d2t" in tensors:
+        return tensors, ()
+    shape = (target.vocab, target.hidden)
+    unused = [
+        name
+        for name, tensor in tensors.items()
+        if name.startswith("confidence_head.")
+        or (name in ("embed_tokens.weight", "lm_head.weight") and tensor.shape == shape)
+    ]
+    if not unused:
+        return tensors, ()
+    return {name: tensor for name, tensor in tensors.items() if name not in unused}, (
+        f"{top.label}: {', '.join(sorted(unused))} are not used: the draft has the target's "
+        "embedding and head, and no estimate of acceptance",
+    )
+
+
 def _geometry(
     config: DFlashConfig, tensors: dict[str, SourceTensor], target: TargetGeometry
 ) -> DFlashGeometry:
@@ -107,6 +134,7 @@ def _geometry(
         block_size=config.block_size,
         mask_token=config.mask_token,
         causal=config.causal,
+        from_anchor=config.from_anchor,
         attention=AttentionParts(
             qkv_bias=biases, output_bias=biases, qk_norm="head" if has_norms else "none"
         ),
@@ -144,8 +172,8 @@ def _hints(tensors: dict[str, SourceTensor]) -> list[str]:
     hints = []
     if {"lm_head.weight", "d2t"} & set(tensors):
         hints.append("DFlash drafts with a separate head or vocabulary are not supported")
-    if any(name.startswith(("markov_head.", "confidence_head.")) for name in tensors):
-        hints.append("autoregressive heads (DSpark, DFlash2) are not supported")
+    if any(name.startswith(_SEQUENTIAL_TENSORS) for name in tensors):
+        hints.append("heads that read tokens of the block (DSpark, DFlash 2, Domino) are refused")
     return hints
 
 

@@ -1,4 +1,8 @@
-"""The configuration of a DFlash draft, in its authors' format or that of speculators."""
+"""The configuration of a DFlash draft in its published dialects.
+
+z-lab and SpecForge have a section for the block's fields, DeepSpec has them at the top level, and
+speculators has the layers' fields in a section. The names of sections differ by trainer.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,18 @@ from specbuild.builder.checkpoint.config_fields import FieldTable, check_fields
 from specbuild.builder.checkpoint.config_json import Config
 from specbuild.runtime.errors import SpecbuildError
 
-ARCHITECTURES = ("DFlashDraftModel", "DFlashSpeculator", "JetSpecSpeculator")
+# The architectures of DSpark. Without a Markov head (markov_rank 0) their drafts are DFlash's.
+DSPARK = ("Qwen3DSparkModel", "DSparkDraftModel", "DSparkSpeculator")
+_DFLASH_2 = "DFlash2DraftModel"
+ARCHITECTURES = (
+    "DFlashDraftModel",
+    "DFlashSpeculator",
+    "JetSpecSpeculator",
+    *DSPARK,
+    _DFLASH_2,
+)
+# The sections with the block's fields, in the order in which they are read.
+SECTIONS = ("dspark_config", "dflash_config", "jetspec_config")
 # The architecture of drafts that specbuild trains.
 OWN_ARCHITECTURE = ARCHITECTURES[0]
 OWN_MODEL_TYPE = "qwen3"
@@ -54,9 +69,7 @@ _TOP = FieldTable(
     read=frozenset(
         {
             "architectures",
-            "block_size",
-            "dflash_config",
-            "mask_token_id",
+            *SECTIONS,
             "aux_hidden_state_layer_ids",
             "num_target_layers",
             "target_hidden_size",
@@ -65,11 +78,7 @@ _TOP = FieldTable(
             "speculators_model_type",
         }
     ),
-    only={
-        "sample_from_anchor": (False,),
-        "projector_type": ("dflash",),
-        "quantization_config": (),
-    },
+    only={"quantization_config": ()},
     inert=frozenset(
         {
             "model_type",
@@ -83,10 +92,30 @@ _TOP = FieldTable(
         }
     ),
 )
-_DFLASH = FieldTable(
-    read=frozenset({"block_size", "mask_token_id", "target_layer_ids", "causal_head", "causal"}),
+_CAUSAL = ("causal_head", "causal", "is_causal")
+# The fields of a block: in a section, or at the top level.
+_BLOCK = FieldTable(
+    read=frozenset(
+        {
+            "block_size",
+            "mask_token_id",
+            "target_layer_ids",
+            "markov_rank",
+            "projector_type",
+            "sample_from_anchor",
+            *_CAUSAL,
+        }
+    ),
     only={"input_embedding_scale": (1.0,)},
+    # The confidence head estimates acceptance; it changes no token.
+    inert=frozenset({"confidence_head_with_markov", "enable_confidence_head", "markov_head_type"}),
 )
+# Heads that choose a token after the one before it, by a field that only they have.
+_SEQUENTIAL_HEADS = {
+    "conv_kernel_size": "DFlash 2 (convolutions in the block)",
+    "selector_rank": "DFlash 2 (a candidate selector)",
+    "gru_hidden_dim": "Domino (a GRU over the block's tokens)",
+}
 
 
 @dataclass(frozen=True)
@@ -101,49 +130,116 @@ class DFlashConfig:
     block_size: int
     mask_token: int
     causal: bool
+    from_anchor: bool
     warnings: tuple[str, ...]
 
 
 def is_dflash(config: Config) -> bool:
-    """Return whether a config has a section ``dflash_config``, or one of the architectures."""
-    if config.get("dflash_config") is not None:
+    """Return whether a config has a section of a block's fields, or one of the architectures."""
+    if any(config.get(name) is not None for name in SECTIONS):
         return True
     return bool(set(config.texts("architectures")) & set(ARCHITECTURES))
 
 
 def read_dflash_config(top: Config, *, strict: bool) -> DFlashConfig:
-    """Read either format. SpecbuildError for unsupported values; ``strict`` rejects unknown fields.
+    """Read any dialect. SpecbuildError for unsupported values; ``strict`` rejects unknown fields.
 
     ``target_layer_ids`` and speculators' ``aux_hidden_state_layer_ids`` are both layer outputs.
     """
-    section = top.section("dflash_config")
+    sections = [top.section(name) for name in SECTIONS if top.get(name) is not None]
+    block = _Block([*sections, top])
+    _refuse_sequential_heads(top, block)
     nested = top.get("transformer_layer_config") is not None
     decoder = top.section("transformer_layer_config") if nested else top
-    warnings = check_fields(section, _DFLASH, strict=strict)
+    warnings: tuple[str, ...] = ()
+    for section in sections:
+        warnings += check_fields(section, _BLOCK, strict=strict)
     if nested:
-        warnings += check_fields(top, _TOP, strict=strict)
+        warnings += check_fields(top, _TOP, _BLOCK, strict=strict)
         warnings += check_fields(decoder, _LAYERS, strict=strict)
     else:
-        warnings += check_fields(top, _TOP, _LAYERS, strict=strict)
+        warnings += check_fields(top, _TOP, _BLOCK, _LAYERS, strict=strict)
     kind = top.get("speculators_model_type")
-    if kind not in (None, "dflash", "jetspec"):
-        raise top.wrong("speculators_model_type", "'dflash' or 'jetspec'")
+    if kind not in (None, "dflash", "jetspec", "dspark"):
+        raise top.wrong("speculators_model_type", "'dflash', 'jetspec' or 'dspark'")
     _require_full_attention(decoder)
-    aux_layers = section.integers("target_layer_ids") or top.integers("aux_hidden_state_layer_ids")
+    holder = block.holder("target_layer_ids")
+    aux_layers = holder.integers("target_layer_ids") if holder is not None else None
+    aux_layers = aux_layers or top.integers("aux_hidden_state_layer_ids")
     if not aux_layers:
         raise SpecbuildError(
             f"{top.where}: the layers of the target are missing; add "
             "dflash_config.target_layer_ids, the layers whose outputs the draft reads"
         )
-    causal = section.boolean("causal_head", False) or section.boolean("causal", False)
+    is_jetspec = kind == "jetspec" or top.get("jetspec_config") is not None
     return DFlashConfig(
         decoder=decoder,
         aux_layers=aux_layers,
-        block_size=_either(top, section, "block_size", MIN_BLOCK),
-        mask_token=_either(top, section, "mask_token_id", 0),
-        causal=causal or kind == "jetspec",
+        block_size=block.integer("block_size", MIN_BLOCK),
+        mask_token=block.integer("mask_token_id", 0),
+        causal=is_jetspec or any(block.flag(name, default=False) for name in _CAUSAL),
+        from_anchor=block.flag("sample_from_anchor", default=is_dspark(top)),
         warnings=warnings,
     )
+
+
+def is_dspark(top: Config) -> bool:
+    """Return whether DSpark's trainers wrote the config, whatever head it has."""
+    projectors = {top.section(name).get("projector_type") for name in SECTIONS}
+    return (
+        "dspark" in {top.get("speculators_model_type"), top.get("projector_type"), *projectors}
+        or top.get("dspark_config") is not None
+        or bool(set(top.texts("architectures")) & set(DSPARK))
+    )
+
+
+class _Block:
+    """The block's fields in ``places``; a field may be in several of them with equal values."""
+
+    def __init__(self, places: list[Config]) -> None:
+        self._places = places
+
+    def holder(self, name: str) -> Config | None:
+        """Return the first place that has the field, or None. SpecbuildError if values differ."""
+        first, *others = [part for part in self._places if part.get(name) is not None] or [None]
+        for other in others:
+            assert first is not None and other is not None
+            if other.get(name) != first.get(name):
+                raise other.wrong(name, f"the value in {first.where}, {first.get(name)!r}")
+        return first
+
+    def integer(self, name: str, least: int) -> int:
+        """Return a required number of at least ``least``."""
+        holder = self.holder(name)
+        if holder is None:
+            where = self._places[-1].where
+            raise SpecbuildError(f"{where}: the field {name} is missing; add it to dflash_config")
+        return holder.integer(name, least=least)
+
+    def flag(self, name: str, *, default: bool) -> bool:
+        """Return a boolean."""
+        holder = self.holder(name)
+        return default if holder is None else holder.boolean(name, default)
+
+
+def _refuse_sequential_heads(top: Config, block: _Block) -> None:
+    """Raise SpecbuildError for a draft whose tokens depend on other tokens of its block."""
+    head = next((head for name, head in _SEQUENTIAL_HEADS.items() if block.holder(name)), None)
+    if _DFLASH_2 in top.texts("architectures"):
+        head = _SEQUENTIAL_HEADS["selector_rank"]
+    rank = block.holder("markov_rank")
+    if rank is not None and rank.integer("markov_rank", least=0):
+        head = f"DSpark with a Markov head (markov_rank {rank.get('markov_rank')})"
+    projector = block.holder("projector_type")
+    kind = None if projector is None else projector.text("projector_type")
+    if kind == "domino":
+        head = _SEQUENTIAL_HEADS["gru_hidden_dim"]
+    if head is not None:
+        raise SpecbuildError(
+            f"{top.where}: {head} is not supported; use a DFlash, JetSpec, P-EAGLE or EAGLE3 draft"
+        )
+    if projector is not None and kind not in ("dflash", "dspark", "jetspec"):
+        raise projector.wrong("projector_type", "'dflash', 'dspark' or 'jetspec'")
 
 
 def _require_full_attention(decoder: Config) -> None:
@@ -153,14 +249,3 @@ def _require_full_attention(decoder: Config) -> None:
             f"{decoder.where}: layer_types: got {', '.join(sorted(kinds))}, expected only "
             "full_attention in a DFlash draft"
         )
-
-
-def _either(top: Config, section: Config, name: str, least: int) -> int:
-    """Return a number from the section or from outside of it; both must be equal."""
-    sections = [part for part in (section, top) if part.get(name) is not None]
-    values = [part.integer(name, least=least) for part in sections]
-    if not values:
-        raise SpecbuildError(f"{top.where}: the field {name} is missing; add it to dflash_config")
-    if len(set(values)) > 1:
-        raise top.wrong(name, f"dflash_config's {values[0]}")
-    return values[0]

@@ -51,7 +51,7 @@ DFLASH_CUDA = CudaDraft(BlockStep(), require_draft_layers)
 
 
 def _block(drafting: Drafting) -> dict[str, Tensor]:
-    """Return the TreeExpand of all levels: one node per level, from the mask rows of each block."""
+    """Return the TreeExpand of all levels: one node per level, from the rows of each block."""
     parts, draft, program = drafting.parts, drafting.draft, drafting.program
     batch, shape, block = drafting.batch, drafting.shape, draft.geometry
     assert isinstance(block, DFlashGeometry)
@@ -59,7 +59,8 @@ def _block(drafting: Drafting) -> dict[str, Tensor]:
     count = block.block_rows(depth)
     table = parts.page_table(draft.group, batch)
     rows = _rows(parts, program, block, table, count)
-    indices = torch.arange(max_batch)[:, None] * count + torch.arange(1, depth + 1)
+    of_levels = torch.arange(block.first_row, block.first_row + depth)
+    indices = torch.arange(max_batch)[:, None] * count + of_levels
     logit_rows = parts.fixed(f"block.{count}.logit_rows.{depth}", indices.flatten().int())
     inputs = draft.inputs({**rows, "logit_rows": logit_rows.rows(0, batch * depth)}, table)
     placement = parts.placement(

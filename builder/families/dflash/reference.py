@@ -7,7 +7,9 @@ from typing import Any
 
 import torch
 
+from specbuild.builder.checkpoint.config_json import Config
 from specbuild.builder.checkpoint.source import open_directory, read_config
+from specbuild.builder.families.dflash.config import read_dflash_config
 from specbuild.builder.families.parts.path_draft import BlockDraft
 from specbuild.builder.families.parts.reference_rope import rotary_frequencies
 from specbuild.runtime.engine_dir.drafters.dflash import DFlashGeometry
@@ -25,18 +27,12 @@ class ReferenceDFlash(BlockDraft):
         embedding: torch.Tensor,
         head: torch.Tensor,
     ) -> None:
-        section = config.get("dflash_config") or {}
-        decoder = config.get("transformer_layer_config") or config
+        block = read_dflash_config(Config("config.json", "draft", config), strict=False)
+        decoder = block.decoder.fields
         self.weights = {name: tensor.float() for name, tensor in weights.items()}
         self.embedding, self.head = embedding.float(), head.float()
-        self.block_size = section.get("block_size") or config["block_size"]
-        mask_token = section.get("mask_token_id")
-        self.mask_token = config["mask_token_id"] if mask_token is None else mask_token
-        self.causal = bool(
-            section.get("causal_head")
-            or section.get("causal")
-            or config.get("speculators_model_type") == "jetspec"
-        )
+        self.block_size, self.mask_token = block.block_size, block.mask_token
+        self.causal, self.first_row = block.causal, 0 if block.from_anchor else 1
         self.eps = decoder.get("rms_norm_eps", 1e-6)
         heads = decoder["num_attention_heads"]
         self.width = decoder.get("head_dim") or decoder["hidden_size"] // heads
@@ -56,7 +52,7 @@ class ReferenceDFlash(BlockDraft):
             gate = torch.nn.functional.silu(self._linear(y, f"{layer}.mlp.gate_proj"))
             up = self._linear(y, f"{layer}.mlp.up_proj")
             x = x + self._linear(gate * up, f"{layer}.mlp.down_proj")
-        return self._norm(x[1:], "norm") @ self.head.T
+        return self._norm(x[self.first_row :], "norm") @ self.head.T
 
     def _attention(self, name: str, x: torch.Tensor, context: torch.Tensor) -> torch.Tensor:
         rows, start = torch.cat([context, x]), len(context)

@@ -28,16 +28,17 @@ class BlockDraft(ABC):
     """A draft whose queries are a block after the target's states, without caches.
 
     ``block_size`` counts the block's rows; all but the first have ``mask_token``. Rows of a
-    ``causal`` block attend only to rows before them.
+    ``causal`` block attend only to rows before them. Row ``first_row`` drafts level 1.
     """
 
     block_size: int
     mask_token: int
     causal: bool
+    first_row: int
 
     @abstractmethod
     def logits(self, aux_hidden: torch.Tensor, root: int) -> torch.Tensor:
-        """Return logits [block_size − 1, V] of the block's mask rows.
+        """Return logits [block_size − first_row, V] of the block's levels.
 
         ``aux_hidden`` [L, aux_layers·Ht] are the states of the tokens before ``root``.
         """

@@ -12,7 +12,7 @@ from specbuild.runtime.engine_dir.drafters.record import (
     PortContext,
     group_names,
 )
-from specbuild.runtime.engine_dir.features import one_of
+from specbuild.runtime.engine_dir.features import of_feature, one_of
 from specbuild.runtime.engine_dir.feed_forward import WEIGHT_STORAGES
 from specbuild.runtime.engine_dir.geometry import AttentionParts, Rope
 from specbuild.runtime.engine_dir.port_forms import Forms, floats, ints, launch_forms, written
@@ -25,7 +25,8 @@ class DFlashGeometry(DraftDefaults):
     The queries of its layers are the rows of the block. The keys come from the target's states and
     from the block. The block is the newest token, followed by ``block_size`` − 1 copies of
     ``mask_token``. In a ``causal`` block (JetSpec) a row attends only to itself and earlier rows.
-    Embedding and head are the target's. ``attention`` and ``dtype`` are as in
+    Row i drafts level i. With ``from_anchor`` (DSpark) the newest token's row drafts level 1, and
+    row i level i + 1. Embedding and head are the target's. ``attention`` and ``dtype`` are as in
     :class:`Eagle3Geometry`.
     """
 
@@ -48,15 +49,21 @@ class DFlashGeometry(DraftDefaults):
     attention: AttentionParts
     sliding_window: int = 0
     dtype: str | None = field(default=None, metadata=one_of(WEIGHT_STORAGES))
+    from_anchor: bool = field(default=False, metadata=of_feature("dflash_anchor"))
+
+    @property
+    def first_row(self) -> int:
+        """The row of a block that drafts level 1."""
+        return 0 if self.from_anchor else 1
 
     @property
     def block(self) -> int:  # type: ignore[override]
         """See :class:`DraftGeometry`."""
-        return self.block_size
+        return self.block_size + 1 - self.first_row
 
     def block_rows(self, depth: int) -> int:
         """See :class:`DraftGeometry`: a non-causal block runs at full size, as in training."""
-        return depth + 1 if self.causal else self.block_size
+        return depth + self.first_row if self.causal else self.block_size
 
     @property
     def window_obstacle(self) -> str | None:

@@ -77,7 +77,7 @@ class DraftGeometry(Protocol):
 
     @property
     def block(self) -> int:
-        """The largest number of rows of a block, root included; 0 for a draft without blocks."""
+        """The levels that a block drafts, plus the root; 0 for a draft without blocks."""
         ...
 
     def block_rows(self, depth: int) -> int:

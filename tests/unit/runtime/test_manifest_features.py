@@ -100,6 +100,7 @@ def test_features_of_version_3_are_listed() -> None:
         "attention_scale",
         "coded_weights",
         "dflash",
+        "dflash_anchor",
         "draft_layers",
         "draft_mla",
         "draft_models",

@@ -113,6 +113,7 @@ def test_dflash_blocks_equal_a_block_at_each_row_alone(layers: int, causal: bool
     draft = drawn(DFlashModule(shape_of(layers), mask_token=MASK, causal=causal, anchors=5))
     batch, teacher, token_weights = case()
     own = {"block_size": STEPS + 1, "mask_token_id": MASK, "causal_head": causal}
+    own["target_layer_ids"] = [0]
     reference = ReferenceDFlash(
         CONFIG | {"dflash_config": own, "num_hidden_layers": layers}, dict(draft.state_dict()),
         embedding=token_weights.embedding, head=token_weights.head,
