@@ -345,41 +345,42 @@ def draft_graph(
     name: str = DRAFT_GROUP,
 ) -> ir.Model:
     """The role ``draft`` of the draft with the cache group ``name``."""
-    group, family = engine_sizes.draft_group(name), draft_family(d.architecture)
+    family, target_layers = draft_family(d.architecture), d.target_layers(g)
     with torch.device("meta"):
         module = family.draft(d, g, _draft_table_length(engine_sizes))
     module.to(activations)
     states = () if family.fuse is None else (InputPort("hidden", activations, ("T", d.hidden)),)
-    views = view_ports(group, batch_axis(engine_sizes))
-    of_layers = [pool_ports(group, layer, activations) for layer in group.layers]
+    caches = engine_sizes.draft_caches(name, target_layers)
+    of_groups = {g.name: view_ports(g, batch_axis(engine_sizes)) for g, _ in caches}
+    of_layers = [pool_ports(group, layer, activations) for group, layer in caches]
     pools = [port for ports in of_layers for port in ports]
+    written = () if target_layers else pools
     declaration = GraphDeclaration(
         role="draft",
         inputs=(
             InputPort("token_ids", torch.int32, ("T",)),
             *states,
             *launch_ports(engine_sizes),
-            *views,
+            *[port for ports in of_groups.values() for port in ports],
             *pools,
         ),
         outputs=(
             "draft_logits",
             *["hidden_out" for _ in states],
-            *[output_name(p.name) for p in pools],
+            *[output_name(p.name) for p in written],
         ),
-        output_shapes=(("R", d.vocab), *[p.shape for p in states], *[p.shape for p in pools]),
+        output_shapes=(("R", d.vocab), *[p.shape for p in states], *[p.shape for p in written]),
         stages=("stage.attention", "stage.ffn", "stage.pre_head"),
     )
 
     def pack(values: Sequence[Any]) -> tuple[Any, ...]:
         first = 1 + len(states)
-        tail = values[len(states) + _HEAD :]
-        return (
-            *values[:first],
-            Launch(*values[first : len(states) + _HEAD]),
-            GroupView(*tail[: len(views)]),
-            _by_layer(of_layers, iter(tail[len(views) :])),
-        )
+        tail = iter(values[len(states) + _HEAD :])
+        by_group = {n: GroupView(*[next(tail) for _ in of_groups[n]]) for n in of_groups}
+        by_layer = tuple(by_group[group.name] for group, _ in caches)
+        launch = Launch(*values[first : len(states) + _HEAD])
+        view = by_layer if target_layers else by_layer[0]
+        return (*values[:first], launch, view, _by_layer(of_layers, tail))
 
     return export_module(module, declaration, pack)
 

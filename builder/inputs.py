@@ -136,10 +136,7 @@ def _settled_ropes(options: BuildOptions, checkpoints: Checkpoints) -> Checkpoin
     longest = longest_sequence(options.limits.max_seq_len, target.geometry)
     return (
         replace(target, geometry=target.geometry.up_to(longest)),
-        tuple(
-            replace(d, geometry=replace(d.geometry, rope=d.geometry.rope.up_to(longest)))
-            for d in drafts
-        ),
+        tuple(replace(d, geometry=d.geometry.up_to(longest)) for d in drafts),
     )
 
 

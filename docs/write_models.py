@@ -17,6 +17,7 @@ from generated_tables import markdown_table, replace_table
 from specbuild.builder.backends.registry import BACKENDS
 from specbuild.builder.families.eagle3.synth import draft_geometry
 from specbuild.builder.families.family import DraftSizes
+from specbuild.builder.families.gemma4_assistant.synth import ASSISTANT_SYNTH
 from specbuild.builder.families.registry import TARGETS
 from specbuild.builder.options import BuildOptions
 from specbuild.builder.synth.geometry import named_geometry
@@ -90,6 +91,7 @@ MTP_LAYERS = (
     "qwen3_5_moe_text",
     "qwen3_next",
 )
+ASSISTED = ("gemma4_text", "gemma4_unified_text")
 _GROUPED_TESTS = "tests/e2e/test_grouped_families.py"
 _MLA_TESTS = "tests/e2e/test_mla_families.py"
 _GROUPED_ON_CUDA = "benchmarks/results/grouped-families-2026-11-28.txt"
@@ -137,6 +139,7 @@ RUN = {
     ("cpu", "dflash"): "tests/e2e/test_dflash.py",
     ("cpu", "mtp"): "tests/e2e/test_mtp.py",
     ("cpu", "mtp_latents"): "tests/e2e/test_mtp.py",
+    ("cpu", "assistant"): "tests/e2e/test_gemma4_assistant.py",
     ("cuda", "llama"): "benchmarks/results/h200-2026-11-26/dense.txt",
     ("cuda", "qwen3"): "benchmarks/results/h200-2026-11-26/dense.txt",
     ("cuda", "mistral"): _GROUPED_ON_CUDA,
@@ -180,6 +183,7 @@ DRAFTS = {
     "dflash": "DFlash, JetSpec",
     "mtp": "MTP layer of the model",
     "mtp_latents": "MTP layer with MLA",
+    "assistant": "Gemma 4's assistant",
 }
 
 
@@ -214,6 +218,9 @@ def drafts_of(target: TargetGeometry) -> dict[str, DraftGeometry]:
         "dflash": dflash,
         "mtp": mtp,
         "mtp_latents": replace(mtp, mla=mla, kv_heads=1, key_width=0),
+        "assistant": ASSISTANT_SYNTH.geometry(
+            named_geometry("gemma-4-31b").target, DraftSizes(vocab=0, inner=0)
+        ),
     }
 
 
@@ -242,6 +249,7 @@ def rows() -> Iterator[tuple[str, ...]]:
             files = GGUF.get(kind, own)
             weights = f"{stored}; GGUF `{'`, `'.join(files)}`" if files else stored
             drafts = "EAGLE3, P-EAGLE, DFlash" + (", MTP" if kind in MTP_LAYERS else "")
+            drafts += ", assistant" if kind in ASSISTED else ""
             found = [state(backend, kind, target, None) for backend in BACKENDS]
             yield title, f"`{'`, `'.join(names)}`", weights, drafts, *found
     target = named_geometry("gpt-oss-20b").target

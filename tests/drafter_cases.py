@@ -13,6 +13,7 @@ from checkpoints import write_draft, write_target
 from deepseek_checkpoints import add_predictor, write_deepseek
 from dflash_drafts import BLOCK, MASK_TOKEN, PlainDFlash, write_dflash
 from drafter_references import OnePass, Recurrent, Reference, fields_of, recurrent_of
+from gemma4_assistants import write_assistant
 from llama_checkpoints import write_llama
 from mimo_checkpoints import PlainMimoMtp, write_mimo
 from p_eagle_drafts import MASK_TOKEN as P_EAGLE_MASK
@@ -20,7 +21,9 @@ from p_eagle_drafts import PlainPEagle, write_p_eagle
 from qwen_predictors import add_qwen_predictor
 
 from specbuild.builder.build import build
+from specbuild.builder.families.checkpoints import read_draft, read_target
 from specbuild.builder.families.eagle3.reference import ReferenceDraft
+from specbuild.builder.families.gemma4_assistant.reference import read_reference as read_assistant
 from specbuild.builder.families.mtp.reference import load_reference_mtp
 from specbuild.builder.options import BuildOptions, LimitOptions
 from specbuild.builder.progress import SilentProgress
@@ -155,6 +158,31 @@ def _qwen(folder: Path, cuda: bool) -> Written:
     return MTP, reference
 
 
+def _gemma4(folder: Path, cuda: bool) -> Written:
+    """Write layers with a window and without, and an assistant that reads one of each."""
+    types = ["sliding_attention", "sliding_attention", "full_attention"]
+    sizes: dict[str, Any] = {"num_hidden_layers": len(types), "layer_types": types}
+    dtype = "bfloat16" if cuda else "float32"
+    write_llama(folder / "model", "gemma4_text", dtype=dtype, **sizes)
+    write_assistant(
+        folder / "draft", target=sizes, dtype=dtype, sharpness=0.3, intermediate_size=96
+    )
+
+    def reference() -> Reference:
+        target = load_target(folder / "model", teacher=False).float()
+        read = read_draft(folder / "draft", read_target(folder / "model", strict=True).geometry,
+                          strict=True)  # fmt: skip
+        draft = read_assistant(folder / "draft", target, read.geometry, folder)
+
+        def run(states: torch.Tensor, ids: torch.Tensor, path: tuple[int, ...]) -> torch.Tensor:
+            state, drafted = target.model.norm(states[-1]), torch.tensor(path).long()
+            return draft.levels(ids[:-1], int(ids[-1]), drafted, state).logits
+
+        return Recurrent(run, torch.arange(MTP_VOCAB))
+
+    return folder / "draft", reference
+
+
 _LEVELS = ("aux hidden states", "fuse", "draft attention", "draft ffn", "draft pre_head")
 _BLOCKS: dict[str, Any] = {
     "chain": DraftShape(1, BLOCK - 1, BLOCK - 1),
@@ -238,6 +266,7 @@ CUDA_VARIANTS = {
         "mtp of DeepSeek-V3", _deepseek, q_lora_rank=None
     ),
     "mtp of Qwen3.5": _variant("mtp of MiMo", _qwen),
+    "assistant of Gemma 4": DrafterCase(_gemma4, "gemma4-assistant", "assistant", ()),
 }
 
 

@@ -113,6 +113,16 @@ class EngineSizes:
         """Return a draft's group."""
         return next(group for group in self.groups if group.name == name)
 
+    def draft_caches(
+        self, name: str, target_layers: tuple[int, ...]
+    ) -> list[tuple[CacheGroup, int]]:
+        """Return the caches that a draft reads, by layer: those of its group, or the target's."""
+        if not target_layers:
+            own = self.draft_group(name)
+            return [(own, layer) for layer in own.layers]
+        groups = [group for group in self.target_groups if group.name != INDEXER_GROUP]
+        return [(g, layer) for layer in target_layers for g in groups if layer in g.layers]
+
     @property
     def target_groups(self) -> tuple[CacheGroup, ...]:
         """The groups of the target's launches."""
@@ -190,7 +200,7 @@ def compute_engine_sizes(
         groups.append(group)
     for name, draft in drafts.items():
         window = draft.sliding_window
-        layers = tuple(range(draft.layers))
+        layers = tuple(range(draft.cached_layers))
         group = _group(name, layers, draft, window=window, page_size=page_size, sizes=sizes)
         if draft.latent_dims:
             group = replace(_latent_group(group, draft.latent_dims), name=name)

@@ -17,7 +17,7 @@ from specbuild.builder.checkpoint.config_json import Config
 from specbuild.builder.checkpoint.draft_checkpoint import DraftCheckpoint
 from specbuild.builder.checkpoint.gguf.form import GgufForm
 from specbuild.builder.checkpoint.source import Tensors
-from specbuild.builder.families.parts.path_draft import BlockDraft, PathDraft
+from specbuild.builder.families.parts.path_draft import ReferenceDraft
 from specbuild.builder.families.parts.synth_layer import gate_logits, layer_tensor
 from specbuild.builder.families.parts.target import GraphSizes, TargetModel
 from specbuild.builder.synth.fill import Fill
@@ -65,7 +65,7 @@ class DraftReader(Protocol):
 class ReferenceReader(Protocol):
     """Reads a draft in plain torch, which ``verify`` compares with an engine's draft."""
 
-    def __call__(self, path: Path, target: Any, built: Any, engine: Path) -> PathDraft | BlockDraft:
+    def __call__(self, path: Path, target: Any, built: Any, engine: Path) -> ReferenceDraft:
         """Return the draft of the checkpoint at ``path`` over ``target``, a transformers model.
 
         ``built`` is the geometry in ``engine``. SpecbuildError if it is that of another draft.

@@ -9,6 +9,7 @@ from specbuild.builder.families.eagle3.family import EAGLE3
 from specbuild.builder.families.family import DraftFamily, SynthDraft, TargetFamily
 from specbuild.builder.families.gemma3.family import GEMMA3
 from specbuild.builder.families.gemma4.family import GEMMA4
+from specbuild.builder.families.gemma4_assistant.family import ASSISTANT
 from specbuild.builder.families.glm4_moe.family import GLM4_MOE
 from specbuild.builder.families.gpt_oss.family import GPT_OSS
 from specbuild.builder.families.granite.family import GRANITE
@@ -43,6 +44,7 @@ DRAFTS: dict[str, DraftFamily] = {
     "p_eagle": P_EAGLE,
     "dflash": DFLASH,
     "mtp": MTP,
+    "gemma4_assistant": ASSISTANT,
 }
 
 

@@ -23,8 +23,10 @@ _DRAFT_ROPE = "draft_rope_"
 # difference in the last bits would select other experts.
 _EXACT = ("e_score_correction_bias", "linear_attn.decay_scale", "linear_attn.dt_bias")
 _WINDOW_ROPE = "window_rope_"
+_DRAFT_WINDOW_ROPE = "draft_window_rope_"
+_OF_DRAFTS = (_DRAFT_ROPE, _DRAFT_WINDOW_ROPE)
 _ROPES = tuple(
-    f"{prefix}{side}" for prefix in ("rope_", _WINDOW_ROPE, _DRAFT_ROPE) for side in ("cos", "sin")
+    f"{prefix}{side}" for prefix in ("rope_", _WINDOW_ROPE, *_OF_DRAFTS) for side in ("cos", "sin")
 )
 
 
@@ -53,7 +55,7 @@ class WeightSources:
         for name, value in list(model.graph.initializers.items()):
             assert value.shape is not None
             shape = tuple(value.shape.numpy())
-            if name.startswith((DRAFT_PREFIX, _DRAFT_ROPE)):
+            if name.startswith((DRAFT_PREFIX, *_OF_DRAFTS)):
                 rename_weight(model.graph, value, own_name(group, name))
             if name in _ROPES:
                 set_recipe(value, self._rope(name, shape, group))
@@ -183,6 +185,8 @@ class WeightSources:
         target = self._target.geometry
         if name.startswith(_DRAFT_ROPE):
             rope = self.drafts[group].geometry.rope
+        elif name.startswith(_DRAFT_WINDOW_ROPE):
+            rope = self.drafts[group].geometry.window_rope
         elif name.startswith(_WINDOW_ROPE):
             assert target.window_rope is not None
             rope = target.window_rope

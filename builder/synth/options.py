@@ -93,7 +93,11 @@ class SynthOptions(OptionGroup):
     ] = None
     draft_kind: Annotated[
         DraftKindName,
-        Described("Kind of the draft: eagle3, p-eagle, dflash, or mtp (needs --engine).", "KIND"),
+        Described(
+            "Kind of the draft: eagle3, p-eagle, dflash, gemma4-assistant, or mtp "
+            "(needs --engine).",
+            "KIND",
+        ),
     ] = DEFAULT_DRAFT_KIND
     weights_format: Annotated[
         WeightsFormatName | None,

@@ -135,6 +135,23 @@ class ProbedSequence:
         states = self._states(role, paths, stores=False)
         return self._launch(role, layout, {**feeds, **placed, **states}, capacity=slots[-1] + 1)
 
+    def fuse(self, aux_hidden: np.ndarray) -> np.ndarray:
+        """Return the draft's states [T, H] of the target's states [T, aux_layers·Ht]."""
+        return self._probe.run("draft_fuse", {"captured": aux_hidden})["hidden"]
+
+    def attend(self, role: str, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Run a row at the next position, which attends to all committed tokens of the caches.
+
+        The row writes to no cache.
+        """
+        length = self._length(role)
+        placed = {
+            "positions": self._probe.counter.range(length, 1),
+            "ancestor_bits": np.zeros((1, 1), np.int32),
+        }
+        layout = RowLayout([length], [1], [length])
+        return self._launch(role, layout, {**feeds, **placed}, capacity=0)
+
     def write_states(self, aux_hidden: np.ndarray) -> None:
         """Write states [n, aux_layers·Ht] of committed tokens to caches that ``draft`` reads."""
         role, count, first = "draft", len(aux_hidden), self._length("draft")

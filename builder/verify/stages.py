@@ -12,8 +12,15 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from specbuild.builder.families.parts.path_draft import BlockDraft, DraftStates, PathDraft
+from specbuild.builder.families.parts.path_draft import (
+    BlockDraft,
+    CacheDraft,
+    DraftStates,
+    PathDraft,
+    ReferenceDraft,
+)
 from specbuild.builder.verify.block_check import compare_block
+from specbuild.builder.verify.cache_check import compare_levels
 from specbuild.builder.verify.comparison import Comparison
 from specbuild.builder.verify.engine_probe import (
     DRAFT_STAGES,
@@ -27,6 +34,8 @@ from specbuild.builder.verify.reference_target import ReferenceTarget, TargetSta
 TREE_PARENTS = (-1, 0, 0, 1, 1, 2, 3)
 # Draft levels: tokens per level, and the parent (in the previous level) of each.
 DRAFT_LEVEL_PARENTS = ((0, 0), (0, 1), (1, 0))
+# Levels of a chain that a draft over the target's caches drafts.
+CACHE_LEVELS = 3
 # Rows of a draft that drafts several positions in one pass.
 MASK_ROWS = 3
 
@@ -73,7 +82,7 @@ def run_reference(reference: ReferenceTarget, sample: Sample) -> SampleReference
 class StageCheck:
     """Compares an engine's stages on samples."""
 
-    def __init__(self, probe: EngineProbe, draft: PathDraft | BlockDraft | None) -> None:
+    def __init__(self, probe: EngineProbe, draft: ReferenceDraft | None) -> None:
         self.probe = probe
         self.draft = draft
         self.comparison = Comparison()
@@ -98,6 +107,15 @@ class StageCheck:
                     self.comparison,
                     aux_hidden=(given, expected_rows),
                     root=root,
+                )
+            elif isinstance(self.draft, CacheDraft):
+                compare_levels(
+                    sequence,
+                    self.draft,
+                    self.comparison,
+                    aux_hidden=given[-1:],
+                    ids=sample.ids,
+                    path=sample.tree[:CACHE_LEVELS],
                 )
             elif self.draft is not None:
                 self._draft(sequence, sample, given, reference, self.draft)

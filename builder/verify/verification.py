@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from specbuild.builder.families.checkpoints import OWN_DRAFT, is_own_draft, read_draft, read_target
-from specbuild.builder.families.parts.path_draft import BlockDraft, PathDraft
+from specbuild.builder.families.parts.path_draft import ReferenceDraft
 from specbuild.builder.families.registry import draft_family, target_family
 from specbuild.builder.progress import Progress, SilentProgress
 from specbuild.builder.training.self_text import Generation, generate_text
@@ -62,7 +62,7 @@ def verify_engine(
         progress.note("no draft checkpoint given: the draft's stages are not compared")
     target = ReferenceTarget(model, manifest.limits.max_seq_len)
     _check_same_model(engine, manifest, model, target)
-    reference_draft: PathDraft | BlockDraft | None = None
+    reference_draft: ReferenceDraft | None = None
     draft_path = model if own else draft
     if family is not None and draft_path is not None:
         reference_draft = family.reference(draft_path, target.model, built, engine)

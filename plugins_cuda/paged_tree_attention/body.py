@@ -91,7 +91,9 @@ def ancestor_table(
     depth = None
     if window > 0:
         before = b.CumSum(bits, b.scalar(2, np.int64), exclusive=1)
-        depth = b.Sub(b.ReduceSum(bits, b.i64(2), keepdims=1), b.scalar(1, np.int64))
+        count = b.ReduceSum(bits, b.i64(2), keepdims=1)
+        # A row without bits has the position of the first tree slot.
+        depth = b.Max(b.Sub(count, b.scalar(1, np.int64)), b.scalar(0, np.int64))
         near = b.Less(b.Sub(depth, before), b.scalar(window, np.int64))
         visible = b.And(visible, near)
     hidden = b.scalar(HIDDEN)

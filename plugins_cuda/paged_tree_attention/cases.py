@@ -33,6 +33,18 @@ def _with_sinks(name: str, sink: float) -> Case:
     )
 
 
+def _without_ancestors(name: str, launch: Launch) -> Case:
+    """Rows at tree slots that attend to no tree slot, as those of a draft without a cache."""
+
+    def arrays(rng: np.random.Generator) -> Arrays:
+        *before, bits, sinks, selected = launch.arrays(rng)
+        assert bits is not None
+        return *before, np.zeros_like(bits), sinks, selected
+
+    rows = np.s_[: len(launch.rows())]
+    return Case(name, arrays, launch.attributes, compare={"attended": rows})
+
+
 _LAUNCHES = {
     "one token, nothing before it": Launch([Branch(0, 1)], padding_rows=0, padding_pages=0),
     "decode": Launch([Branch(13, 1)], padding_rows=0),
@@ -97,6 +109,10 @@ CASES: tuple[Case, ...] = (
     *(launch.case(name) for name, launch in _LAUNCHES.items()),
     _with_sinks("sink far above every score", 80.0),
     _with_sinks("sink far below every score", -80.0),
+    _without_ancestors(
+        "rows without ancestors, window",
+        Launch([Branch(9, 0, (-1, -1, -1)), Branch(30, 0, (-1,))], window=4),
+    ),
 )
 
 
@@ -358,5 +374,20 @@ _GPU_LAUNCHES = {
 
 KERNEL_CASES: tuple[Case, ...] = (
     *(launch.case(name) for name, launch in _KERNEL_LAUNCHES.items()),
+    _without_ancestors(
+        "heads of 256, rows without ancestors",
+        _widest([Branch(40, 0, (-1,)), Branch(300, 0, (-1, -1, -1))], window=30),
+    ),
+    _without_ancestors(
+        "heads of 512, rows without ancestors",
+        _widest(
+            [Branch(50, 0, (-1, -1, -1)), Branch(300, 0, (-1,))],
+            kv_heads=1,
+            group=8,
+            width=512,
+            v_width=512,
+            sinks=False,
+        ),
+    ),
     *(launch.case(f"gpu: {name}") for name, launch in _GPU_LAUNCHES.items()),
 )

@@ -138,14 +138,15 @@ class KvLayout:
 
     def _validate_layers(self, model: TargetGeometry | DraftGeometry) -> None:
         g = self.group
-        count, window = model.layers, model.sliding_window
+        is_target, window = isinstance(model, TargetGeometry), model.sliding_window
+        count = model.layers if is_target else model.cached_layers  # type: ignore[union-attr]
         if isinstance(model, TargetGeometry):
             kind = "sliding_attention" if g.window else "full_attention"
             if any(model.layer_types[layer] != kind for layer in g.layers if layer < count):
                 raise EngineFileError(f"cache group {g.name} holds layers that are not {kind}")
             window = window if g.window else 0
         outside = [layer for layer in g.layers if not 0 <= layer < count]
-        if outside or not g.layers or g.window != window:
+        if outside or (count and not g.layers) or g.window != window:
             raise OutdatedEngineError(
                 f"cache group {g.name} has layers {g.layers} and window {g.window}, but its "
                 f"model has {count} layers and window {window}"

@@ -10,7 +10,7 @@ import numpy as np
 from specbuild.runtime.cache.row_placement import RowLayout, cache_feeds, groups_of
 from specbuild.runtime.draft.drafter import DrafterCapabilities, DrafterKind, DrafterParts
 from specbuild.runtime.draft.shared_noise import CANDIDATES, SharedNoise
-from specbuild.runtime.draft.static_levels import grow
+from specbuild.runtime.draft.static_levels import DraftedRows, grow
 from specbuild.runtime.draft.static_tree import StaticTree
 from specbuild.runtime.draft.tree import (
     DraftTrees,
@@ -112,14 +112,11 @@ class Eagle3Drafter:
 
     def propose(self, sequences: Sequence[SequenceState], shape: DraftShape) -> DraftTrees:
         """Return a chain if ``draft_top_k`` is 1, else the best nodes of a dynamic tree."""
-        counts = [self._pending[s.index].count for s in sequences]
-        if sum(counts) > self._max_rows:
-            for sequence, count in zip(sequences, counts, strict=True):
-                self._ingest(sequence, count - 1)
-            counts = [1] * len(sequences)
-        logits, hidden = self._extend(sequences, counts)
+        logits, hidden = self._first_level(sequences)
         if isinstance(shape, StaticTree):
-            trees = grow(_Rows(self, sequences), [s.root for s in sequences], shape, logits, hidden)
+            trees = grow(
+                DraftedRows(self, sequences), [s.root for s in sequences], shape, logits, hidden
+            )
             self._discard_tree(sequences)
             return trees
         if shape.draft_top_k == 1:
@@ -154,6 +151,15 @@ class Eagle3Drafter:
         rows = len(logits) // len(sequences)
         noise = self._noise(sequences, [level] * rows)
         return self._expand(logits, _root_scores(len(logits)), top_k, noise)["tokens"]
+
+    def _first_level(self, sequences: Sequence[SequenceState]) -> tuple[np.ndarray, np.ndarray]:
+        """Ingest all pending rows; return logits [B, Vd] of level 1 and their features [B, H]."""
+        counts = [self._pending[s.index].count for s in sequences]
+        if sum(counts) > self._max_rows:
+            for sequence, count in zip(sequences, counts, strict=True):
+                self._ingest(sequence, count - 1)
+            counts = [1] * len(sequences)
+        return self._extend(sequences, counts)
 
     def _ingest(self, sequence: SequenceState, count: int) -> None:
         """Ingest ``count`` pending rows, in launches of at most ``max_rows`` rows."""
@@ -352,24 +358,6 @@ class Eagle3Drafter:
 
 
 EAGLE3 = DrafterKind(_CAPABILITIES, Eagle3Drafter)
-
-
-class _Rows:
-    """A :class:`RowDrafter` that runs an EAGLE3 draft for ``sequences``."""
-
-    def __init__(self, drafter: Eagle3Drafter, sequences: Sequence[SequenceState]) -> None:
-        self._drafter, self._sequences = drafter, sequences
-
-    def tree_starts(self) -> list[int]:
-        return self._drafter.tree_starts(self._sequences)
-
-    def run(
-        self, layout: RowLayout, tree_rows: int, **feeds: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray]:
-        return self._drafter.run_rows(self._sequences, layout, tree_rows, feeds)
-
-    def best(self, logits: np.ndarray, level: int, top_k: int) -> np.ndarray:
-        return self._drafter.best_tokens(self._sequences, logits, level, top_k)
 
 
 def columns_of(manifest: Manifest, layers: Sequence[int]) -> slice | np.ndarray:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from specbuild.runtime.draft.dflash import DFLASH
 from specbuild.runtime.draft.drafter import DrafterKind, HostDrafter, HostDrafterKind
 from specbuild.runtime.draft.eagle3 import EAGLE3
+from specbuild.runtime.draft.gemma4_assistant import ASSISTANT
 from specbuild.runtime.draft.mtp import MTP
 from specbuild.runtime.draft.p_eagle import P_EAGLE
 from specbuild.runtime.draft.suffix import SUFFIX
@@ -16,7 +17,9 @@ from specbuild.runtime.engine_dir.drafters.record import DrafterRecord, HostReco
 from specbuild.runtime.engine_dir.manifest import Manifest
 from specbuild.runtime.errors import RequestError
 
-MODEL_KINDS: dict[str, DrafterKind] = {kind.name: kind for kind in (EAGLE3, P_EAGLE, DFLASH, MTP)}
+MODEL_KINDS: dict[str, DrafterKind] = {
+    kind.name: kind for kind in (EAGLE3, P_EAGLE, DFLASH, MTP, ASSISTANT)
+}
 HOST_KINDS: dict[str, HostDrafterKind] = {kind.name: kind for kind in (SUFFIX,)}
 # Further names: ``auto`` uses the drafter with the highest measured rate, ``none`` no draft.
 AUTO = "auto"

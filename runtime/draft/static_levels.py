@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from specbuild.runtime.cache.row_placement import RowLayout
 from specbuild.runtime.draft.static_tree import StaticTree
 from specbuild.runtime.draft.tree import DraftTrees, pack_bits
+from specbuild.runtime.request import SequenceState
+
+if TYPE_CHECKING:
+    from specbuild.runtime.draft.eagle3 import Eagle3Drafter
 
 
 class RowDrafter(Protocol):
@@ -74,3 +78,21 @@ def grow(
         features[:, inner] = out.reshape(batch, rows, -1)
         frontier = inner
     return tree.trees(roots, tokens[:, 1:])
+
+
+class DraftedRows:
+    """A :class:`RowDrafter` that runs an EAGLE3 draft for ``sequences``."""
+
+    def __init__(self, drafter: Eagle3Drafter, sequences: Sequence[SequenceState]) -> None:
+        self._drafter, self._sequences = drafter, sequences
+
+    def tree_starts(self) -> list[int]:
+        return self._drafter.tree_starts(self._sequences)
+
+    def run(
+        self, layout: RowLayout, tree_rows: int, **feeds: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        return self._drafter.run_rows(self._sequences, layout, tree_rows, feeds)
+
+    def best(self, logits: np.ndarray, level: int, top_k: int) -> np.ndarray:
+        return self._drafter.best_tokens(self._sequences, logits, level, top_k)

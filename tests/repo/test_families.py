@@ -18,8 +18,8 @@ NAMES = {
     *(name for family in TARGETS.values() for pair in family.model_types.items() for name in pair),
     *(name for family in DRAFTS.values() for name in family.architectures),
 }
-# Drafts that extend the draft of another family.
-BUILT_ON = {"p_eagle": "eagle3"}
+# Drafts that extend the draft, or read the layers, of another family.
+BUILT_ON = {"p_eagle": "eagle3", "gemma4_assistant": "gemma4"}
 # There the name means the rounding of a norm, not a model.
 ROUNDINGS = {Path("builder/backends/cuda/fusions") / f"{name}.py" for name in
              ("matching", "moe", "qkv")}  # fmt: skip

@@ -201,12 +201,12 @@ class _Block:
 
     def holder(self, name: str) -> Config | None:
         """Return the first place that has the field, or None. SpecbuildError if values differ."""
-        first, *others = [part for part in self._places if part.get(name) is not None] or [None]
-        for other in others:
-            assert first is not None and other is not None
-            if other.get(name) != first.get(name):
+        holders = [part for part in self._places if part.get(name) is not None]
+        for other in holders[1:]:
+            if other.get(name) != holders[0].get(name):
+                first = holders[0]
                 raise other.wrong(name, f"the value in {first.where}, {first.get(name)!r}")
-        return first
+        return holders[0] if holders else None
 
     def integer(self, name: str, least: int) -> int:
         """Return a required number of at least ``least``."""

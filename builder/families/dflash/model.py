@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from specbuild.builder.families.parts.attention import write_and_attend
+from specbuild.builder.families.parts.draft_modules import TargetEmbedding
 from specbuild.builder.families.parts.graph_io import GroupView, Launch, LayerPools
 from specbuild.builder.families.parts.llama import LlamaNorm, SwigluMlp
 from specbuild.builder.families.parts.rope import rotate
@@ -112,20 +113,12 @@ class DFlashContext(_RotaryModule):
         return tuple(written)
 
 
-class _TargetEmbedding(nn.Module):
-    """The target's embedding with the target's name."""
-
-    def __init__(self, target: TargetGeometry) -> None:
-        super().__init__()
-        self.embed_tokens = nn.Embedding(target.vocab, target.hidden)
-
-
 class DFlash(_RotaryModule):
     """The role ``draft``: one pass over blocks of a token and mask tokens."""
 
     def __init__(self, d: DFlashGeometry, target: TargetGeometry, max_positions: int) -> None:
         super().__init__(d, target, max_positions)
-        self.model = _TargetEmbedding(target)
+        self.model = TargetEmbedding(target)
         self.lm_head = nn.Linear(target.hidden, target.vocab, bias=False)
 
     def forward(

@@ -13,19 +13,12 @@ import torch
 from torch import nn
 
 from specbuild.builder.families.mtp.block import block_parts
+from specbuild.builder.families.parts.draft_modules import NormHolder, TargetEmbedding
 from specbuild.builder.families.parts.graph_io import GroupView, LatentPool, Launch, LayerPools
 from specbuild.builder.families.parts.llama import norm_module
 from specbuild.builder.families.parts.target import Block
 from specbuild.runtime.engine_dir.drafters.mtp import MtpGeometry
 from specbuild.runtime.engine_dir.geometry import TargetGeometry
-
-
-class _Norm(nn.Module):
-    """The target's norm with the name ``norm``."""
-
-    def __init__(self, target: TargetGeometry) -> None:
-        super().__init__()
-        self.norm = norm_module(target.norm, target.hidden)
 
 
 class MtpLayer(Block):
@@ -35,28 +28,7 @@ class MtpLayer(Block):
         super().__init__(*block_parts(d, target))
         self.enorm, self.hnorm = (norm_module(target.norm, d.hidden) for _ in range(2))
         self.eh_proj = nn.Linear(2 * d.hidden, d.hidden, bias=False)
-        self.shared_head = _Norm(target)
-
-
-class FinalNorm(nn.Module):
-    """The role ``draft_fuse``: the target's final norm over the output of its last layer."""
-
-    def __init__(self, _d: MtpGeometry, target: TargetGeometry) -> None:
-        super().__init__()
-        self.model = _Norm(target)
-
-    def forward(self, aux_hidden: torch.Tensor) -> torch.Tensor:
-        """``aux_hidden`` [T, H] → hidden [T, H]."""
-        normed: torch.Tensor = self.model.norm(aux_hidden)
-        return normed
-
-
-class _Embedding(nn.Module):
-    """The target's embedding with the target's name."""
-
-    def __init__(self, target: TargetGeometry) -> None:
-        super().__init__()
-        self.embed_tokens = nn.Embedding(target.vocab, target.hidden)
+        self.shared_head = NormHolder(target)
 
 
 class Mtp(nn.Module):
@@ -64,7 +36,7 @@ class Mtp(nn.Module):
 
     def __init__(self, d: MtpGeometry, target: TargetGeometry, max_positions: int) -> None:
         super().__init__()
-        self.draft, self.model = MtpLayer(d, target), _Embedding(target)
+        self.draft, self.model = MtpLayer(d, target), TargetEmbedding(target)
         self.lm_head = nn.Linear(target.hidden, target.vocab, bias=False)
         table = torch.empty(max_positions, d.rotated // 2)
         self.register_buffer("draft_rope_cos", table)

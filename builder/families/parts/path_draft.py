@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
 
@@ -44,6 +45,37 @@ class BlockDraft(ABC):
         """
 
 
+@dataclass(frozen=True)
+class LevelStates:
+    """The levels of a draft along a path of D tokens from the root, fp32.
+
+    ``state`` [H] is the input of level 1; ``logits`` [D, V] and ``recurrence`` [D, H] are the
+    results of each level.
+    """
+
+    state: torch.Tensor
+    logits: torch.Tensor
+    recurrence: torch.Tensor
+
+
+class CacheDraft(ABC):
+    """A recurrent draft over the target's keys and values, without its own."""
+
+    @abstractmethod
+    def levels(
+        self,
+        ids: torch.Tensor,
+        root: int,
+        path: torch.Tensor,
+        state: torch.Tensor | None = None,
+    ) -> LevelStates:
+        """Return the levels that read ``root`` and then the tokens of ``path`` [D − 1].
+
+        ``ids`` [L] are the committed tokens before the root. ``state`` [H] replaces the target's
+        final state of the last of them.
+        """
+
+
 class PathDraft(ABC):
     """A recurrent draft without caches, pages or trees.
 
@@ -77,3 +109,6 @@ class PathDraft(ABC):
         states = self.run(ids, hidden, torch.arange(len(ids)))
         first = len(next_ids) - 1
         return DraftStates(**{name: value[first:] for name, value in vars(states).items()})
+
+
+ReferenceDraft: TypeAlias = PathDraft | BlockDraft | CacheDraft

@@ -11,11 +11,11 @@ plain names. Those of each further model have the model's kind as a prefix.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias
 
 from specbuild.runtime.engine_dir.features import FeatureOf
-from specbuild.runtime.engine_dir.geometry import MlaGeometry, Rope
+from specbuild.runtime.engine_dir.geometry import MlaGeometry, Rope, TargetGeometry
 from specbuild.runtime.engine_dir.port_forms import Form, Forms, floats, ints, launch_forms, written
 
 # Roles of a draft that are graphs of the draft model.
@@ -89,6 +89,24 @@ class DraftGeometry(Protocol):
         ...
 
     @property
+    def window_rope(self) -> Rope:
+        """The rotary embedding of layers with a sliding window."""
+        ...
+
+    @property
+    def cached_layers(self) -> int:
+        """The number of layers whose keys and values are in the draft's cache group."""
+        ...
+
+    def target_layers(self, target: TargetGeometry) -> tuple[int, ...]:
+        """Return the layers of the target whose caches the draft reads; usually none."""
+        ...
+
+    def up_to(self, longest: int) -> DraftGeometry:
+        """Return the geometry for sequences of up to this length."""
+        ...
+
+    @property
     def window_obstacle(self) -> str | None:
         """The draft as a noun phrase if ``--draft-window`` cannot apply to it, else None."""
         ...
@@ -103,6 +121,8 @@ class DraftDefaults:
 
     block: ClassVar[int] = 0
     mla: Any
+    layers: Any
+    rope: Any
 
     def block_rows(self, depth: int) -> int:  # noqa: ARG002
         """See :class:`DraftGeometry`."""
@@ -111,6 +131,26 @@ class DraftDefaults:
     def mask_rows(self, depth: int) -> int:  # noqa: ARG002
         """See :class:`DraftGeometry`."""
         return 0
+
+    @property
+    def window_rope(self) -> Rope:
+        """See :class:`DraftGeometry`."""
+        rope: Rope = self.rope
+        return rope
+
+    @property
+    def cached_layers(self) -> int:
+        """See :class:`DraftGeometry`."""
+        layers: int = self.layers
+        return layers
+
+    def target_layers(self, target: TargetGeometry) -> tuple[int, ...]:  # noqa: ARG002
+        """See :class:`DraftGeometry`."""
+        return ()
+
+    def up_to(self, longest: int) -> Any:
+        """See :class:`DraftGeometry`."""
+        return replace(self, rope=self.rope.up_to(longest))  # type: ignore[type-var]
 
     @property
     def window_obstacle(self) -> str | None:
@@ -123,7 +163,7 @@ class PortContext:
     """The data, besides the draft's geometry, that define the ports of its graphs.
 
     ``target_hidden`` is the target's width and ``group`` the draft's cache group. ``view`` has the
-    inputs that map rows to slots of the group's caches; ``pools`` has the group's pools.
+    inputs that map rows to slots of the caches that the draft reads; ``pools`` has these caches.
     """
 
     target_hidden: int

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from specbuild.runtime.engine_dir.drafters.dflash import DFlashRecord
 from specbuild.runtime.engine_dir.drafters.eagle3 import Eagle3Record
+from specbuild.runtime.engine_dir.drafters.gemma4_assistant import AssistantRecord
 from specbuild.runtime.engine_dir.drafters.mtp import MtpRecord
 from specbuild.runtime.engine_dir.drafters.p_eagle import PEagleRecord
 from specbuild.runtime.engine_dir.drafters.record import (
@@ -18,7 +19,14 @@ from specbuild.runtime.engine_dir.drafters.suffix import SuffixRecord
 RECORDS: dict[str, type[DrafterRecord]] = DrafterRecord.MEMBERS
 RECORDS |= {
     record.kind: record
-    for record in (Eagle3Record, PEagleRecord, DFlashRecord, MtpRecord, SuffixRecord)
+    for record in (
+        Eagle3Record,
+        PEagleRecord,
+        DFlashRecord,
+        MtpRecord,
+        AssistantRecord,
+        SuffixRecord,
+    )
 }
 MODEL_NAMES = tuple(kind for kind, record in RECORDS.items() if issubclass(record, ModelRecord))
 HOST_NAMES = tuple(kind for kind, record in RECORDS.items() if issubclass(record, HostRecord))

@@ -157,10 +157,24 @@ def _commit(manifest: Manifest) -> tuple[Forms, Forms]:
 
 def _drafting(manifest: Manifest, model: ModelRecord, role: str) -> tuple[Forms, Forms]:
     """Return the ports of one of ``model.ROLES``."""
-    group = manifest.group(model.cache_group)
-    pools = _pools(manifest, group)
-    output_names = PortContext(manifest.target.hidden, group.name, view_forms(group.name), pools)
-    return model.ports(role, output_names)
+    target, group = manifest.target, manifest.group(model.cache_group)
+    layers = model.geometry.target_layers(target)
+    groups = [group]
+    if layers:
+        groups = [g for g in _target_groups(manifest) if set(layers) & set(g.layers)]
+    view: Forms = {}
+    pools: Forms = {}
+    for read in groups:
+        unread = {
+            f"{read.name}.{layer}." for layer in read.layers if layers and layer not in layers
+        }
+        view |= view_forms(read.name)
+        pools |= {
+            name: form
+            for name, form in _pools(manifest, read).items()
+            if not name.startswith(tuple(unread)) and "summary_pool" not in name
+        }
+    return model.ports(role, PortContext(target.hidden, group.name, view, pools))
 
 
 def _target_groups(manifest: Manifest) -> list[CacheGroup]:

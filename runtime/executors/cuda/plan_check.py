@@ -90,7 +90,7 @@ def _buffers(plan: Plan, manifest: Manifest) -> Iterator[str]:
 def _cache_buffers(manifest: Manifest) -> dict[str, int]:
     """Return the bytes of every cache group's pools, and of the block summaries (SpecPV)."""
     actual = layouts(manifest.cache_groups, manifest.ranks)
-    caches = {layout.name: layout.bytes for layout in actual.values()}
+    caches = {layout.name: layout.bytes for layout in actual.values() if layout.bytes}
     for group in manifest.state_groups:
         states = state_layout(group, manifest.limits)
         caches[states.name] = states.bytes
@@ -178,7 +178,8 @@ def _tables(manifest: Manifest) -> Iterator[str]:
     rows = {"rope": limits.max_seq_len + limits.draft_tokens + 1}
     expected = {}
     for model in manifest.models:
-        rows[own_name(model.cache_group, "draft_rope")] = limits.max_seq_len + limits.draft_depth
+        for rope in ("draft_rope", "draft_window_rope"):
+            rows[own_name(model.cache_group, rope)] = limits.max_seq_len + limits.draft_depth
         expected[own_name(model.cache_group, _DRAFT_OFFSETS)] = model.geometry.vocab
     expected |= {f"{rope}_{part}": n for rope, n in rows.items() for part in ("cos", "sin")}
     for name, tensor in manifest.tensors.items():

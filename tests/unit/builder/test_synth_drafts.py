@@ -31,6 +31,7 @@ from specbuild.builder.synth.synth import build_engine, prompts_beside, write_ch
 from specbuild.cli.main import main
 from specbuild.runtime.engine import Engine
 from specbuild.runtime.engine_dir.drafters.dflash import DFlashGeometry
+from specbuild.runtime.engine_dir.drafters.gemma4_assistant import AssistantGeometry
 from specbuild.runtime.engine_dir.drafters.mtp import MtpGeometry
 from specbuild.runtime.engine_dir.drafters.p_eagle import PEagleGeometry
 from specbuild.runtime.engine_dir.files import read_manifest
@@ -44,6 +45,8 @@ MODELS = {
     "mtp of MiMo": ("tiny-mimo", "mtp", 4),
     "mtp of MLA": ("tiny-mla", "mtp", 4),
     "mtp of Qwen3.5": ("tiny-qwen3.5", "mtp", 4),
+    "assistant": ("tiny-gemma4", "gemma4-assistant", 4),
+    "assistant of a model with experts": ("tiny-gemma4-moe", "gemma4-assistant", 4),
 }
 each_model = pytest.mark.parametrize("name", ["p-eagle", *slow(*[*MODELS][1:])])
 
@@ -94,10 +97,14 @@ def test_every_position_is_accepted_as_often_as_requested(cases, name: str) -> N
 
 
 @pytest.mark.parametrize(
-    ("kind", "geometry"), [("p-eagle", PEagleGeometry), *slow(("dflash", DFlashGeometry))]
+    ("kind", "geometry"),
+    [
+        ("p-eagle", PEagleGeometry),
+        *slow(("dflash", DFlashGeometry), ("gemma4-assistant", AssistantGeometry)),
+    ],
 )
 def test_draft_checkpoints_can_be_read(tmp_path: Path, kind: str, geometry: type) -> None:
-    model = tiny(0.78, draft_kind=kind)
+    model = model_of("tiny-gemma4" if kind == "gemma4-assistant" else "tiny", kind)
     write_checkpoints(model, tmp_path / "m", SilentProgress(), force=False)
     target = read_target(tmp_path / "m" / "target", strict=True)
     draft = read_draft(tmp_path / "m" / "draft", target.geometry, strict=True)
@@ -111,7 +118,7 @@ def test_layers_and_heads_of_p_eagle() -> None:
     assert (draft.layers, draft.kv_heads) == (4, POSITIONS)
 
 
-@pytest.mark.parametrize("name", ["p-eagle", *slow("dflash")])
+@pytest.mark.parametrize("name", ["p-eagle", *slow("dflash", "assistant")])
 def test_an_engine_from_the_checkpoints_is_equal(cases, tmp_path: Path, name: str) -> None:
     """It equals an engine that is built without writing the checkpoints."""
     _, kind, levels = MODELS[name]
@@ -228,6 +235,13 @@ def test_rejects_mtp_for_a_model_without_such_a_layer(tmp_path: Path) -> None:
     with pytest.raises(SpecbuildError, match="--draft-kind mtp needs --engine"):
         model = model_of("tiny-mimo", "mtp")
         write_checkpoints(model, tmp_path / "m", SilentProgress(), force=False)
+
+
+def test_an_assistant_needs_a_gemma_4() -> None:
+    with pytest.raises(
+        SpecbuildError, match="--draft-kind gemma4-assistant: a gpt_oss has no assistant"
+    ):
+        model_of("tiny", "gemma4-assistant")
 
 
 def test_rejects_a_kind_without_a_draft(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -109,6 +109,7 @@ def test_features_of_version_3_are_listed() -> None:
         "dsa",
         "gated_delta",
         "geglu",
+        "gemma4_assistant",
         "generation_defaults",
         "latents",
         "linear_rope",

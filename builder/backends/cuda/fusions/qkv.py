@@ -117,14 +117,28 @@ def fuse_qkv(graph: ir.Graph, node: ir.Node) -> bool:
 
 
 def _queries(attention: ir.Node) -> _Projections | None:
-    """Return the queries of a layer that reads the pools an earlier layer wrote, or None."""
+    """Return the queries of a layer that writes no keys, or None.
+
+    It reads the pools of an earlier layer, or in a draft those of the target.
+    """
     q = rotated_projection(attention.inputs[0], layout_origin, head_norms=True)
-    writer = producer(attention.inputs[1], "RmsQkvRope")
-    if q is None or writer is None:
+    slot = _slot_of(attention)
+    if q is None or slot is None:
         return None
-    names = [spec.name for spec in op_named("RmsQkvRope").inputs]
-    slot = writer.inputs[names.index("write_slot")]
     return _Projections(q, None, None, (attention.inputs[1], attention.inputs[2]), slot)
+
+
+def _slot_of(attention: ir.Node) -> ir.Value | None:
+    """Return the write slots of the pools that an attention reads, or None if its layer writes."""
+    pool, graph = attention.inputs[1], attention.graph
+    assert pool is not None and pool.name is not None and isinstance(graph, ir.Graph)
+    writer = producer(pool, "RmsQkvRope")
+    if writer is not None:
+        names = [spec.name for spec in op_named("RmsQkvRope").inputs]
+        return writer.inputs[names.index("write_slot")]
+    name = f"{pool.name.partition('.')[0]}.write_slot"
+    is_input = any(value is pool for value in graph.inputs)
+    return next((v for v in graph.inputs if is_input and v.name == name), None)
 
 
 def fuse_context(graph: ir.Graph, node: ir.Node) -> bool:

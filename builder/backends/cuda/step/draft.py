@@ -128,16 +128,23 @@ class Drafting:
         )
 
     def run(
-        self, rows: Mapping[str, Tensor], hidden: Tensor, *, level: int | None
+        self,
+        rows: Mapping[str, Tensor],
+        hidden: Tensor,
+        *,
+        level: int | None,
+        inputs: Mapping[str, Tensor] | None = None,
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Run the draft on these rows; return hidden_out [T, H] and the TreeExpand of its logits.
 
-        ``level`` is the level of the children, as in :func:`expand`.
+        ``level`` is the level of the children, as in :func:`expand`. ``inputs`` place the rows in
+        caches, by default in the draft's.
         """
+        inputs = self.draft.inputs(rows, self.table) if inputs is None else inputs
         placement = self.parts.placement(
             self.draft.full_name("draft"),
             self.program,
-            {**self.draft.inputs(rows, self.table), "hidden": hidden},
+            {**inputs, "hidden": hidden},
             rows=hidden.shape[0],
             logit_rows=rows["logit_rows"].shape[0],
         )

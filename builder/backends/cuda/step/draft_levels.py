@@ -20,15 +20,15 @@ class LevelStep:
     def tree(self, drafting: Drafting) -> dict[str, Tensor]:
         """See :class:`DraftStep`."""
         depth = drafting.shape.draft_depth
-        pool = _candidates(drafting)
+        pool = candidates(drafting)
         rows = drafting.pending_rows(0, drafting.batch)
         hidden, expanded = drafting.run(rows, drafting.fused_states(rows), level=1)
         parents = {"parent_rows": rows["logit_rows"]}
         for level in range(1, depth):
-            rows = _level(drafting, level, hidden, expanded, {**parents, **pool})
+            rows = add_level(drafting, level, hidden, expanded, {**parents, **pool})
             hidden, expanded = drafting.run(rows, rows["hidden_rows"], level=level + 1)
             parents = {"parent_bits": rows["ancestor_bits"]}
-        _level(drafting, depth, hidden, expanded, {**parents, **pool})
+        add_level(drafting, depth, hidden, expanded, {**parents, **pool})
         return select(drafting.parts, drafting.program, drafting.shape, pool)
 
     def write_rows(
@@ -65,7 +65,7 @@ def tree_candidates(
     return max((shape.candidates for shape in trees), default=0)
 
 
-def _level(
+def add_level(
     drafting: Drafting,
     level: int,
     hidden: Tensor,
@@ -100,7 +100,7 @@ def _level(
     )
 
 
-def _candidates(drafting: Drafting) -> dict[str, Tensor]:
+def candidates(drafting: Drafting) -> dict[str, Tensor]:
     """Allocate the candidate pool, and the indices of the frontier in it, for LevelInputs."""
     pool, k = drafting.shape.candidates, drafting.shape.draft_top_k
     shapes = {

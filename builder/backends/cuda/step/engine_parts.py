@@ -81,7 +81,7 @@ class EngineParts:
 
     @cached_property
     def caches(self) -> dict[str, Tensor]:
-        """The buffer of each group's pools, as bytes."""
+        """The buffer of each group's pools, as bytes; a group without layers has none."""
         return {
             name: Tensor(
                 Storage(layout.name, "cache", layout.bytes),
@@ -89,6 +89,7 @@ class EngineParts:
                 TensorInfo((layout.bytes,), "uint8"),
             )
             for name, layout in self.layouts.items()
+            if layout.bytes
         }
 
     @cached_property

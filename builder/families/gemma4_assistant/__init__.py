@@ -1,0 +1,1 @@
+"""Gemma 4's assistants: drafts whose layers read the target's caches."""
