@@ -62,15 +62,15 @@ class DsaStats:
 class RunStats:
     """Statistics of one request.
 
-    ``steps`` counts target passes after prefill; ``mean_acceptance_length`` the tokens those
-    passes emitted, per pass (1.0 without a draft); ``acceptance_histogram[a]`` the steps with a
-    accepted drafts; ``acceptance_per_position[i]`` the share of steps with more than i;
-    ``proposed_tokens`` the drafts that they verified.
-    ``preemptions`` times the request lost its pages and was restored; ``paused_steps`` steps of
-    others went on while it waited for pages; ``cached_tokens`` of its prompt were in the prefix
-    cache when it began. ``specpv`` is None where every step verified over the whole cache, by the
-    engine's nature, and ``dsa`` where every row attended to all that it saw. ``masked_tokens`` were
-    changed by a guide, or came of a device's steps behind its mask; None without a guide.
+    ``steps`` counts target passes after prefill, and ``mean_acceptance_length`` the tokens that a
+    pass emits on average (1.0 without a draft). ``acceptance_histogram[a]`` counts the steps with
+    a accepted draft tokens, and ``acceptance_per_position[i]`` is the share of steps with more
+    than i. ``proposed_tokens`` counts the verified draft tokens. ``preemptions`` counts how often
+    the request was preempted, and ``paused_steps`` the steps of others while it waited for pages.
+    ``cached_tokens`` counts the prompt's tokens that were in the prefix cache. ``specpv`` is None
+    if no step could use a partial view, and ``dsa`` if no row could attend to selected tokens.
+    ``masked_tokens`` counts the tokens that a guide changed, or that masked steps of a device
+    selected; None without a guide.
     """
 
     prompt_tokens: int
@@ -95,8 +95,8 @@ class RunStats:
 class RunRecord:
     """One line of ``run --json``. ``text`` is None on an engine without a tokenizer.
 
-    ``top_logprobs`` has (token id, log-probability) of the likeliest tokens for each output token;
-    None where they were not asked for.
+    ``top_logprobs`` has (token id, log-probability) of the most likely tokens for each output
+    token; None if they were not requested.
     """
 
     id: str

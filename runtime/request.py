@@ -129,11 +129,12 @@ def params_list(
 
 @dataclass(slots=True)
 class TokenEvent:
-    """One emitted token; ``text`` is what became complete with it (possibly nothing).
+    """One emitted token; ``text`` has the characters that it completes, possibly none.
 
-    ``logprob`` is None where a screened head chose it and nobody asked (``GenerateParams``).
-    ``top_logprobs`` are as many of the likeliest tokens as were asked for.
-    With the first one, ``cached_tokens`` of the prompt were in the prefix cache.
+    ``logprob`` is None if an int8-prefiltered head selected the token and log-probabilities were
+    not requested (``GenerateParams``). ``top_logprobs`` has the requested number of most likely
+    tokens. In the first event, ``cached_tokens`` is the number of the prompt's tokens that were in
+    the prefix cache.
     """
 
     request: int
