@@ -32,9 +32,7 @@ def built(folder: Path, model: Path, draft: Path | None = None) -> Path:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model with every feature (query latents, YaRN, groups of experts), a draft, and
-    their engine.
-    """
+    """A model with every feature (query latents, YaRN, expert groups), a draft, their engine."""
     folder = tmp_path_factory.mktemp("deepseek")
     write_deepseek(folder / "model")
     write_draft(
@@ -46,8 +44,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_every_stage_and_token_equals_transformers(folder: Path) -> None:
-    """Compare stage by stage: prompts, trees and the draft; tokens alone, with chains and
-    with trees.
+    """Compare stage by stage: prompts, trees and the draft.
+
+    Tokens alone, with chains and with trees.
     """
     report = verify_engine(folder / "engine", folder / "model", folder / "draft", SilentProgress())
     stages = {row.stage: row for row in report.rows}

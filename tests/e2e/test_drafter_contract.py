@@ -31,9 +31,7 @@ FORMS = {**CASES, **CPU_VARIANTS}
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory):
-    """Return a function: a case's engine folder, built at its first use; ``--draft``; the
-    reference.
-    """
+    """Return a function: a case's engine folder, built once; ``--draft``; the reference."""
 
     @cache
     def make(name: str) -> tuple[Path, Path, Callable[[], Reference]]:

@@ -34,9 +34,7 @@ def tree_of(name: str) -> DraftShape:
 
 @pytest.fixture(scope="module")
 def lowered(tmp_path_factory: pytest.TempPathFactory):
-    """Return a function: the programs of a case's engine and the reference, created at
-    first use.
-    """
+    """Return a function: the programs of a case's engine, created once, and the reference."""
 
     @cache
     def make(name: str) -> tuple[LoweredEngine, Callable[[], Reference]]:
@@ -68,9 +66,7 @@ def check(
     states: torch.Tensor,
     ids: list[int],
 ) -> None:
-    """Assert that a chain has the reference's logits, and that nodes are the best of their
-    parents.
-    """
+    """Assert that a chain has the reference's logits, and that nodes are their parents' best."""
     paths, tokens = drafted.paths(row), torch.tensor(ids)
     assert len(paths) == shape.draft_tokens
     deepest = max(paths, key=len)

@@ -91,8 +91,9 @@ def decode(
 def test_every_combination_of_lossy_methods_runs(
     engines: dict[str, Engine], caches: str, views: int | None, shape: str
 ) -> None:
-    """Selecting all tokens has the bits of full attention; selecting a quarter mostly
-    agrees with it.
+    """Selecting all tokens has the bits of full attention.
+
+    Selecting a quarter mostly agrees with it.
     """
     engine = engines[caches]
     whole = decode(engine, SHAPES[shape], 0, views)

@@ -93,9 +93,7 @@ def seconds(engine: Engine, prompt: Prompt, speculation: object) -> float:
 
 
 def best_median(ratios: Callable[[], list[float]], threshold: float) -> float:
-    """Return the best of up to three medians: other load disturbs some, a slow engine all
-    of them.
-    """
+    """Return the best of up to three medians: other load affects some, a slow engine all."""
     best = 0.0
     for _ in range(3):
         best = max(best, statistics.median(ratios()))

@@ -116,9 +116,7 @@ def test_every_token_and_stage_equals_transformers(tmp_path: Path, case: str) ->
 
 @pytest.mark.slow
 def test_a_dynamic_theta_is_computed_for_the_longest_sequence(tmp_path: Path) -> None:
-    """transformers changes it with each token after the original context, so compare
-    stages only.
-    """
+    """transformers changes it with each token after the original context: compare stages."""
     build_drafted(tmp_path, "llama", {"max_position_embeddings": 32, "rope_parameters": {
         "rope_type": "dynamic", "rope_theta": 10000.0, "factor": 8.0}})  # fmt: skip
     check_stages(tmp_path)

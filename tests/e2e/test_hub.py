@@ -18,9 +18,7 @@ RUN = ("ab", "--max-new-tokens", "4", "--max-seq-len", "64", "--json")
 
 @pytest.fixture
 def hub(tmp_path: Path, text_target: Path, text_draft: Path) -> Iterator[FakeHub]:
-    """A hub with a model that also has files which must not be downloaded, a gated model,
-    and a draft.
-    """
+    """A hub with a model and files that must not be downloaded, a gated model, and a draft."""
     model = tmp_path / "published"
     shutil.copytree(text_target, model)
     for name in ("pytorch_model.bin", "modeling_custom.py", "original/consolidated.safetensors"):

@@ -56,9 +56,7 @@ def test_the_engine_stores_the_layer_without_embedding_and_head(folder: Path) ->
 
 
 def check(folder: Path) -> None:
-    """Assert that every stage of target and layer equals transformers, and drafts change
-    no token.
-    """
+    """Assert that all stages equal transformers, and that drafts change no token."""
     report = verify_engine(folder / "engine", folder / "model", None, SilentProgress())
     stages = {row.stage: row for row in report.rows}
     for stage in ("aux hidden states", "fuse", "draft attention", "draft ffn", "draft pre_head"):
@@ -150,8 +148,9 @@ def test_logits_equal_the_layer_of_transformers(folder: Path) -> None:
 
 
 def test_tokens_equal_generate_with_mtp(folder: Path) -> None:
-    """The tokens also equal plain greedy decoding, for every draft shape; some drafts are
-    accepted.
+    """The tokens also equal plain greedy decoding, for every draft shape.
+
+    Some drafts are accepted.
     """
     engine = Engine.load(folder / "engine")
     prompts = [Prompt(id=str(i), prompt_ids=(3 + i, 7, 9)) for i in range(4)]

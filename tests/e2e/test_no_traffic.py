@@ -77,9 +77,7 @@ class Traces:
         return [(name, host) for name, host in (line.split("\t") for line in lines)]
 
     def assert_none(self) -> None:
-        """Assert that addresses are local and numeric, and that no file was written, even
-        temporarily.
-        """
+        """Assert that addresses are local and numeric, and that no file was ever written."""
         assert [call for call in self.calls if not _is_loopback(call[1])] == []
         assert (self.place / "written").read_text() == ""
         assert not list((self.place / "home").iterdir())

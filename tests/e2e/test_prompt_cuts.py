@@ -1,6 +1,4 @@
-"""Chunk boundaries of a prompt, and other sequences in its launches, decide near ties only
-(CPU).
-"""
+"""Chunk boundaries of a prompt and other sequences decide near ties only (CPU)."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""CPU engines with the quantized values of a GGUF file: drafts, batches, prefixes change
-no token.
-"""
+"""CPU engines with quantized values of a GGUF file: drafts, batches, prefixes change nothing."""
 
 from __future__ import annotations
 

@@ -89,9 +89,7 @@ def test_engines_without_partial_steps_equal_plain_decoding(
 
 
 def test_sliding_layers_may_cache_latents(tmp_path: Path) -> None:
-    """Compare tokens of a view of everything, re-verified by a full step at least every 30
-    steps.
-    """
+    """Compare tokens of a view of everything, with a full step at least every 30 steps."""
     write_target(tmp_path / "t", tokenizer=True, vocab=272)
     write_draft(tmp_path / "d", target_vocab=272)
     write_latents(tmp_path / "t", {0: 12, 2: 20})

@@ -28,9 +28,7 @@ CHAIN, TREE = DraftShape(1, 3, 3), DraftShape(3, 4, 12)
 
 
 def build_example(output: Path, shape: DraftShape = TREE, **changes: Any) -> Path:
-    """Build it with its draft, for batches of 8 and trees of up to ``shape``, with other
-    options.
-    """
+    """Build it with its draft, for batches of 8 and trees of up to ``shape``."""
     usual = {"model": EXAMPLE / "target", "backend": "cuda", "max_seq_len": 1024}
     build_options = {**usual, "max_batch_size": 8, **asdict(shape), **changes}
     options = BuildOptions.from_flat(draft=EXAMPLE / "draft", output=output, **build_options)

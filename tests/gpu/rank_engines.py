@@ -61,9 +61,7 @@ def on_ranks(directory: Path) -> Iterator[Engine]:
 
 
 def example_token_prompts(count: int) -> list[Prompt]:
-    """Return the example's first prompts as token ids, since :func:`on_ranks` loads no
-    tokenizer.
-    """
+    """Return the example's first prompts as ids, since :func:`on_ranks` loads no tokenizer."""
     tokenizer = Tokenizer.from_file(str(EXAMPLE / "target" / "tokenizer.json"))
     return [
         Prompt(prompt.id, tuple(tokenizer.encode(prompt.prompt or "").ids))

@@ -1,6 +1,4 @@
-"""The example model as a CUDA engine on a GPU: lossless, batch-invariant, close to the CPU
-engine.
-"""
+"""The example as a CUDA engine on a GPU: lossless, batch-invariant, close to the CPU engine."""
 
 from __future__ import annotations
 
@@ -95,8 +93,9 @@ def test_a_sequence_is_equal_alone_and_in_a_batch(engine: Engine, prompts: list[
 
 
 def test_waiting_for_a_step_uses_no_processor_time(engine: Engine, prompts: list[Prompt]) -> None:
-    """While a later launch is queued, the engine's thread sleeps; polling would use all of
-    the time.
+    """While a later launch is queued, the engine's thread sleeps.
+
+    Polling would use all of the time.
     """
     records(engine, prompts[:1], params(), None)
     started_s, used_s = perf_counter(), process_time()

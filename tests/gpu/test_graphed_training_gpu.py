@@ -90,9 +90,7 @@ def launched_one_by_one(message: list[str]) -> list[str]:
 
 
 def assert_alike(one: Any, two: Any) -> None:
-    """Compare up to the order in which fused attention adds gradients, which varies
-    between runs.
-    """
+    """Compare up to the order in which fused attention adds gradients, which varies."""
     for expected, result in zip(one[0].losses, two[0].losses, strict=True):
         assert result.total == pytest.approx(expected.total, rel=1e-3)
         assert result.terms == pytest.approx(expected.terms, rel=1e-3)

@@ -57,9 +57,7 @@ def decode(
 
 @contextmanager
 def kept_states(executor: CudaExecutor) -> Iterator[States]:
-    """Record the rows that each step leaves for the draft: the target's, for all committed
-    tokens.
-    """
+    """Record the rows that each step leaves for the draft, for all committed tokens."""
     states: States = {}
     start = executor.start
     names = ("seed", "length", "pending_count", "pending_captured")

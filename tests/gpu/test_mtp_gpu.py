@@ -84,8 +84,9 @@ def test_drafts_and_other_sequences_change_no_bit(model: Model, shape: DraftShap
 
 
 def test_logits_of_every_level_equal_plain_torch(model: Model) -> None:
-    """Check every step with the target's states in transformers, fp32; a shift by one
-    would be detected.
+    """Check every step with the target's states in transformers, fp32.
+
+    A shift by one would be detected.
     """
     if model.engine.manifest.draft is None or model.engine.manifest.draft.dtype != "bf16":
         pytest.skip("plain torch has the weights in bf16")

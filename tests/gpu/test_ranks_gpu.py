@@ -156,9 +156,7 @@ def example(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def fault(engine: Path, kind: str, limit_ms: int, stopped_s: float = 0.0) -> tuple[int, str, float]:
-    """Return a process's exit code and output, and the seconds from its fault or stop to
-    its end.
-    """
+    """Return a process's exit code and output, and the seconds from its fault to its end."""
     code = _FAULT.format(path=sys.path, engine=str(engine), limit_ms=limit_ms, fault=kind)
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as run:
         if stopped_s:

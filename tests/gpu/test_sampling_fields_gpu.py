@@ -106,8 +106,9 @@ def scores(row: np.ndarray, sampling: SamplingParams, position: int) -> np.ndarr
 
 
 def check_tokens(cpu: Engine, reference: GenerateParams, record: RunRecord) -> float:
-    """Assert that each token is the best by the CPU's rules, or nearly; return the share
-    of best ones.
+    """Assert that each token is the best by the CPU's rules, or nearly.
+
+    Return the share of best ones.
     """
     sampling, prompt, output = reference.sampling, record.prompt_ids, record.output_ids
     ids = [*prompt, *output]

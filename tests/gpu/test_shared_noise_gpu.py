@@ -42,9 +42,7 @@ def runner() -> Iterator[OpRunner]:
 def drafted(
     runner: OpRunner, logits: np.ndarray, d2t: np.ndarray, temperature: float, top_k: int = 1
 ) -> np.ndarray:
-    """Return target ids that a GPU drafts at the positions 0, 1, … of one seed, int32
-    [ROWS, top_k].
-    """
+    """Return the ids that a GPU drafts at positions 0, 1, … of one seed, int32 [ROWS, top_k]."""
 
     def make(_: np.random.Generator) -> Arrays:
         return (

@@ -1,6 +1,4 @@
-"""Training of latents and indexers on the GPU: the CPU's losses, in fp32 and approximately
-in bf16.
-"""
+"""Training of latents and indexers on the GPU: the CPU's losses in fp32, and nearly in bf16."""
 
 from __future__ import annotations
 

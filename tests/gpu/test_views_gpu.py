@@ -60,9 +60,7 @@ def decode(
 def test_a_view_of_everything_changes_no_bit(
     engines: tuple[Engine, Engine], shape: DraftShape | None, temperature: float
 ) -> None:
-    """Partial steps, re-verified tokens, alternating sequences: all have the bits of plain
-    decoding.
-    """
+    """Partial steps, re-verified tokens, alternating sequences have the bits of plain decoding."""
     plain, views = engines
     runs = [decode(engine, shape, None, temperature) for engine in (plain, views)]
     for result in runs[1]:

@@ -1,6 +1,4 @@
-"""The faults: a file, a text that occurs once in it, its replacement, and the tests that
-must fail.
-"""
+"""The faults: a file, a text that it has once, its replacement, and the tests that must fail."""
 
 from __future__ import annotations
 

@@ -158,9 +158,7 @@ def test_sinks_are_equal_in_prefill_and_decode(attend: Attend) -> None:
 
 @each_form
 def test_window_ends_at_the_position_of_each_node(attend: Attend) -> None:
-    """The values are slot numbers and all scores are equal, so the result shows the
-    visible slots.
-    """
+    """Values are slot numbers and scores are equal, so the result shows the visible slots."""
     branch = Branch(10, 0, (-1, 0, 0, 0, 1, 3))
     launch = Launch([branch], window=4, v_width=16, sinks=False, padding_rows=0, page_size=16)
     arrays = list(launch.arrays(np.random.default_rng(3)))

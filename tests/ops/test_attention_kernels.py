@@ -272,8 +272,9 @@ def test_bits_do_not_depend_on_the_splits_of_the_context(position: int) -> None:
     ],
 )
 def test_bits_do_not_depend_on_which_ctas_join_the_splits(shape: Geometry, rows: int) -> None:
-    """CTAs join splits together on a GPU that holds all of them at once; one CTA may
-    process several.
+    """CTAs join splits together on a GPU that holds all of them at once.
+
+    One CTA may process several.
     """
     text, other = Text.drawn(1500, shape, 3), Text.drawn(300, shape, 4)
 

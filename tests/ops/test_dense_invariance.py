@@ -349,8 +349,9 @@ def test_holding_the_sums_of_chunks_changes_no_bit(storage: Storage) -> None:
 @needs_compiler
 @pytest.mark.parametrize("storage", [FP8, *slow(BF16, MXFP4)], ids=lambda storage: storage.name)
 def test_few_wide_tokens_as_rows_have_the_bits_of_eight(storage: Storage) -> None:
-    """The tactic ``rows`` keeps tokens in shared memory; otherwise they come from L2, as
-    for 8 rows.
+    """The tactic ``rows`` keeps tokens in shared memory.
+
+    Otherwise they come from L2, as for 8 rows.
     """
     columns = 9248
     values = quantised(normal(4, columns // 32, 512, scale=columns**-0.5), storage)

@@ -109,8 +109,9 @@ def test_a_certain_child_does_not_outrank_its_parent(run: Run) -> None:
 def selected_by_hand(
     tokens: Sequence[int], scores: Sequence[float], parents: Sequence[int], max_nodes: int
 ) -> list[tuple[int, int, list[int]]]:
-    """Return token, parent's slot and path of slots of every selected candidate; the root
-    is slot 0.
+    """Return token, parent's slot and path of slots of every selected candidate.
+
+    The root is slot 0.
     """
     selected = sorted(i for i in best_first(scores)[:max_nodes] if scores[i] != -math.inf)
     slot_of = {-1: 0} | {candidate: number for number, candidate in enumerate(selected, start=1)}

@@ -41,8 +41,9 @@ def marked(inputs: dict[str, np.ndarray], sequences: Sequence[Branch[object]]) -
 
 
 def early_rows(launch: OpLaunch, inputs: dict[str, np.ndarray]) -> int:
-    """Return how many committed slots some block has staged; assert that none staged a
-    marked entry.
+    """Return how many committed slots some block has staged.
+
+    Assert that none staged a marked entry.
     """
     pool = next(inputs[name] for name in inputs if name.endswith("_pool"))
     staged: set[int] = set()

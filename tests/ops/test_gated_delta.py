@@ -86,9 +86,7 @@ def by_chunks(
     write: Sequence[int],
     pools: Sequence[np.ndarray],
 ) -> list[np.ndarray]:
-    """Compute :func:`launched` by the chunked form of transformers, which other engines
-    verify with.
-    """
+    """Compute :func:`launched` by transformers' chunked form, as other engines verify."""
     from transformers.models.qwen3_5 import modeling_qwen3_5 as qwen
 
     outputs = np.zeros((len(rows), VALUE_HEADS, VALUE_WIDTH), np.float32)
@@ -106,9 +104,7 @@ def by_chunks(
 
 
 def prepared(rows: np.ndarray, tail: np.ndarray) -> tuple[torch.Tensor, ...]:
-    """Return queries, keys, values, decays, betas [1, T, heads, …] and the new tail, in
-    plain torch.
-    """
+    """Return queries, keys, values, decays, betas [1, T, heads, …] and the tail, in torch."""
     conv_weight, decay_scale, dt_bias = map(torch.from_numpy, weights())
     mixed, beta, decay = torch.from_numpy(rows).split([CHANNELS, VALUE_HEADS, VALUE_HEADS], dim=1)
     window = torch.cat([torch.from_numpy(tail), mixed])
@@ -163,9 +159,7 @@ def path_to(parents: Sequence[int], node: int) -> list[int]:
 
 
 def check_verification(launch: Launch, trees: list[tuple[list[int], int]], seed: int) -> None:
-    """Assert that rows of trees, and states after accepted rows, have the bits of launches
-    of one row.
-    """
+    """Assert that rows of trees and states after accepted rows have the bits of single rows."""
     width = CHANNELS + 2 * VALUE_HEADS
     pools: Sequence[np.ndarray] = empty_pools()
     prompts = normal(seed, 5 * len(trees), width)

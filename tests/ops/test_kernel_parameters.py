@@ -50,8 +50,9 @@ def test_deviations_are_detected(tmp_path: Path, change: tuple[str, str], messag
 
 
 def test_every_file_is_checked(tmp_path: Path) -> None:
-    """A decoding kernel may be split over several files; prefill kernels name every tensor
-    themselves.
+    """A decoding kernel may be split over several files.
+
+    Prefill kernels name every tensor themselves.
     """
     op, good = op_named("KvWrite"), GOOD.replace("new_rows", "new")
     (tmp_path / "first.cu").write_text(good.replace("const void* __restrict__ new, ", ""))

@@ -71,9 +71,7 @@ class World:
         return pool
 
     def keys_of_block(self, pool: np.ndarray, row: np.ndarray, block: int) -> np.ndarray:
-        """Return the keys [block · page_size, kv_heads, width] of a block in the order of
-        positions.
-        """
+        """Return the keys [block · page_size, kv_heads, width] of a block by position."""
         start = (self.sink + block * self.block) * self.page_size
         positions = range(start, start + self.block * self.page_size)
         size = self.page_size

@@ -82,9 +82,7 @@ def test_commit_reads_all_sources_before_it_writes(run: Run, data: st.DataObject
 
 
 def hard_values() -> np.ndarray:
-    """Return the values of e4m3, midpoints, their neighbours, and values out of range, of
-    both signs.
-    """
+    """Return e4m3 values, midpoints, their neighbours, and values out of range, of both signs."""
     grid = np.array(E4M3, np.float32)
     middles = (grid[1:] + grid[:-1]) / 2
     exact = np.concatenate([grid, middles, 2.0 ** np.arange(-12, 12, dtype=np.float32)])

@@ -31,8 +31,9 @@ SMALL = "gpu: small: "
 
 @dataclass(frozen=True)
 class Layer:
-    """A layer with a latent cache and random weights; ``rope`` is the width of an absorbed
-    layer's.
+    """A layer with a latent cache and random weights.
+
+    ``rope`` is the width of an absorbed layer's.
     """
 
     latent: int = 32
@@ -280,9 +281,7 @@ def test_stored_keys_equal_rebuilt_keys(layer: Layer) -> None:
 
 
 def _bushy(text: Text, start: int) -> Branch[Text]:
-    """Return rows with a gap in their lineage and rows without one, in equal pairs and
-    mixed pairs.
-    """
+    """Return rows with and without a gap in their lineage, in equal and mixed pairs."""
     lineages = ((0,), (0, 1), (0, 1, 2), (0, 3), (0, 1, 4), (0, 3, 5), (0, 3, 5, 6))
     tokens = tuple(range(start + len(lineages)))
     return Branch(text, tokens, start, tuple(range(start, start + len(lineages))), lineages)

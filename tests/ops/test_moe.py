@@ -188,9 +188,7 @@ def test_gating_equals_its_formula(gating: str) -> None:
 @given(data=st.data(), group_score=st.sampled_from(["sum_of_two", "max"]))
 @settings(max_examples=60, deadline=None)
 def test_group_selection_equals_a_loop(data: st.DataObject, group_score: str) -> None:
-    """Draw scores from a coarse grid, so that groups and experts tie: the lower index is
-    selected.
-    """
+    """Draw scores from a coarse grid: groups and experts tie, and the lower index wins."""
     groups = data.draw(st.integers(1, 4), "groups")
     size = data.draw(st.integers(2, 4), "experts of a group")
     num_chosen = data.draw(st.integers(1, groups), "groups chosen")

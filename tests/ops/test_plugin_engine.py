@@ -80,9 +80,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> BuiltPlugins:
 
 
 def emulated(built: BuiltPlugins) -> TensorRtExecutor:
-    """Return the executor over interpreted graphs and replayed roles, with weights in host
-    memory.
-    """
+    """Return the executor over interpreted graphs and replayed roles, weights on the host."""
     gpu = EmulatedHost(kernels=built.kernels)
     weights = {}
     for name, recipe in built.engine.weights.items():

@@ -118,9 +118,7 @@ def test_a_row_does_not_depend_on_other_rows_or_tiles(
 def test_experts_with_few_rows_have_the_bits_of_many_rows(
     layer: Layer, tactic: dict[str, int]
 ) -> None:
-    """Weights pass through shared memory: several stages and chunks, tiles that end within
-    a panel.
-    """
+    """Weights pass through shared memory: several stages, tiles that end within a panel."""
     drawn = kernel_case(op_named("RmsMoe"), layer.case("chunk"))
     many, few = outputs(drawn, {"columns": 64}), outputs(drawn, tactic)
     drawn.check(few)

@@ -106,8 +106,9 @@ def test_every_rank_has_the_choice_of_the_full_head(ranks: int, rows: int, ties:
 def test_prefiltered_heads_of_ranks_have_the_choice_of_the_full_head(
     ranks: int, rows: int, ties: bool
 ) -> None:
-    """Each rank resolves the candidates of its own bounds; a row of NaN has no choice on
-    any rank.
+    """Each rank resolves the candidates of its own bounds.
+
+    A row of NaN has no choice on any rank.
     """
     full_inputs = head(rows, ties=ties)
     expected, _ = HEAD_CHOOSE.reference(*full_inputs.values(), **ATTRIBUTES)

@@ -120,9 +120,7 @@ def test_biases_are_packed_by_tiles() -> None:
 
 
 def decoded_tile(tile: np.ndarray, steps: int) -> np.ndarray:
-    """Return the 16 mma rows of a packed tile [16, 32·steps], by the layout that the
-    header documents.
-    """
+    """Return the 16 mma rows of a packed tile [16, 32·steps], by the header's layout."""
     out = np.empty((16, 32 * steps))
     for step in range(steps):
         stage, place = divmod(step, 15)
@@ -285,9 +283,7 @@ def tactic(*, tiles: int, warps: int, pass_rows: int, stages: int = 2, pieces: i
 @emulated
 @pytest.mark.parametrize("bf16", [True, *slow(False)], ids=["bf16", "mxfp4"])
 def test_tactics_and_targets_give_the_same_bits(bf16: bool) -> None:
-    """Down has an odd number of blocks, rows need two words, and an expert has more than
-    one pass.
-    """
+    """Down has an odd number of blocks, rows need two words, and experts several passes."""
     layer = Layer(rows=34, live=33, hidden=704, inner=96, experts=4, top_k=2, bf16=bf16)
     inputs = inputs_of(layer.arrays(np.random.default_rng(3)))
     expected = emulated_y(inputs, layer, tactic(tiles=1, warps=12, pass_rows=8))[:33]

@@ -52,9 +52,7 @@ def graphs_of(models: dict[str, ir.Model]) -> list[tuple[str, ir.Model]]:
 
 @pytest.fixture(scope="module")
 def engines(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Build one random model for the CPU, with the CPU's graphs, and with TensorRT-RTX's
-    in fp32.
-    """
+    """Build one random model with the graphs of the CPU, and of TensorRT-RTX in fp32."""
     folder = tmp_path_factory.mktemp("standard")
     write_target(folder / "target", layers=3, **SIZES)
     write_latents(folder / "target", {2: 12})

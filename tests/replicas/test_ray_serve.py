@@ -147,9 +147,7 @@ def two_streams(cluster: Cluster) -> tuple[Stream, Stream]:
 
 
 def test_a_killed_replica_ends_its_own_streams_only(cluster: Cluster) -> None:
-    """Both replicas stream; one is killed; the other client is not affected; then there
-    are two again.
-    """
+    """One of two streaming replicas is killed: the other streams on, and it is replaced."""
     before = cluster.replicas()
     assert len(before) == 2
     streams = two_streams(cluster)

@@ -227,9 +227,7 @@ def index_of_records() -> list[list[str]]:
 
 
 def test_the_index_lists_every_record() -> None:
-    """A pattern begins with a word: a pattern of a full folder would include undescribed
-    records.
-    """
+    """A pattern begins with a word: one of a folder would include undescribed records."""
     named = [path for line in index_of_records() for path in line]
     assert [path for path in named if not re.match(r"\w+", path.rpartition("/")[2])] == []
     result = {path: set(RESULTS.glob(path)) for path in named}
@@ -251,8 +249,9 @@ def test_failed_experiments_cite_existing_records() -> None:
 
 
 def sentences(text: str) -> Iterator[str]:
-    """Return sentences, table cells and list items of a page; code counts as one word,
-    numbers do not.
+    """Return sentences, table cells and list items of a page.
+
+    Code counts as one word, numbers do not.
     """
     text = re.sub(r"```.*?```|<!-- figures.*?end of figures -->", "", text, flags=re.DOTALL)
     text = re.sub(r"\]\([^)]*\)", "]", re.sub(r"`[^`]*`", "code", text))
@@ -308,8 +307,9 @@ def sources() -> list[Path]:
 
 
 def prose(text: str) -> Iterator[str]:
-    """Return docstrings and comments of a Python source; other strings may be names of
-    output files.
+    """Return docstrings and comments of a Python source.
+
+    Other strings may be names of output files.
     """
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):

@@ -181,9 +181,7 @@ def public_package(python: Path, **environment: str) -> Path:
 
 
 def installed(into: Path, *what: str) -> Path:
-    """Return the interpreter of a new environment with this installation over the present
-    packages.
-    """
+    """Return the interpreter of a new environment with this installation."""
     venv.create(into, with_pip=False, symlinks=True)
     pip("install", "--ignore-installed", "--prefix", str(into), *what)
     (site,) = into.glob("lib/python*/site-packages")
@@ -259,9 +257,7 @@ def test_running_needs_neither_torch_nor_onnx() -> None:
 
 
 def test_minimum_versions_of_libraries_with_fixed_faults() -> None:
-    """Earlier versions of ONNX Runtime read files outside an engine, and of jinja2 had
-    sandbox leaks.
-    """
+    """Earlier ONNX Runtimes read files outside an engine, and jinja2's sandbox leaked."""
     project = PYPROJECT["project"]
     needed = [*project["dependencies"], *project["optional-dependencies"]["cpu"]]
     floors = dict(requirement.split(">=") for requirement in needed if ">=" in requirement)

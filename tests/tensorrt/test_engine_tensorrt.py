@@ -63,9 +63,7 @@ def test_a_draft_changes_no_bit(engine: Engine, prompts: list[Prompt], temperatu
 def test_bits_equal_those_of_the_plugins_without_tensorrt(
     engine: Engine, walked: Engine, prompts: list[Prompt], shape: DraftShape | None
 ) -> None:
-    """TensorRT manages memory and order but adds no arithmetic: tokens and
-    log-probabilities are equal.
-    """
+    """TensorRT adds no arithmetic: tokens and log-probabilities are equal."""
     sampling = GenerateParams(max_new_tokens=TOKENS, ignore_eos=True)
     actual, alone = (records(e, prompts, sampling, shape) for e in (engine, walked))
     for a, b in zip(actual, alone, strict=True):

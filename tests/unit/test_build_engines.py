@@ -73,8 +73,9 @@ def test_every_example_is_a_separate_command(
 
 
 class Compiler:
-    """A substitute for ``cuda.bindings.nvrtc``: code is the text in capitals; ``bad`` is
-    rejected.
+    """A substitute for ``cuda.bindings.nvrtc``: code is the text in capitals.
+
+    ``bad`` is rejected.
     """
 
     def __init__(self) -> None:

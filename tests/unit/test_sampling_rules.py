@@ -1,6 +1,4 @@
-"""benchmarks/sampling_rules.py: acceptance probabilities against simulations, and levels
-of a text.
-"""
+"""benchmarks/sampling_rules.py: acceptance against simulations, and levels of a text."""
 
 from __future__ import annotations
 

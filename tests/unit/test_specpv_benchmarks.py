@@ -44,8 +44,9 @@ def view(script: ModuleType, budget: int) -> Any:
 
 
 def test_chunks_equal_one_forward(scripts: dict[str, ModuleType], model: Any) -> None:
-    """Losses equal those of one forward; a view of everything changes nothing, a small
-    view does.
+    """Losses equal those of one forward.
+
+    A view of everything changes nothing, a small view does.
     """
     script = scripts["specpv_quality"]
     ids = torch.randint(0, 64, (LENGTH + 1,), generator=torch.Generator().manual_seed(1))

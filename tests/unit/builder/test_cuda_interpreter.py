@@ -79,9 +79,7 @@ def cpu(example_engine: Path) -> Engine:
 
 @pytest.fixture(scope="module")
 def prompts(cpu: Engine) -> list[list[int]]:
-    """A prompt that ends within a page after more than a chunk, a short one, and one past
-    the ring.
-    """
+    """A prompt of over a chunk that ends within a page, a short one, and one past the ring."""
     lines = (EXAMPLE / "prompts.jsonl").read_text(encoding="utf-8").splitlines()
     assert cpu.text is not None
     texts = [json.loads(line)["prompt"] for line in lines[:12]]

@@ -150,8 +150,9 @@ def test_partial_rotation_of_heads_with_experts(
 
 @pytest.mark.parametrize("storage", [FP8, MXFP4], ids=lambda storage: storage.name)
 def test_quantized_weights_equal_rounded_ones(tmp_path: Path, storage: Storage) -> None:
-    """All projections and the head are quantized; bf16 weights with their values give
-    equal results.
+    """All projections and the head are quantized.
+
+    Bf16 weights with their values give equal results.
     """
     write_llama(tmp_path, "qwen3", head_dim=32, num_hidden_layers=2)
     logits: dict[str, torch.Tensor] = {}

@@ -75,9 +75,7 @@ def test_ctas_of_many_splits_and_lists_spill_no_register() -> None:
 @pytest.mark.parametrize("lists", [False, True], ids=["plain", "lists"])
 @pytest.mark.parametrize("entry", [256, 432, 496, 512, 768])
 def test_no_width_of_latents_spills_registers(entry: int, lists: bool, viewed: bool) -> None:
-    """Cover CTAs of single splits and of groups of splits, with two rows each and with
-    shared keys.
-    """
+    """Cover CTAs of single splits and of groups, with two rows each and with shared keys."""
     compile_all(entry, [(1, 1), (8, 1), (8, 2), (8, 4)], lists=lists, viewed=viewed)
 
 

@@ -152,9 +152,7 @@ def test_every_combination_has_a_program(
 
 
 def test_hot_steps_are_exact() -> None:
-    """Steps over views, and steps with selecting indexers, have their exact batch and no
-    spare rows.
-    """
+    """Steps over views and with selecting indexers have their exact batch, no spare rows."""
     engine_parts = parts(specpv=True, dsa=True)
     table = ProgramTable(
         SimpleNamespace(

@@ -1,6 +1,4 @@
-"""Synthetic engines with indexers (DSA): their greedy text does not depend on the selected
-tokens.
-"""
+"""Synthetic engines with indexers (DSA): greedy text does not depend on selected tokens."""
 
 from __future__ import annotations
 

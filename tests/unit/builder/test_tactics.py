@@ -188,9 +188,7 @@ def test_an_entry_is_used_if_its_tactic_is_a_candidate(choices: list[Choice]) ->
 
 
 def test_a_tactic_that_spills_is_replaced(choices: list[Choice]) -> None:
-    """Such an entry is ignored, a spilling default is replaced by a candidate, or the user
-    is notified.
-    """
+    """It is ignored, a spilling default is replaced by a candidate, or the user is notified."""
     decoding = {c.op.name: c for c in choices if c.tunable and c.request.phase == "decode"}
     some, other = decoding["RmsMoe"], decoding["Linear"]
     drawn = [entry_of(choice, dict(choice.candidates[-1])) for choice in (some, other)]

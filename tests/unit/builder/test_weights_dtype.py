@@ -57,8 +57,9 @@ def test_weights_are_rounded_to_the_format(dtype: str, columns: int) -> None:
 
 @FORMS
 def test_a_cuda_graph_equals_the_rounded_checkpoint(tmp_path: Path, dtype: str) -> None:
-    """QKV, O and head are quantized; routers, experts, sinks and norms are those of the
-    checkpoint.
+    """QKV, O and head are quantized.
+
+    Routers, experts, sinks and norms are those of the checkpoint.
     """
     write_target(tmp_path, **GPT_OSS)
     logits = {}

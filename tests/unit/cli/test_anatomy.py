@@ -41,9 +41,7 @@ def launch_of(op: str, bytes_read: float, **changes: object) -> LaunchAnatomy:
 
 
 def small_step(*, measured: bool = True) -> StepAnatomy:
-    """Return a draft level, then alternating layers, of which even ones read half as much,
-    and a head.
-    """
+    """Return a draft level, alternating layers (even ones read half as much), and a head."""
     launches = [launch_of("Draft", 3e6, section="level 1")]
     for layer in range(LAYERS):
         reads = 4e6 if layer % 2 else 2e6

@@ -1,6 +1,4 @@
-"""The values of MODEL on a command line, and the files that are downloaded from a hub
-repository.
-"""
+"""The values of MODEL on a command line, and the downloaded files of a hub repository."""
 
 from __future__ import annotations
 

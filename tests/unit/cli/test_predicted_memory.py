@@ -159,9 +159,7 @@ BUDGETS = st.one_of(
 def test_totals_equal_pages_times_their_bytes(
     make_manifest, batch, length, heads, width, page_size, backend, specpv, options
 ) -> None:
-    """Compare the prediction, the output of ``inspect`` and ``serve``, and the check of
-    ``serve``.
-    """
+    """Compare the prediction, the output of ``inspect`` and ``serve``, and its check."""
     manifest = make_manifest()
     groups = tuple(
         replace(group, kv_heads=heads, k_width=width, v_width=width, page_size=page_size)

@@ -54,9 +54,7 @@ CEILING = 1000.0
 
 
 def described(runner: ProgramRunner, entry: ProgramEntry) -> Program:
-    """Describe the toy's only launch as the ops of a real step, each of which reads the
-    same weight.
-    """
+    """Describe the toy's only launch as the ops of a real step, which read one weight."""
     plan = runner._plan
     launches = read_launches(runner._read_file(entry.file), plan, entry)
 

@@ -1,6 +1,4 @@
-"""Any contents of ``config.json`` give a checkpoint or an error in one line, without a
-traceback.
-"""
+"""Any contents of ``config.json`` give a checkpoint or an error in one line."""
 
 from __future__ import annotations
 

@@ -52,9 +52,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def bound_as_the_manifest_says(directory: Path, manifest: Manifest) -> None:
-    """Compare the network's bindings with the manifest's ports, and the engine's names
-    with both.
-    """
+    """Compare the network's bindings and the engine's names with the manifest's ports."""
     report = json.loads((directory / "build_report.json").read_text())["tensorrt"]
     assert set(report) == set(manifest.roles)
     for name, role in manifest.roles.items():
@@ -98,9 +96,7 @@ def test_engines_match_the_manifest(engine: Path) -> None:
 
 
 def test_stripped_engines_have_no_weights_but_all_their_names(engine: Path) -> None:
-    """The weights are in separate files in the checkpoint's format, and can be loaded for
-    binding.
-    """
+    """The weights are in separate files in the checkpoint's format, and can be loaded."""
     folder = engine.parent
     stripped = build(folder, "stripped", "--gpu", "sm_120", "--strip-weights")
     manifest = read_manifest(stripped)

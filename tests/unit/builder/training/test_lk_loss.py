@@ -35,9 +35,7 @@ def softmax(logits: np.ndarray) -> np.ndarray:
 
 
 def accepted(p: np.ndarray, q: np.ndarray) -> float:
-    """Return the probability that rejection sampling accepts a token of q for p (arXiv
-    2211.17192).
-    """
+    """Return the acceptance of rejection sampling of q for p (arXiv 2211.17192)."""
     return sum(qx * min(1.0, px / qx) for px, qx in zip(p, q, strict=True) if qx > 0)
 
 

@@ -1,6 +1,4 @@
-"""The folder of an unfinished run: resumed with equal options only, removed if nothing was
-computed.
-"""
+"""The folder of an unfinished run: resumed with equal options, removed if it is empty."""
 
 from __future__ import annotations
 

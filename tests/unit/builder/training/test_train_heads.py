@@ -70,9 +70,7 @@ def indexer_options(model: Path, text: Path, output: Path, **changes: Any) -> In
 
 
 def test_training_reduces_the_error_of_latents(model: Path, text: Path, tmp_path: Path) -> None:
-    """An engine with the latents, including adapted outputs, gives the results of their
-    definition.
-    """
+    """An engine with the latents and adapted outputs gives the results of their definition."""
     losses = (("logits-kl", 1.0), ("hidden-mse", 0.1))
     write_latents(tmp_path, {0: 8, 1: 8}, hidden=32, kv_width=16)
     options = latent_options(
@@ -144,8 +142,9 @@ def test_resumed_training_of_latents_has_equal_bits(
 def test_training_of_indexers_then_of_both(
     model: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first stage does not change the latents, the second one does; the run is resumed
-    in it.
+    """The first stage does not change the latents, the second one does.
+
+    The run is resumed in it.
     """
     own = tmp_path / "model"
     own.mkdir()

@@ -16,9 +16,7 @@ HEAD = torch.randn(256, 64, generator=torch.Generator().manual_seed(6))
 
 
 def llama_of(tensors, rope) -> LlamaModel:
-    """Return a Llama of one layer that equals a draft whose attention reads the hidden
-    state only.
-    """
+    """Return a one-layer Llama that equals a draft whose attention reads the hidden state."""
     config = LlamaConfig(
         hidden_size=64,
         intermediate_size=96,

@@ -59,9 +59,7 @@ def test_a_small_soak_loses_no_request(tmp_path: Path) -> None:
 
 
 def test_stalled_clients_do_not_delay_others() -> None:
-    """Half of the headers, half of a body, an unread stream: each occupies only its own
-    connection.
-    """
+    """Half of the headers or the body, an unread stream: each occupies its own connection."""
     with served(worded(max_seq_len=4096)) as (url, app), ExitStack() as open_ones:
         place = urlparse(url)
         body = json.dumps({"model": NAME, "prompt": "b", "max_tokens": 4000, "ignore_eos": True})

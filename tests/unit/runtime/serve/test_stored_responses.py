@@ -1,6 +1,4 @@
-"""Stored responses of ``/v1/responses`` are bounded, and a deleted one is neither computed
-nor stored.
-"""
+"""Stored responses of ``/v1/responses`` are bounded, and deleted ones are cancelled."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Fields of the prompt and of the output's text: truncation, templates, special tokens,
-stop strings.
-"""
+"""Fields of the prompt and the output text: truncation, templates, special tokens, stops."""
 
 from __future__ import annotations
 
@@ -239,9 +237,7 @@ def test_the_answer_has_the_requested_id(client: httpx.Client, route: str) -> No
 
 @pytest.mark.parametrize("cuts", [(1, 2, 3), (3,), (2, 3)])
 def test_each_token_of_a_batch_has_its_own_chunk(cuts: tuple[int, ...]) -> None:
-    """A step may accept several draft tokens, and steps are merged while the client does
-    not read.
-    """
+    """A step may accept several tokens, and steps are merged if the client does not read."""
     body = ChatFields(messages=[], return_token_ids=True)
     parser = TextParser(PlainDecoder(lambda ids: "".join(map(chr, ids))), ())
     choice = ChatChoice.__new__(ChatChoice)
