@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import pytest
 from dense_models import GEOMETRIES, SIZES, VOCAB
@@ -19,10 +20,13 @@ from example_engine import (
 )
 from llama_checkpoints import write_llama
 from qwen_predictors import add_qwen_predictor
+from test_ragged_gpu import CHAIN as RAGGED_CHAIN
+from test_ragged_gpu import AnyDepths
 
 from specbuild.builder.build import build
 from specbuild.builder.options import BuildOptions
 from specbuild.builder.progress import SilentProgress
+from specbuild.runtime.draft.policy import SequenceDepths
 from specbuild.runtime.engine import Engine
 from specbuild.runtime.engine_dir.manifest import DraftShape
 from specbuild.runtime.settings import RuntimeSettings
@@ -36,19 +40,23 @@ PAGES = 14
 ATTENTION_LAYER = 1
 
 
-@pytest.fixture(scope="module", params=["qwen3_5", "qwen3_next"])
-def directory(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The engine of a random checkpoint with its MTP layer."""
-    folder = tmp_path_factory.mktemp("hybrid-mtp")
-    kind, changes = GEOMETRIES[request.param]
+def build_hybrid(folder: Path, geometry: str, shape: DraftShape, **sizes: Any) -> Path:
+    """Build the engine of a random checkpoint with its MTP layer."""
+    kind, changes = GEOMETRIES[geometry]
     write_llama(folder / "model", kind, **SIZES | changes)
     add_qwen_predictor(folder / "model", like=ATTENTION_LAYER)
     options = BuildOptions.from_flat(
         model=folder / "model", draft=Path("mtp"), output=folder / "engine", backend="cuda",
-        max_seq_len=512, max_batch_size=4, page_size=64, kv_pages=PAGES, **asdict(TREE),
+        max_seq_len=512, page_size=64, **sizes, **asdict(shape),
     )  # fmt: skip
     build(options, SilentProgress())
     return options.output
+
+
+@pytest.fixture(scope="module", params=["qwen3_5", "qwen3_next"])
+def directory(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("hybrid-mtp")
+    return build_hybrid(folder, request.param, TREE, max_batch_size=4, kv_pages=PAGES)
 
 
 @pytest.fixture(scope="module")
@@ -87,6 +95,24 @@ def test_the_mtp_layer_and_other_sequences_change_no_bit(engine: Engine, shape: 
     together = records(engine, prompts, params, shape)
     assert outputs(together) == plain(engine)
     assert sum(sum(record.stats.acceptance_histogram[1:]) for record in together) > 0
+
+
+@pytest.mark.parametrize("geometry", ["qwen3_5", "qwen3_next"])
+def test_parts_of_chains_change_no_bit(
+    geometry: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Any depths in ragged steps, greedy and sampled; twenty requests in eight rows."""
+    count, policy = 20, AnyDepths()
+    prompts = random_prompts(VOCAB, [5 + 37 * i % 190 for i in range(count)])
+    params = every_other_sampled(count, TOKENS)
+    with on_gpu(build_hybrid(tmp_path, geometry, RAGGED_CHAIN, max_batch_size=8)) as engine:
+        expected = outputs(records(engine, prompts, params, None))
+        monkeypatch.setattr(engine.decoder, "_default_policy", lambda *_, **__: policy)
+        assert outputs(records(engine, prompts, params)) == expected
+    ragged = [o for o in policy.outcomes if isinstance(o.shape, SequenceDepths)]
+    assert len(ragged) > 10
+    assert {d for o in ragged for d in o.depths} == set(range(RAGGED_CHAIN.draft_depth + 1))
+    assert sum(sum(o.accepted) for o in ragged) > 0
 
 
 @pytest.mark.parametrize("shape", [None, CHAIN, TREE], ids=["none", "chain", "tree"])

@@ -114,10 +114,12 @@ def launch(
     trees: Sequence[tuple[torch.Tensor, Sequence[int], int]],
     *,
     stores: bool = False,
+    padding: int = 0,
 ) -> list[torch.Tensor]:
     """Run the (rows, parents, position) of each sequence and return the outputs.
 
-    Nothing is committed after this launch unless ``world.paths`` is set.
+    Nothing is committed after this launch unless ``world.paths`` is set. Up to ``padding`` rows of
+    no sequence follow.
     """
     counts = [len(rows) for rows, _, _ in trees]
     most = max(map(len, world.paths))
@@ -129,12 +131,16 @@ def launch(
     positions = [
         position + (i if stores else 0) for rows, _, position in trees for i in range(len(rows))
     ]
+    padding = min(padding, BATCH * NODES - sum(counts))
+    unused = torch.full((padding, ROW_WIDTH), float("nan"), dtype=torch.bfloat16)
     inputs = {
-        "rows": torch.cat([rows for rows, _, _ in trees]),
+        "rows": torch.cat([*(rows for rows, _, _ in trees), unused]),
         **WEIGHTS,
-        "positions": torch.tensor(positions, dtype=torch.int32),
+        "positions": torch.tensor(positions + [0] * padding, dtype=torch.int32),
         "row_start": torch.tensor(np.cumsum([0, *counts]), dtype=torch.int32),
-        "ancestor_bits": torch.cat([words[:, :1] for words in seen]).int(),
+        "ancestor_bits": F.pad(
+            torch.cat([words[:, :1] for words in seen]).int(), (0, 0, 0, padding)
+        ),
         "state_slot": torch.tensor([1, 0], dtype=torch.int32),
         "replay_path": torch.from_numpy(path),
         "replay_count": torch.tensor([len(p) for p in world.paths], dtype=torch.int32),
@@ -143,7 +149,7 @@ def launch(
     results = compute(inputs, int(stores))
     world.pools = {name: results[f"{name}_out"].clone() for name in POOLS}
     world.paths = [[], []]
-    return list(results["output"].split(counts))
+    return list(results["output"].split([*counts, padding])[:BATCH])
 
 
 def equal(actual: torch.Tensor, desired: torch.Tensor) -> None:
@@ -173,11 +179,24 @@ def stories(draw: st.DrawFn) -> list[list[tuple[list[int], int]]]:
     return [[draw(step), draw(step)] for _ in range(draw(st.integers(1, 3)))]
 
 
+@st.composite
+def ragged_stories(draw: st.DrawFn) -> list[list[tuple[list[int], int]]]:
+    """Steps in which both sequences verify chains of their own lengths, or one has no rows."""
+
+    def turn() -> list[tuple[list[int], int]]:
+        counts = draw(st.tuples(st.integers(0, NODES), st.integers(0, NODES)).filter(any))
+        return [(chain(n), draw(st.integers(0, max(n - 1, 0)))) for n in counts]
+
+    return [turn() for _ in range(draw(st.integers(1, 4)))]
+
+
 def check_story(
     compute: Compute,
     story: list[list[tuple[list[int], int]]],
     seed: int,
     verify: Compute | None = None,
+    *,
+    padding: int = 0,
 ) -> None:
     """Assert that outputs, and states after accepted rows, have the bits of launches of one row."""
     world, single = new_world(), new_world()
@@ -189,9 +208,12 @@ def check_story(
     length = [len(p) for p in prompts]
     for number, trees in enumerate(story):
         rows = [random_rows(seed + 10 * number + b + 99, NODES) for b in range(BATCH)]
-        verified = [(rows[b], parents, length[b]) for b, (parents, _) in enumerate(trees)]
-        outputs = launch(verify or compute, world, verified)
-        paths = [path_to(parents, node) for parents, node in trees]
+        verified = [
+            (rows[b][: len(parents)], parents, length[b]) for b, (parents, _) in enumerate(trees)
+        ]
+        waiting = list(world.paths)
+        outputs = launch(verify or compute, world, verified, padding=padding)
+        paths = [path_to(parents, node) if parents else [] for parents, node in trees]
         for b, path in enumerate(paths):
             for node in path:
                 turn = [(rows[b][:0], [], 0)] * BATCH
@@ -202,7 +224,10 @@ def check_story(
                 single.paths = paths_before
                 single.paths[b] = [0]
                 length[b] += 1
-        world.paths = paths
+        world.paths = [
+            path if parents else before
+            for path, (parents, _), before in zip(paths, trees, waiting, strict=True)
+        ]
     # An empty prompt would be a separate launch, so one more row commits both.
     last = [(random_rows(seed + 1000 + b, 1), [-1], length[b]) for b in range(BATCH)]
     for actual, desired in zip(
@@ -224,6 +249,33 @@ def test_the_kernel_has_the_bits_of_single_rows(
     story: list[list[tuple[list[int], int]]], seed: int
 ) -> None:
     check_story(by_kernel, story, seed)
+
+
+RAGGED_STORY = [
+    [(chain(1), 0), (chain(5), 3)],
+    [(chain(0), 0), (chain(2), 1)],
+    [(chain(6), 5), (chain(1), 0)],
+]
+
+
+@settings(max_examples=25, deadline=None)
+@given(ragged_stories(), st.integers(0, 10**6), st.integers(0, 3))
+@example(RAGGED_STORY, 1, 2)
+@pytest.mark.skipif(not has_compiler(), reason="g++ is not installed")
+def test_the_kernel_keeps_these_bits_with_chains_of_different_lengths(
+    story: list[list[tuple[list[int], int]]], seed: int, padding: int
+) -> None:
+    """As in a ragged step, whose last rows may belong to no sequence."""
+    check_story(by_kernel, story, seed, padding=padding)
+
+
+@settings(max_examples=25, deadline=None)
+@given(ragged_stories(), st.integers(0, 10**6), st.integers(0, 3))
+@example(RAGGED_STORY, 1, 2)
+def test_the_reference_keeps_these_bits_with_chains_of_different_lengths(
+    story: list[list[tuple[list[int], int]]], seed: int, padding: int
+) -> None:
+    check_story(by_reference, story, seed, padding=padding)
 
 
 TACTICS: list[Tactic] = [{"warms": 1}, {"ctas": 2}, {"ctas": 2, "warms": 1}]

@@ -11,6 +11,7 @@ import torch
 from checkpoints import write_pair, write_target
 from dflash_drafts import write_dflash
 from left_out import slow
+from llama_checkpoints import write_llama
 from p_eagle_drafts import write_p_eagle
 from plan_host import PlanHost, lowered_engine, step_name
 
@@ -37,9 +38,19 @@ def lower(path: Path, draft: Path | None, **options: Any) -> LoweredEngine:
     return lowered_engine(path / "target", draft, **sizes, **options)
 
 
-@pytest.fixture(scope="module")
-def alone(folder: Path) -> LoweredEngine:
-    return lower(folder, None, **SUFFIX)
+@pytest.fixture(scope="module", params=["attention", "recurrent states"])
+def alone(
+    request: pytest.FixtureRequest, folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> LoweredEngine:
+    if request.param == "attention":
+        return lower(folder, None, **SUFFIX)
+    path = tmp_path_factory.mktemp("hybrid")
+    write_llama(
+        path / "target", "qwen3_5_text", num_hidden_layers=2,
+        layer_types=["linear_attention", "full_attention"], linear_key_head_dim=16,
+        linear_value_head_dim=16,
+    )  # fmt: skip
+    return lower(path, None, **SUFFIX)
 
 
 @pytest.fixture(scope="module", params=["eagle3", "p-eagle", *slow("dflash")])

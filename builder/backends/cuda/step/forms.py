@@ -77,7 +77,7 @@ def step_forms(
         if parts.views is None and parts.dsa is None:
             forms = _exact(batches, shape, ("none", "all"), can_extend=can_extend)
             max_length = max((s.draft_tokens for s in shapes.get(drafter, ())), default=0)
-            forms += _ragged(parts, batches, shape, max_length)
+            forms += _ragged(batches, shape, max_length)
         else:
             forms = _of_lossy_modes(parts, batches, shape, widest, can_extend=can_extend)
         all_forms += [replace(form, drafter=drafter) for form in forms]
@@ -92,8 +92,8 @@ def host_chain_forms(parts: EngineParts, engine_sizes: EngineSizes) -> list[Step
     longest, most = engine_sizes.host_chain, engine_sizes.limits.max_batch_size
     if not longest:
         return []
-    # Recurrent states, views and lists have capacity for equal numbers of rows alone.
-    ragged = parts.states is None and parts.views is None and parts.dsa is None
+    # Views and lists have capacity for equal numbers of rows alone.
+    ragged = parts.views is None and parts.dsa is None
     kinds: tuple[WrittenLogits, ...] = ("none", "all")
     sizes = {b: host_proposal_sizes(b, longest, ragged=ragged) for b in batch_buckets(most)}
     if engine_sizes.host_drafter is None:
@@ -124,17 +124,15 @@ def _exact(
     ]
 
 
-def _ragged(
-    parts: EngineParts, batches: Sequence[int], shape: DraftShape, max_length: int
-) -> list[StepForm]:
+def _ragged(batches: Sequence[int], shape: DraftShape, max_length: int) -> list[StepForm]:
     """Return steps whose sequences verify prefixes of different lengths of their chains.
 
     A step for chains of D has D rows per sequence, or for long chains three quarters of D + 1.
     Some sequences verify the full chain because others verify less. ``max_length`` is the length of
-    the draft's longest chain. Recurrent states need equal numbers of rows.
+    the draft's longest chain.
     """
     depth = shape.draft_depth
-    if shape.draft_top_k != 1 or depth < 2 or parts.states is not None:
+    if shape.draft_top_k != 1 or depth < 2:
         return []
     rows_per_sequence = min(depth, -(-3 * (depth + 1) // 4)) if depth > MAX_CHAIN else depth
     return [
