@@ -101,7 +101,7 @@ def test_lossy_modes_add_at_most_a_quarter(
 
 def test_the_number_of_programs_of_the_example() -> None:
     """The engine has four sequences and chains of up to four; the records state these numbers."""
-    assert counts(CHAIN, 4, specpv=True, dsa=True) == (43, 36 + 1)
+    assert counts(CHAIN, 4, specpv=True, dsa=True) == (43, 36 + 2)
     assert len(exact_forms(parts(specpv=True, dsa=True), by_draft(draft_shapes(CHAIN)), 4)) == 288
 
 
@@ -204,16 +204,22 @@ def test_ragged_steps(shape: DraftShape, batch: int, rows: dict[int, list[int]])
     for form in forms:
         if form.ragged_rows:
             assert form.batch < form.ragged_rows < form.batch * (form.shape.draft_tokens + 1)
-            assert form.name.endswith(f".rows-{form.ragged_rows}")
-            by_key.setdefault(form.batch, []).append(form.rows)
+            suffix = ".logits" if form.logits == "all" else ""
+            assert form.name.endswith(f".rows-{form.ragged_rows}{suffix}")
+            if not suffix:
+                by_key.setdefault(form.batch, []).append(form.rows)
     assert by_key == rows
     table = ProgramTable(SimpleNamespace(programs=entries(forms)))  # type: ignore[arg-type]
     for ragged in table.ragged_shapes():
         smallest = table.min_sequences(ragged)
         step = table.step(ragged, batch=smallest, full_logits=False)
         assert step.is_ragged and step.batch < 2 * smallest
-        with pytest.raises(EngineFileError, match="no program"):
-            table.step(ragged, batch=smallest, full_logits=True)
+        if ragged.draft_depth == shape.draft_depth:
+            with_logits = table.step(ragged, batch=smallest, full_logits=True)
+            assert (with_logits.batch, with_logits.rows) == (step.batch, step.rows)
+        else:
+            with pytest.raises(EngineFileError, match="no program"):
+                table.step(ragged, batch=smallest, full_logits=True)
     assert not any(isinstance(shape, RaggedShape) for shape in table.shapes())
 
 
@@ -235,10 +241,15 @@ def test_steps_with_host_chains(batch: int, longest: int) -> None:
 @pytest.mark.parametrize("shape", [CHAIN, TREE, DraftShape(1, 3, 3), DraftShape(1, 7, 7)])
 @pytest.mark.parametrize("batch", [4, 16, 32, 64])
 def test_ragged_steps_do_not_add_programs(shape: DraftShape, batch: int) -> None:
-    """With a draft and suffix decoding, chains of the draft add what chains of the host save."""
-    added = sum(
-        form.ragged_rows > 0 for form in step_forms(parts(), by_draft(draft_shapes(shape)), batch)
-    )
+    """With a draft and suffix decoding, chains of the draft add what chains of the host save.
+
+    There is at most one more for each batch, with logits.
+    """
+    forms = step_forms(parts(), by_draft(draft_shapes(shape)), batch)
+    ragged = [form for form in forms if form.ragged_rows]
+    added = sum(form.logits == "none" for form in ragged)
+    with_logits = [form.batch for form in ragged if form.logits == "all"]
+    assert len(set(with_logits)) == len(with_logits)
     saved = sum(
         2
         * (

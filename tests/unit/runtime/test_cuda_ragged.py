@@ -16,6 +16,7 @@ from rank_host import RankHost
 
 from specbuild.builder.backends.cuda.engine import LoweredEngine
 from specbuild.runtime.engine_dir.manifest import DraftShape
+from specbuild.runtime.engine_dir.plan import ADJUSTS
 
 DEPTH, TOKENS, LENGTHS = 3, 24, (21, 37, 5, 12)
 CHAIN = DraftShape(1, DEPTH, DEPTH)
@@ -59,21 +60,36 @@ def admitted(lowered: LoweredEngine, temperature: float) -> tuple[PlanHost, list
     return host, outputs
 
 
+def penalise(host: PlanHost) -> None:
+    """Let the logits of the second and fourth sequence depend on their outputs."""
+    host.port("repetition").fill_(1.0)
+    host.port("marks").zero_()
+    for row in (1, 3):
+        host.port("changes")[row], host.port("presence")[row] = ADJUSTS, 3.0
+
+
+@pytest.mark.parametrize("penalties", [False, True], ids=["plain", "penalties"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_parts_of_chains_are_verified(lowered: LoweredEngine, temperature: float) -> None:
+def test_parts_of_chains_are_verified(
+    lowered: LoweredEngine, temperature: float, penalties: bool
+) -> None:
     """With any number of rows per sequence the tokens equal those without a draft."""
     host, expected = admitted(lowered, temperature)
+    if penalties:
+        penalise(host)
     for _ in range(TOKENS - 1):
-        for row, step in enumerate(host.step(step_name(4))):
+        for row, step in enumerate(host.step(step_name(4, full_logits=penalties))):
             expected[row] += step.tokens
     host, outputs = admitted(lowered, temperature)
+    if penalties:
+        penalise(host)
     random, accepted, turns = np.random.default_rng(5), 0, 0
     while not host.port("done").all():
         counts = random.integers(1, DEPTH + 2, 4)
         while counts.sum() > 12:
             counts[counts.argmax()] -= 1
         host.port("row_counts").copy_(torch.from_numpy(counts.astype(np.int32)))
-        for row, step in enumerate(host.step(RAGGED)):
+        for row, step in enumerate(host.step(RAGGED + ".logits" * penalties)):
             assert len(step.tokens) <= counts[row]
             assert step.accepted < counts[row]
             outputs[row] += step.tokens
@@ -83,6 +99,7 @@ def test_parts_of_chains_are_verified(lowered: LoweredEngine, temperature: float
     assert [len(tokens) for tokens in outputs] == [TOKENS, TOKENS, 9, TOKENS]
     # A draft of random weights is right where it has the target's noise.
     assert turns < TOKENS and (accepted > 0 or temperature == 0)
+    assert not penalties or len(set(outputs[1])) > TOKENS // 2
 
 
 def test_equal_parts_have_the_bits_of_a_step_that_is_not_ragged(lowered: LoweredEngine) -> None:
@@ -102,6 +119,8 @@ def test_equal_parts_have_the_bits_of_a_step_that_is_not_ragged(lowered: Lowered
 
 
 def test_the_target_has_the_rows_of_the_name(lowered: LoweredEngine) -> None:
-    entry = next(e for e, _ in lowered.programs if e.name == RAGGED)
-    assert (entry.rows, entry.is_ragged, entry.draft_depth) == (12, True, DEPTH)
+    entries = [e for e, _ in lowered.programs if e.name.startswith(RAGGED)]
+    assert [e.full_logits for e in entries] == [False, True]
+    for entry in entries:
+        assert (entry.rows, entry.is_ragged, entry.draft_depth) == (12, True, DEPTH)
     assert lowered.engine_sizes.ragged_steps

@@ -93,7 +93,7 @@ def ports_of(manifest: Manifest) -> dict[str, tuple[tuple[int, ...], str]]:
     ints |= {"ring.tokens": (RING, b, emitted), "ring.step": (RING,)}
     ints |= {"offered": (b * (longest + 2),)} if longest else {}
     ints |= {"row_counts": (b,)} if drafted else {}
-    ints |= {"first_rows": (b + 1,)} if longest else {}
+    ints |= {"first_rows": (b + 1,)} if longest or drafted else {}
     ints |= {"ring.accepted": (RING, b), "ring.count": (RING, b)}
     floats = {"temperature": (b,), "top_p": (b,), "ring.logprobs": (RING, b, emitted)}
     floats |= {f"prefill.{name}": (b,) for name in ("temperature", "top_p", "logprob")}
@@ -198,11 +198,12 @@ def _offered(manifest: Manifest) -> list[ProgramEntry]:
 def _ragged(shapes: Sequence[DraftShape]) -> list[ProgramEntry]:
     """Return steps with as many rows per sequence as a chain has tokens."""
     found = []
-    for batch, s in itertools.product(BATCHES[1:], shapes):
+    for batch, s, full_logits in itertools.product(BATCHES[1:], shapes, (False, True)):
         if s.draft_top_k == 1 and s.draft_depth > 1:
             rows = batch * s.draft_depth
             name = f"step@{batch}.{s.draft_top_k}-{s.draft_depth}-{s.draft_tokens}.rows-{rows}"
-            entry = _entry(name, "step", batch, rows, s, False)
+            name = f"{name}{'.logits' if full_logits else ''}"
+            entry = _entry(name, "step", batch, rows, s, full_logits)
             found.append(dataclasses.replace(entry, is_ragged=True))
     return found
 

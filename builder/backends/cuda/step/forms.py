@@ -129,15 +129,16 @@ def _ragged(batches: Sequence[int], shape: DraftShape, max_length: int) -> list[
 
     A step for chains of D has D rows per sequence, or for long chains three quarters of D + 1.
     Some sequences verify the full chain because others verify less. ``max_length`` is the length of
-    the draft's longest chain.
+    the draft's longest chain, the only one that also has steps with logits.
     """
     depth = shape.draft_depth
     if shape.draft_top_k != 1 or depth < 2:
         return []
     rows_per_sequence = min(depth, -(-3 * (depth + 1) // 4)) if depth > MAX_CHAIN else depth
+    kinds: tuple[WrittenLogits, ...] = ("none", "all") if depth == max_length else ("none",)
     return [
-        StepForm(batch, shape, ragged_rows=rows_per_sequence * batch)
-        for batch in batches
+        StepForm(batch, shape, written, ragged_rows=rows_per_sequence * batch)
+        for batch, written in product(batches, kinds)
         if batch >= _FEWEST_RAGGED
         if depth == max_length or batch * (depth + 1) > _MANY_ROWS
     ]

@@ -178,6 +178,7 @@ def _sequences(s: StateSizes) -> Ports:
         ports[TREE_FORM] = ((s.tree_candidates,), _FLOAT)
     if s.max_proposal:
         ports[OFFERED] = ((s.batch * (s.max_proposal + 2),), _INT)
+    if s.max_proposal or s.aux_width:
         ports[FIRST_ROWS] = ((s.batch + 1,), _INT)
     if s.sparse:
         ports[LIST_BUDGET] = (b, _INT)
