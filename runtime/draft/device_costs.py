@@ -11,7 +11,13 @@ from itertools import pairwise
 from math import isfinite
 from pathlib import Path
 
-from specbuild.runtime.draft.draft_models import RaggedShape, model_of, shape_of, sorted_by_model
+from specbuild.runtime.draft.draft_models import (
+    RaggedShape,
+    model_of,
+    rows_per_sequence_of,
+    shape_of,
+    sorted_by_model,
+)
 from specbuild.runtime.engine_dir.features import of_feature, stored_keys
 from specbuild.runtime.engine_dir.files import read_file
 from specbuild.runtime.engine_dir.manifest import DraftShape, Manifest
@@ -124,17 +130,21 @@ class StepCosts:
 def prior_costs(shapes: Sequence[DraftShape], *, batch: int) -> StepCosts:
     """Return a table of prior costs for no draft and each of ``shapes``.
 
-    It covers up to ``batch`` sequences. The time of a draft depends on its depth only.
+    It covers up to ``batch`` sequences. The time of a draft depends on its depth only. In a ragged
+    step, half of a level's time is that of the target's row, of which there are fewer.
     """
     steps = [ShapeCosts(batch, 0, 0, 0, (0,), (PLAIN_S,), (0.0,))]
-    steps += [
-        ShapeCosts(
-            batch, s.draft_top_k, s.draft_depth, s.draft_tokens,
-            (0,), ((1 + DRAFT_SHARE + LEVEL_SHARE * s.draft_depth) * PLAIN_S,), (0.0,),
-            drafter=model_of(s),
-        )
-        for s in shapes
-    ]  # fmt: skip
+    for s in shapes:
+        rows = rows_per_sequence_of(s)
+        levels = (s.draft_depth + rows - 1) / 2 if rows else s.draft_depth
+        step_s = (1 + DRAFT_SHARE + LEVEL_SHARE * levels) * PLAIN_S
+        sizes = (s.draft_top_k, s.draft_depth, s.draft_tokens)
+        steps.append(
+            ShapeCosts(
+                batch, *sizes, (0,), (step_s,), (0.0,),
+                drafter=model_of(s), rows_per_sequence=rows,
+            )
+        )  # fmt: skip
     return StepCosts(gpu="", programs="", method=METHOD, steps=tuple(steps))
 
 

@@ -213,7 +213,8 @@ class DeviceDecoder(Decoder):
     def _unmeasured(self, models: Sequence[ModelRecord], *, full_logits: bool) -> DraftPolicy:
         """Create the default policy without measured costs: it learns from the run's own steps."""
         names = [self._name_of(model) for model in models]
-        shapes = [shape for shape in self._programs.shapes() if model_of(shape) in names]
+        every = (*self._programs.shapes(), *self._programs.ragged_shapes())
+        shapes = [shape for shape in every if model_of(shape) in names]
         if not shapes:
             return no_draft_policy()
         costs = ProgramCosts(
