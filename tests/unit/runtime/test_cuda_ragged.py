@@ -16,7 +16,7 @@ from rank_host import RankHost
 
 from specbuild.builder.backends.cuda.engine import LoweredEngine
 from specbuild.runtime.engine_dir.manifest import DraftShape
-from specbuild.runtime.engine_dir.plan import ADJUSTS
+from specbuild.runtime.engine_dir.plan import ADJUSTS, level_section
 
 DEPTH, TOKENS, LENGTHS = 3, 24, (21, 37, 5, 12)
 CHAIN = DraftShape(1, DEPTH, DEPTH)
@@ -124,3 +124,16 @@ def test_the_target_has_the_rows_of_the_name(lowered: LoweredEngine) -> None:
     for entry in entries:
         assert (entry.rows, entry.is_ragged, entry.draft_depth) == (12, True, DEPTH)
     assert lowered.engine_sizes.ragged_steps
+
+
+@pytest.mark.parametrize("name", [step_name(4, CHAIN), RAGGED])
+def test_a_level_below_the_first_has_one_row_per_sequence(
+    lowered: LoweredEngine, name: str
+) -> None:
+    """The first level ingests up to D + 1 tokens of a sequence; its head has one row of each."""
+    program = lowered.writer.program(next(low for e, low in lowered.programs if e.name == name))
+    for level in range(1, DEPTH + 1):
+        calls = [call for call in program.ops if call.section == level_section(level)]
+        rows = {c.inputs["positions"].shape[0] for c in calls if "positions" in c.inputs}
+        assert rows - {4} == ({4 * (DEPTH + 1)} if level == 1 else set())
+        assert [c.inputs["logits"].shape[0] for c in calls if c.op == "TreeExpand"] == [4]
