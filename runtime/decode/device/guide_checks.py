@@ -209,7 +209,9 @@ class GuideChecks:
             # Steps that ingest pending tokens skip a finished sequence, even if the guide refused
             # its end.
             is_ingested = step.extends_later and not self._rows.ends_with(sequence, tokens)
-            checked.pending = 0 if is_ingested else pending + num_allowed
+            # The buffer holds the newest tokens, of which the refused ones are the last.
+            num_refused = len(tokens) - num_allowed
+            checked.pending = 0 if is_ingested else max(checked.pending - num_refused, 0)
             self._roll_back(sequence, tokens[:num_allowed], checked.pending)
             if self._shares_steps:
                 self._rows.set_needs_mask(sequence, needs_mask=True)

@@ -48,6 +48,8 @@ def kinds_of(places: Sequence[str], run_length: int) -> list[str]:
 @examples(10)
 @example([[LED, FREE, LED], [FREE, FORCED, REFUSED, FREE]], 5, 0.9, 1, 3, True, 1.0)
 @example([[FREE, LED, FREE, LED], [LED]], 14, 0.0, 1, 7, False, 1.0)
+# The guide refuses the token after a chain that is longer than the draft's buffer.
+@example([[LED], [FREE]], 10, 0.0, 0, 185477, True, 0.7)
 @given(
     st.lists(st.lists(places, min_size=1, max_size=10), min_size=2, max_size=2),
     st.integers(1, 12),
