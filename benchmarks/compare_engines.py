@@ -121,7 +121,7 @@ class Comparison:
     name: str
     rules: Rules
     wrong: list[str] = field(default_factory=list)
-    told: list[Difference] = field(default_factory=list)
+    notes: list[Difference] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
     fields: Counter[str] = field(default_factory=Counter)
 
@@ -149,7 +149,7 @@ def compare_engine(name: str, old: Path, new: Path, rules: Rules) -> Comparison:
         result.wrong.append(f"{file}: only in the {'old' if file in before.others else 'new'}")
     for file in TOLD:
         one, other = (read_json(folder / file) for folder in (old, new))
-        result.told += differences(one, other, (file.removesuffix(".json"),))
+        result.notes += differences(one, other, (file.removesuffix(".json"),))
     return result
 
 
@@ -221,7 +221,7 @@ def _table(results: Iterable[Comparison]) -> Iterator[str]:
 def _told(result: Comparison) -> list[str]:
     """Count the permitted differences, by their document and its first key."""
     groups: dict[str, list[Difference]] = {}
-    for difference in result.told:
+    for difference in result.notes:
         groups.setdefault(".".join(difference.field.split(".")[:2]), []).append(difference)
     return [f"{name}: {len(group)} differences, first {group[0]}" for name, group in groups.items()]
 

@@ -168,9 +168,9 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     here = this_device()
-    kept: dict[str, Any] = {}
+    earlier: dict[str, Any] = {}
     if args.only is not None and args.output is not None and args.output.is_file():
-        kept = json.loads(args.output.read_text(encoding="utf-8"))["figures"]
+        earlier = json.loads(args.output.read_text(encoding="utf-8"))["figures"]
     with tempfile.TemporaryDirectory() as folder:
         result = {
             "command": "python benchmarks/cpu.py",
@@ -180,7 +180,7 @@ def main() -> None:
             "threads": 1,
             "python": platform.python_version(),
             "versions": {name: version(name) for name in PACKAGES},
-            "figures": kept | figures(Path(folder), args.only),
+            "figures": earlier | figures(Path(folder), args.only),
         }
     text = json.dumps(result, indent=1)
     print(text)

@@ -177,8 +177,8 @@ def compared(world: Sequence[Rank], rows: int, rng: np.random.Generator) -> None
         graphs.append(rank.graph([launch, rank.launch(ADVANCE, 1, 1, [rank.state, rounds])]))
     run(world, graphs)
     for rank, place in zip(world, places, strict=True):
-        got = torch.from_numpy(rank.download(place["y"], rows * WIDTH * 2).view(np.int16))
-        same = got.reshape(shape) == expected.view(torch.int16)
+        result = torch.from_numpy(rank.download(place["y"], rows * WIDTH * 2).view(np.int16))
+        same = result.reshape(shape) == expected.view(torch.int16)
         assert same.all(), f"{rows} rows: rank {rank.number}: {int((~same).sum())} differ"
 
 
@@ -350,11 +350,11 @@ def main() -> int:
     for rows, several in requested.items():
         own = cut_of(rows, WIDTH, ranks)
         for cut in sorted(several, key=lambda c: (c != own, c.threads, c.pairs)):
-            times[f"{rows} rows, {cut.ctas}x{cut.threads}x{cut.pairs}"] = taken = timed(
+            times[f"{rows} rows, {cut.ctas}x{cut.threads}x{cut.pairs}"] = time_us = timed(
                 timed_world, rows, cut, 30
             )
             chosen = " (chosen)" if cut == own else ""
-            print(f"{rows:4d} rows {cut}: {taken:7.2f} us{chosen}", flush=True)
+            print(f"{rows:4d} rows {cut}: {time_us:7.2f} us{chosen}", flush=True)
     record["rounds"] = checked = {}
     for name, rows, longest_ns, epoch, share in (
         ("as fast as they go", 1, 0, 0, 0.3),

@@ -46,7 +46,7 @@ GPU = "sm_90a"
 
 
 @dataclass(frozen=True)
-class Asked:
+class OpRequest:
     """An op by name and its lowering request; ``by`` names the sources of the request."""
 
     op: str
@@ -58,7 +58,7 @@ class _LoweredError(Exception):
     """Ends a build before it compiles; the message of the command line is not read."""
 
 
-def engine_requests(globs: Sequence[str] = ("*",)) -> Iterator[Asked]:
+def engine_requests(globs: Sequence[str] = ("*",)) -> Iterator[OpRequest]:
     """Yield requests of the matrix: every engine with kernels is built up to its compilation."""
     with tempfile.TemporaryDirectory() as folder:
         for name in (n for n in NAMES if any(fnmatch(n, glob) for glob in globs)):
@@ -68,15 +68,15 @@ def engine_requests(globs: Sequence[str] = ("*",)) -> Iterator[Asked]:
                 yield from _of_engine(name, [*created, str(Path(folder) / name)])
 
 
-def _of_engine(name: str, command: list[str]) -> Iterator[Asked]:
-    result: list[Asked] = []
+def _of_engine(name: str, command: list[str]) -> Iterator[OpRequest]:
+    result: list[OpRequest] = []
 
     def lowered_only(target: Any, tactics: Any, make: Callable[[CallLowering], object]) -> None:
         lowering = CallLowering(target, tactics)
 
         def listed(lowered: LoweredEngine, *_: object) -> None:
             choices = lowering.choices(program for _, program in lowered.programs)
-            result.extend(Asked(c.op.name, c.request, name) for c in choices)
+            result.extend(OpRequest(c.op.name, c.request, name) for c in choices)
             raise _LoweredError
 
         with patch.object(backend, "compile_engine", listed):
@@ -94,7 +94,7 @@ def _of_engine(name: str, command: list[str]) -> Iterator[Asked]:
     yield from result
 
 
-def tactic_requests() -> Iterator[Asked]:
+def tactic_requests() -> Iterator[OpRequest]:
     """Yield requests of the included tactic files."""
     for gpu, name in SHIPPED_FILES.items():
         for entry in read_tactics(SHIPPED_FOLDER / name).entries:
@@ -104,10 +104,10 @@ def tactic_requests() -> Iterator[Asked]:
                 if isinstance(request, Unsupported):
                     print(f"left out: {entry.key}: {request.reason}", file=sys.stderr)
                 else:
-                    yield Asked(entry.op, request, name)
+                    yield OpRequest(entry.op, request, name)
 
 
-def case_requests() -> Iterator[Asked]:
+def case_requests() -> Iterator[OpRequest]:
     """Yield requests of the ops' tests, except for sizes that only a GPU computes."""
     target = target_of(GPU)
     for op in kernel_ops():
@@ -115,17 +115,17 @@ def case_requests() -> Iterator[Asked]:
             by_tactic: dict[str, tuple[LoweringRequest, Tactic]] = {}
             for case in cases_for(op, phase, gpu=False):
                 request = kernel_case(op, case).request(phase, target)
-                yield Asked(op.name, request, case.name)
+                yield OpRequest(op.name, request, case.name)
                 try:
                     tactics = () if op.tactics is None else op.tactics(request)
                 except SpecbuildError:  # a case that its kernels refuse
                     continue
                 by_tactic |= {repr(tactic): (request, tactic) for tactic in tactics}
             for request, tactic in by_tactic.values():
-                yield Asked(op.name, replace(request, tactic=tactic), "every tactic")
+                yield OpRequest(op.name, replace(request, tactic=tactic), "every tactic")
 
 
-def described(args: Asked) -> dict[str, Any]:
+def described(args: OpRequest) -> dict[str, Any]:
     """Return a request as JSON, without its sources."""
     request = args.request
     return {
@@ -141,7 +141,7 @@ def described(args: Asked) -> dict[str, Any]:
 
 def main() -> int:
     """Write the requests, each once, with the names of all sources."""
-    sources: dict[str, Callable[[], Iterator[Asked]]] = {
+    sources: dict[str, Callable[[], Iterator[OpRequest]]] = {
         "engines": lambda: engine_requests(args.engines),
         "tactics": tactic_requests,
         "cases": case_requests,

@@ -138,8 +138,8 @@ def _aliases(place: Mapping[str, int], aliased: Mapping[str, str]) -> dict[str, 
 def gpu_description() -> dict[str, str]:
     """Return the GPU and its driver, as nvidia-smi names them; the first of several."""
     query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
-    told = subprocess.run(query, capture_output=True, text=True, check=True).stdout
-    name, driver = told.splitlines()[0].split(",")
+    output = subprocess.run(query, capture_output=True, text=True, check=True).stdout
+    name, driver = output.splitlines()[0].split(",")
     return {"gpu": name.strip(), "driver": driver.strip()}
 
 

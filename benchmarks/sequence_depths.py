@@ -41,19 +41,19 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--costs-s", type=float, default=10.0)
     parser.add_argument("--chain", type=int, action="append", help="all chains by default")
-    asked = parser.parse_args()
-    written = Path(f"{asked.engine}.prompts.jsonl").read_text(encoding="utf-8").splitlines()
+    args = parser.parse_args()
+    written = Path(f"{args.engine}.prompts.jsonl").read_text(encoding="utf-8").splitlines()
     lines = [json.loads(line) for line in written]
-    engine = Engine.load(asked.engine)
-    costs = measure_step_costs(engine, lambda _: None, budget_s=asked.costs_s, repeats=5)
-    for batch in asked.batch:
+    engine = Engine.load(args.engine)
+    costs = measure_step_costs(engine, lambda _: None, budget_s=args.costs_s, repeats=5)
+    for batch in args.batch:
         ids = [tuple(line["prompt_ids"]) for line in islice(cycle(lines), batch)]
         prompts = [Prompt(str(b), prompt_ids=of_b) for b, of_b in enumerate(ids)]
-        print(json.dumps(measure(engine, costs, prompts, asked)), flush=True)
+        print(json.dumps(measure(engine, costs, prompts, args)), flush=True)
 
 
 def measure(
-    engine: Engine, costs: StepCosts, prompts: Sequence[Prompt], asked: argparse.Namespace
+    engine: Engine, costs: StepCosts, prompts: Sequence[Prompt], args: argparse.Namespace
 ) -> dict[str, Any]:
     """Run everything in turn, after one round that does not count."""
     even = replace(costs, steps=tuple(c for c in costs.steps if not c.rows_per_sequence))
@@ -67,13 +67,13 @@ def measure(
         f"chain {s.draft_depth}": s
         for s in table.shapes()
         if s.draft_top_k == 1 and table.max_sequences(s, full_logits=False) >= len(prompts)
-        if asked.chain is None or s.draft_depth in asked.chain
+        if args.chain is None or s.draft_depth in args.chain
     }
-    params = GenerateParams(max_new_tokens=asked.tokens, ignore_eos=True)
+    params = GenerateParams(max_new_tokens=args.tokens, ignore_eos=True)
     rates: dict[str, list[float]] = {}
     lengths: dict[str, float] = {}
     outputs = set()
-    for round_index in range(asked.rounds + 1):
+    for round_index in range(args.rounds + 1):
         for name in (*fixed, *policies):
             of_run = _run(engines.get(name, engine), prompts, params, fixed.get(name))
             outputs.add(of_run[2])
@@ -84,7 +84,7 @@ def measure(
     best = max(medians[name] for name in fixed)
     return {
         "batch": len(prompts),
-        "tokens": asked.tokens,
+        "tokens": args.tokens,
         "rates": rates,
         "over_best_chain": {name: round(rate / best, 4) for name, rate in medians.items()},
         "tokens_per_step": lengths,

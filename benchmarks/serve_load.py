@@ -1,8 +1,8 @@
-"""What a server costs and gives under many streams: tokens/s, TPOT, TTFT and processor time.
+"""Measure a server under many streams: tokens/s, TPOT, TTFT and processor time.
 
-Clients are spread over processes of their own, read raw bytes and count events, so that they take
-little of the machine. Each of them sends its next request when the last one ended. The server is
-one of OpenAI's API; its process is found by ``--pid``, whose processor time is read from /proc.
+Clients are distributed over processes, read raw bytes and count events, so that they use little
+processor time. Each sends its next request when the previous one has ended. The server implements
+OpenAI's API; ``--pid`` is its process, whose processor time is read from /proc.
 
     python benchmarks/serve_load.py http://127.0.0.1:8000 --pid 4711 --clients 32 --requests 128
 """
@@ -168,20 +168,20 @@ def main() -> None:
     parser.add_argument("--prompt-tokens", metavar="N", type=int, default=128)
     parser.add_argument("--prompts", type=Path, help="lines of JSON with prompt_ids, as of synth")
     parser.add_argument("--processes", metavar="N", type=int, default=8)
-    asked = parser.parse_args()
-    address = urlsplit(asked.url)
-    lines = asked.prompts.read_text().splitlines() if asked.prompts else []
-    with urlopen(f"{asked.url}/v1/models", timeout=30) as answer:
+    args = parser.parse_args()
+    address = urlsplit(args.url)
+    lines = args.prompts.read_text().splitlines() if args.prompts else []
+    with urlopen(f"{args.url}/v1/models", timeout=30) as answer:
         model = json.load(answer)["data"][0]["id"]
     load = Load(
         address.hostname or "127.0.0.1",
         address.port or 80,
         model,
-        asked.tokens,
-        asked.prompt_tokens,
+        args.tokens,
+        args.prompt_tokens,
         tuple(tuple(json.loads(line)["prompt_ids"]) for line in lines),
     )
-    figures = measure(load, asked.clients, asked.requests, asked.processes, asked.pid)
+    figures = measure(load, args.clients, args.requests, args.processes, args.pid)
     print(json.dumps(figures))
 
 

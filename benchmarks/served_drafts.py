@@ -31,13 +31,13 @@ ROUNDS = 2
 Arrivals = list[tuple[float, int]]
 
 
-def request_body(ids: Sequence[int], asked: argparse.Namespace, seed: int) -> dict[str, Any]:
+def request_body(ids: Sequence[int], args: argparse.Namespace, seed: int) -> dict[str, Any]:
     """A streamed completion that counts its tokens in every chunk."""
     return {
         "model": "engine",
         "prompt": list(ids),
-        "max_tokens": asked.tokens,
-        "temperature": asked.temperature,
+        "max_tokens": args.tokens,
+        "temperature": args.temperature,
         "seed": seed,
         "ignore_eos": True,
         "stream": True,
@@ -47,14 +47,14 @@ def request_body(ids: Sequence[int], asked: argparse.Namespace, seed: int) -> di
 
 async def arrivals(http: httpx.AsyncClient, body: dict[str, Any]) -> Arrivals:
     """The time of each chunk and the number of tokens until then."""
-    found: Arrivals = []
+    chunks: Arrivals = []
     async with http.stream("POST", "/v1/completions", json=body) as answer:
         answer.raise_for_status()
         async for line in answer.aiter_lines():
             if line.startswith("data: {"):
                 now = time.perf_counter()
-                found.append((now, json.loads(line[6:])["usage"]["completion_tokens"]))
-    return found
+                chunks.append((now, json.loads(line[6:])["usage"]["completion_tokens"]))
+    return chunks
 
 
 async def at_once(url: str, bodies: Sequence[dict[str, Any]]) -> list[Arrivals]:
@@ -64,22 +64,22 @@ async def at_once(url: str, bodies: Sequence[dict[str, Any]]) -> list[Arrivals]:
         return await asyncio.gather(*(arrivals(http, body) for body in bodies))
 
 
-def rate(found: Arrivals, begin: int, end: int) -> float:
+def rate(chunks: Arrivals, begin: int, end: int) -> float:
     """Tokens per second from token ``begin`` to token ``end`` of an output."""
-    start_s, start = next(chunk for chunk in found if chunk[1] >= begin)
-    end_s, last = next(chunk for chunk in found if chunk[1] >= end)
+    start_s, start = next(chunk for chunk in chunks if chunk[1] >= begin)
+    end_s, last = next(chunk for chunk in chunks if chunk[1] >= end)
     return (last - start) / (end_s - start_s)
 
 
 def measure(
-    url: str, prompts: Sequence[Sequence[int]], asked: argparse.Namespace
+    url: str, prompts: Sequence[Sequence[int]], args: argparse.Namespace
 ) -> dict[str, float]:
     """Mean rates of the clients of one round."""
-    bodies = [request_body(ids, asked, seed) for seed, ids in enumerate(prompts)]
-    found = asyncio.run(at_once(url, bodies))
+    bodies = [request_body(ids, args, seed) for seed, ids in enumerate(prompts)]
+    chunks_of_clients = asyncio.run(at_once(url, bodies))
     return {
-        "first": round(mean(rate(each, 1, FIRST) for each in found), 1),
-        "later": round(mean(rate(each, SKIPPED, asked.tokens) for each in found), 1),
+        "first": round(mean(rate(each, 1, FIRST) for each in chunks_of_clients), 1),
+        "later": round(mean(rate(each, SKIPPED, args.tokens) for each in chunks_of_clients), 1),
     }
 
 
@@ -95,16 +95,16 @@ def main() -> None:
     parser.add_argument("--temperature", type=float, default=0.0, help="of requests (0)")
     parser.add_argument("--chains", type=int, nargs="*", default=[], help="depths to compare with")
     parser.add_argument("--output", type=Path, help="JSON file to write")
-    asked = parser.parse_args()
-    clients = asked.clients or [1, 16]
-    lines = Path(f"{asked.engine}.prompts.jsonl").read_text(encoding="utf-8").splitlines()
-    prompts = [json.loads(line)["prompt_ids"] for line in lines[asked.skip :]]
+    args = parser.parse_args()
+    clients = args.clients or [1, 16]
+    lines = Path(f"{args.engine}.prompts.jsonl").read_text(encoding="utf-8").splitlines()
+    prompts = [json.loads(line)["prompt_ids"] for line in lines[args.skip :]]
     fixed = {"none": ("--drafter", "none")} | {
         f"chain of {d}": (
             *("--draft-top-k", "1", "--draft-depth", str(d)),
             *("--draft-tokens", str(d)),
         )
-        for d in asked.chains
+        for d in args.chains
     }
     # The default draft learns, so it has a server of its own for each number of clients.
     names = [("default", n) for n in clients] + [(name, 0) for name in fixed]
@@ -113,7 +113,7 @@ def main() -> None:
 
         def start(name: tuple[str, int]) -> str:
             options = ("--served-model-name", "engine", "--no-prefix-cache")
-            process = server_process(asked.engine, *options, *fixed.get(name[0], ()))
+            process = server_process(args.engine, *options, *fixed.get(name[0], ()))
             return stack.enter_context(process)[1]
 
         with ThreadPoolExecutor(len(names)) as pool:
@@ -122,12 +122,12 @@ def main() -> None:
             for name, own in names:
                 if own in (0, n):
                     url = urls[name, own]
-                    rounds = [measure(url, prompts[:n], asked) for _ in range(ROUNDS)]
+                    rounds = [measure(url, prompts[:n], args) for _ in range(ROUNDS)]
                     figures[f"{n} clients"][name] = rounds
                     print(f"{n} clients, {name}: {json.dumps(rounds)}", flush=True)
     print(json.dumps(figures, indent=1))
-    if asked.output is not None:
-        asked.output.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+    if args.output is not None:
+        args.output.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

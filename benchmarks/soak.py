@@ -63,7 +63,7 @@ class Case:
 
     prompt: Prompt
     params: GenerateParams
-    got: RunRecord
+    result: RunRecord
     plain: RunRecord
 
 
@@ -241,26 +241,26 @@ def compare(tally: Tally, reference: ReferenceTarget, place: tuple[int, int], ca
 
     ``place`` is the round's seed and the prompt's number.
     """
-    got, plain = case.got, case.plain
-    at = first_difference(got.output_ids, plain.output_ids)
-    same = min(len(got.output_ids), len(plain.output_ids)) if at is None else at
-    if at is None and got.finish_reason != plain.finish_reason:
-        raise AssertionError(f"{place}: {got.finish_reason} for {plain.finish_reason}")
+    record, plain = case.got, case.plain
+    at = first_difference(record.output_ids, plain.output_ids)
+    same = min(len(record.output_ids), len(plain.output_ids)) if at is None else at
+    if at is None and record.finish_reason != plain.finish_reason:
+        raise AssertionError(f"{place}: {record.finish_reason} for {plain.finish_reason}")
     prompt, params = case.prompt.prompt_ids or (), case.params
     states = reference.run(np.array((*prompt, *plain.output_ids[:same])))
     tally.prompts += 1
     tally.tokens += same
     tally.most_context = max(tally.most_context, len(prompt) + same)
     if same:
-        assert got.logprobs is not None and plain.logprobs is not None
-        distances = np.abs(np.subtract(got.logprobs[:same], plain.logprobs[:same]))
+        assert record.logprobs is not None and plain.logprobs is not None
+        distances = np.abs(np.subtract(record.logprobs[:same], plain.logprobs[:same]))
         worst = int(distances.argmax())
         context, margin = len(prompt) + worst, states.routing_margin
         result = (float(distances[worst]), *place, worst, context, plain.logprobs[worst], margin)
         counted = tally.settled if margin >= ROUTING_TIE else tally.unsettled
         counted.add(distances, Distance(*result))
     if at is not None:
-        tokens = got.output_ids[at], plain.output_ids[at]
+        tokens = record.output_ids[at], plain.output_ids[at]
         length = len(prompt) + at
         parted = gap(torch.from_numpy(states.logits[-1]), tokens, params, length - 1)
         sampling = asdict(params.sampling)
@@ -278,9 +278,9 @@ def soak(engine: Engine, arguments: argparse.Namespace) -> Tally:
     until = time.monotonic() + 60 * arguments.minutes
     while time.monotonic() < until:
         inputs = drawn_round(seed, ids, engine.manifest.limits)
-        got = together(engine, inputs)
+        result = together(engine, inputs)
         for number, (prompt, params) in enumerate(zip(inputs.prompts, inputs.params, strict=True)):
-            case = Case(prompt, params, got[number], alone(engine, prompt, params))
+            case = Case(prompt, params, result[number], alone(engine, prompt, params))
             compare(tally, reference, (seed, number), case)
         tally.rounds += 1
         seed += 1

@@ -40,8 +40,8 @@ WARM_UP_TOKENS = 16
 
 
 @dataclass(frozen=True)
-class Asked:
-    """One setting: prompts of ``context`` tokens, views of ``budget`` blocks (0: no view)."""
+class Setting:
+    """Prompts of ``context`` tokens, and views of ``budget`` blocks; 0 means no view."""
 
     context: int
     budget: int
@@ -67,7 +67,7 @@ def prompts(file: Path, context: int, count: int) -> list[Prompt]:
 def decode(
     engine: Engine,
     inputs: Sequence[Prompt],
-    args: Asked,
+    args: Setting,
     *,
     batch: int,
     tokens: int,
@@ -139,7 +139,7 @@ def check_asked(manifest: Manifest, inputs: argparse.Namespace) -> None:
         )
 
 
-def summary(args: Asked, runs: Sequence[Run]) -> dict[str, Any]:
+def summary(args: Setting, runs: Sequence[Run]) -> dict[str, Any]:
     """Return means over prompts with standard errors; agreement only if tokens were checked."""
     result = [record.stats for run in runs for record in run.records]
     acceptance = [stats.mean_acceptance_length for stats in result]
@@ -212,7 +212,7 @@ def measure(inputs: argparse.Namespace) -> None:
     rows = []
     for context in inputs.contexts:
         for budget in inputs.budgets:
-            args = Asked(context, budget)
+            args = Setting(context, budget)
             runs = decode(
                 engine,
                 chosen[context],

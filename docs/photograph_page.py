@@ -38,14 +38,14 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=1100)
     parser.add_argument("--height", type=int, default=680)
     parser.add_argument("--dark", action="store_true")
-    given = parser.parse_args()
+    args = parser.parse_args()
     with (
         tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile,
         browser(Path(profile)) as page,
     ):
-        page.look(given.width, given.height, dark=given.dark)
-        converse(page, given.url)
-        page.screenshot(given.output)
+        page.look(args.width, args.height, dark=args.dark)
+        converse(page, args.url)
+        page.screenshot(args.output)
 
 
 if __name__ == "__main__":

@@ -24,16 +24,16 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=820)
     parser.add_argument("--height", type=int, default=760)
     parser.add_argument("--dark", action="store_true")
-    given = parser.parse_args()
+    args = parser.parse_args()
     with (
         tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile,
         browser(Path(profile)) as page,
     ):
-        page.look(given.width, given.height, dark=given.dark)
-        page.open(given.report.resolve().as_uri())
-        place = f"document.getElementById({given.section!r}).offsetTop - 12"
+        page.look(args.width, args.height, dark=args.dark)
+        page.open(args.report.resolve().as_uri())
+        place = f"document.getElementById({args.section!r}).offsetTop - 12"
         page.value(f"window.scrollTo(0, {place})")
-        page.screenshot(given.output)
+        page.screenshot(args.output)
 
 
 if __name__ == "__main__":

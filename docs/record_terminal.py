@@ -222,9 +222,9 @@ def main() -> None:
     parser.add_argument("--columns", type=int, default=88)
     parser.add_argument("--title", default="specbuild")
     parser.add_argument("command", nargs="+")
-    given = parser.parse_args()
-    screen = recorded(given.command, given.line, given.columns)
-    given.output.write_text(picture(screen, given.title), encoding="utf-8")
+    args = parser.parse_args()
+    screen = recorded(args.command, args.line, args.columns)
+    args.output.write_text(picture(screen, args.title), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -250,8 +250,8 @@ def rows() -> Iterator[tuple[str, ...]]:
             weights = f"{stored}; GGUF `{'`, `'.join(files)}`" if files else stored
             drafts = "EAGLE3, P-EAGLE, DFlash" + (", MTP" if kind in MTP_LAYERS else "")
             drafts += ", assistant" if kind in ASSISTED else ""
-            found = [state(backend, kind, target, None) for backend in BACKENDS]
-            yield title, f"`{'`, `'.join(names)}`", weights, drafts, *found
+            result = [state(backend, kind, target, None) for backend in BACKENDS]
+            yield title, f"`{'`, `'.join(names)}`", weights, drafts, *result
     target = named_geometry("gpt-oss-20b").target
     for kind, draft in drafts_of(target).items():
         yield (

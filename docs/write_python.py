@@ -98,13 +98,13 @@ def member_section(owner: str, name: str, member: object) -> str:
 
 def signature(function: object) -> str:
     """Return the parameters of a function without self, with defaults, types left out."""
-    found = inspect.signature(function)  # type: ignore[arg-type]
-    shown = [
+    result = inspect.signature(function)  # type: ignore[arg-type]
+    without_types = [
         parameter.replace(annotation=inspect.Parameter.empty)
-        for name, parameter in found.parameters.items()
+        for name, parameter in result.parameters.items()
         if name not in ("self", "cls")
     ]
-    return str(inspect.Signature(shown))
+    return str(inspect.Signature(without_types))
 
 
 def field_table(kind: type) -> str:

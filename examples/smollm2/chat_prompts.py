@@ -152,14 +152,14 @@ def chat_prompts(count: int, *, held_out: bool, seed: int = 0) -> list[str]:
     rng = random.Random(f"{seed}-{held_out}")
     forms = _part(FORMS, held_out=held_out)
     subjects = {name: _part(values, held_out=held_out) for name, values in SUBJECTS.items()}
-    found: dict[str, None] = {}
-    while len(found) < count:
+    prompts: dict[str, None] = {}
+    while len(prompts) < count:
         form = rng.choice(forms)
         for name, values in subjects.items():
             while f"{{{name}}}" in form:
                 form = form.replace(f"{{{name}}}", rng.choice(values), 1)
-        found[_varied(form, rng)] = None
-    return list(found)
+        prompts[_varied(form, rng)] = None
+    return list(prompts)
 
 
 def follow_ups(count: int, seed: int = 0) -> Iterator[str]:

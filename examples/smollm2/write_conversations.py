@@ -70,17 +70,17 @@ def main() -> None:
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--count", type=int, default=8192)
     parser.add_argument("--new-tokens", type=int, default=256)
-    asked = parser.parse_args()
-    asked.output.mkdir(parents=True, exist_ok=True)
+    args = parser.parse_args()
+    args.output.mkdir(parents=True, exist_ok=True)
     held_out = chat_prompts(HELD_OUT, held_out=True)
-    with (asked.output / "prompts.jsonl").open("w") as output:
+    with (args.output / "prompts.jsonl").open("w") as output:
         for i, prompt in enumerate(held_out):
             line = {"id": f"held-out-{i}", "messages": [{"role": "user", "content": prompt}]}
             output.write(json.dumps(line) + "\n")
-    with Engine.load(asked.engine) as engine:
-        write(engine, held_out, asked.new_tokens, asked.output / "held_out.jsonl")
-        train = chat_prompts(asked.count, held_out=False)
-        write(engine, train, asked.new_tokens, asked.output / "train.jsonl")
+    with Engine.load(args.engine) as engine:
+        write(engine, held_out, args.new_tokens, args.output / "held_out.jsonl")
+        train = chat_prompts(args.count, held_out=False)
+        write(engine, train, args.new_tokens, args.output / "train.jsonl")
 
 
 if __name__ == "__main__":

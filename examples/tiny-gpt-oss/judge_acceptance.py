@@ -59,11 +59,11 @@ def decoded(
     ]
 
 
-def tokens_a_step(found: Sequence[tuple[int, int]]) -> str:
+def tokens_a_step(result: Sequence[tuple[int, int]]) -> str:
     """The tokens that a target pass emits, with their standard error over the prompts."""
-    tokens, steps = np.array(found).T
+    tokens, steps = np.array(result).T
     mean = tokens.sum() / steps.sum()
-    error = np.std(tokens - mean * steps, ddof=1) * len(found) ** 0.5 / steps.sum()
+    error = np.std(tokens - mean * steps, ddof=1) * len(result) ** 0.5 / steps.sum()
     return f"{mean:.3f} ± {error:.3f} tokens a step ({steps.sum()} steps)"
 
 
@@ -77,9 +77,9 @@ def judge_latents(files: Sequence[Path], options: BuildOptions, params: Generate
     """Two lines a file: the first twelve prompts, and all."""
     for file in [None, *files]:
         engine = engine_with(file, LATENT_FILE, options)
-        found = decoded(engine, example_prompts(), params)
+        result = decoded(engine, example_prompts(), params)
         for count in COUNTS:
-            of_these = tokens_a_step(found[:count])
+            of_these = tokens_a_step(result[:count])
             print(f"{file or 'the model itself'}, {count} prompts: {of_these}", flush=True)
 
 
@@ -91,12 +91,12 @@ def judge_indexers(
     params: GenerateParams,
 ) -> None:
     """One line for each number of chosen tokens, 0 for attention to everything."""
-    asked = DsaOptions(enabled=True, threshold=0, top_k=max(top_k), check_interval=0)
-    options = replace(options, dsa=asked)
+    dsa_options = DsaOptions(enabled=True, threshold=0, top_k=max(top_k), check_interval=0)
+    options = replace(options, dsa=dsa_options)
     engine = engine_with(file, INDEXER_FILE, options)
     for k in (0, *top_k):
-        found = decoded(engine, prompts, replace(params, dsa_top_k=k))
-        print(f"{file}, {k or 'all'} chosen: {tokens_a_step(found)}", flush=True)
+        result = decoded(engine, prompts, replace(params, dsa_top_k=k))
+        print(f"{file}, {k or 'all'} chosen: {tokens_a_step(result)}", flush=True)
 
 
 def main() -> None:

@@ -26,8 +26,8 @@ def main() -> None:
     parser.add_argument("files", type=Path, nargs="*")
     args = parser.parse_args()
     target = read_target(args.model, strict=False, mla=False)
-    asked = LatentOptions(model=args.model, rank=1, evaluation=(args.text,))
-    ids = read_text(asked, target).evaluation
+    options = LatentOptions(model=args.model, rank=1, evaluation=(args.text,))
+    ids = read_text(options, target).evaluation
     layers = target.geometry.layers
     chosen = range(layers) if args.layers is None else parse_layers(args.layers, layers)
     base = None

@@ -44,24 +44,24 @@ def recalled(model: Target, document: Document, positions: Positions) -> list[li
     for ids in (document.ids, document.undefined):
         rows = torch.tensor([ids], device=model.head.device)
         x, _ = model.states(rows[:, :-1], positions, dtype=torch.float32, quantised=False)
-        found = []
+        results = []
         for span in document.spans:
             # The row before a token says what it thinks of it.
             states = rms_norm(x[0, span.start - 1 : span.stop - 1], model.norm, 1e-5)
             scores = (states @ model.head.T).log_softmax(-1)
-            wanted = rows[0, span.start : span.stop]
-            loss = -scores.gather(1, wanted[:, None]).mean().item()
-            right = float((scores.argmax(-1) == wanted).float().mean())
-            found.append(Recalled(kind=span.kind, distance=span.distance, loss=loss, right=right))
-        both.append(found)
+            expected = rows[0, span.start : span.stop]
+            loss = -scores.gather(1, expected[:, None]).mean().item()
+            right = float((scores.argmax(-1) == expected).float().mean())
+            results.append(Recalled(kind=span.kind, distance=span.distance, loss=loss, right=right))
+        both.append(results)
     return both
 
 
-def table(found: Sequence[tuple[Recalled, Recalled]]) -> Iterable[dict[str, float | str | int]]:
+def table(result: Sequence[tuple[Recalled, Recalled]]) -> Iterable[dict[str, float | str | int]]:
     """Means of pairs (with the definition, without) by kind and distance, with standard errors."""
     for kind in ("name", "value"):
         for low, high in pairwise(EDGES):
-            chosen = [p for p in found if p[0].kind == kind and low <= p[0].distance < high]
+            chosen = [p for p in result if p[0].kind == kind and low <= p[0].distance < high]
             if not chosen:
                 continue
             row: dict[str, float | str | int] = {
@@ -90,20 +90,22 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--json", type=Path)
-    given = parser.parse_args()
-    tokenizer = Tokenizer.from_file(str(given.model / "tokenizer.json"))
-    held_out = np.load(given.corpus / "held_out.npy")
-    rng = random.Random(given.seed)
-    made = documents(rng, tokenizer, held_out, length=given.length + 1, count=given.constants)
-    device = torch.device(given.device)
-    model = load_target(given.model).to(device)
+    args = parser.parse_args()
+    tokenizer = Tokenizer.from_file(str(args.model / "tokenizer.json"))
+    held_out = np.load(args.corpus / "held_out.npy")
+    rng = random.Random(args.seed)
+    documents_of_text = documents(
+        rng, tokenizer, held_out, length=args.length + 1, count=args.constants
+    )
+    device = torch.device(args.device)
+    model = load_target(args.model).to(device)
     if device.type == "cuda":
         model.compiled()
-    positions = make_positions(model.geometry, given.length, device)
-    found: list[tuple[Recalled, Recalled]] = []
-    for document in islice(made, given.documents):
-        found += zip(*recalled(model, document, positions), strict=True)
-    rows = list(table(found))
+    positions = make_positions(model.geometry, args.length, device)
+    results: list[tuple[Recalled, Recalled]] = []
+    for document in islice(documents_of_text, args.documents):
+        results += zip(*recalled(model, document, positions), strict=True)
+    rows = list(table(results))
     print("kind   distance      spans   loss, defined or not   right, defined or not")
     for row in rows:
         print(
@@ -111,8 +113,8 @@ def main() -> None:
             f"{row['loss_defined']:8.3f} {row['loss_undefined']:10.3f}    "
             f"{row['right_defined']:8.1%} {row['right_undefined']:8.1%}"
         )
-    if given.json is not None:
-        given.json.write_text(json.dumps(rows, indent=2) + "\n")
+    if args.json is not None:
+        args.json.write_text(json.dumps(rows, indent=2) + "\n")
 
 
 if __name__ == "__main__":

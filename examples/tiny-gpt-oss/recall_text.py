@@ -189,26 +189,26 @@ def main() -> None:
     parser.add_argument("--documents", type=int, default=6000)
     parser.add_argument("--held-out", type=int, default=16)
     parser.add_argument("--seed", type=int, default=0)
-    given = parser.parse_args()
-    tokenizer = Tokenizer.from_file(str(given.tokenizer / "tokenizer.json"))
-    given.output.mkdir(parents=True, exist_ok=True)
-    length, count = given.length + 1, given.constants
-    rng = random.Random(given.seed)
-    train = np.load(given.corpus / "train.npy")
-    rows = np.zeros((given.documents, length), np.uint16)
+    args = parser.parse_args()
+    tokenizer = Tokenizer.from_file(str(args.tokenizer / "tokenizer.json"))
+    args.output.mkdir(parents=True, exist_ok=True)
+    length, count = args.length + 1, args.constants
+    rng = random.Random(args.seed)
+    train = np.load(args.corpus / "train.npy")
+    rows = np.zeros((args.documents, length), np.uint16)
     for row in rows:
         filler = _filler(rng, tokenizer, train, length)
         # Half of them ask before their end: any position is to recall.
         ends_at = rng.uniform(0.3, 1.0) if rng.random() < 0.5 else 1.0
-        made = document(rng, tokenizer, filler, length=length, count=count, ends_at=ends_at)
-        row[:] = made.ids
-    np.save(given.output / "train.npy", rows)
-    held_out = np.load(given.corpus / "held_out.npy")
+        sample = document(rng, tokenizer, filler, length=length, count=count, ends_at=ends_at)
+        row[:] = sample.ids
+    np.save(args.output / "train.npy", rows)
+    held_out = np.load(args.corpus / "held_out.npy")
     asking = documents(rng, tokenizer, held_out, length=length, count=count)
-    ids = [made.ids for made in islice(asking, given.held_out)]
-    np.save(given.output / "recall.npy", np.array(ids, np.uint16))
-    facts = {name: getattr(given, name) for name in ("length", "constants", "documents", "seed")}
-    (given.output / "recall.json").write_text(json.dumps(facts, indent=2) + "\n")
+    ids = [sample.ids for sample in islice(asking, args.held_out)]
+    np.save(args.output / "recall.npy", np.array(ids, np.uint16))
+    facts = {name: getattr(args, name) for name in ("length", "constants", "documents", "seed")}
+    (args.output / "recall.json").write_text(json.dumps(facts, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -152,26 +152,26 @@ def train(run: TrainingRun, states: States, seconds: float) -> dict[str, Any]:
 class Workshop:
     """The target, its text and its states: what all drafts share."""
 
-    def __init__(self, asked: argparse.Namespace) -> None:
+    def __init__(self, args: argparse.Namespace) -> None:
         self.base = TrainOptions(
-            model=asked.model,
-            output=asked.output,
-            texts=(asked.corpus,),
-            device=asked.device,
+            model=args.model,
+            output=args.output,
+            texts=(args.corpus,),
+            device=args.device,
             dtype="bfloat16",
             draft_vocab=3072,
             inner=384,
             sequence_length=LENGTH,
-            batch_size=asked.batch_size,
+            batch_size=args.batch_size,
             learning_rate=2e-3,
-            initial=asked.initial,
+            initial=args.initial,
         )
-        self.model = load_target(asked.model, device=asked.device, dtype="bfloat16")
-        files = {name: np.load(asked.corpus / f"{name}.npy") for name in ("train", "held_out")}
+        self.model = load_target(args.model, device=args.device, dtype="bfloat16")
+        files = {name: np.load(args.corpus / f"{name}.npy") for name in ("train", "held_out")}
         texts = {name: ids.astype(np.int32) for name, ids in files.items()}
         stop = end_of_text_ids(self.model)
-        held_own, own = write_own(self.model, texts, asked.own_rows, stop)
-        if asked.device == "cuda":
+        held_own, own = write_own(self.model, texts, args.own_rows, stop)
+        if args.device == "cuda":
             torch.cuda.empty_cache()  # the cache of what was written is as large as the states
         self.held_out = {
             "held_out_text": cut_rows(stream(texts["held_out"]), LENGTH, HELD_OUT_ROWS),
@@ -179,7 +179,7 @@ class Workshop:
         }
         self.tokens = np.concatenate([texts["train"], own])
         parts = [cut_rows(stream(own), LENGTH, len(own))]
-        parts.append(cut_rows(stream(texts["train"]), LENGTH, asked.text_rows))
+        parts.append(cut_rows(stream(texts["train"]), LENGTH, args.text_rows))
         rows = Rows(*(np.concatenate([getattr(p, n) for p in parts]) for n in ("ids", "counted")))
         self.states = read(self.prepared(self.base), rows, len(parts[0].ids))
 
@@ -203,14 +203,14 @@ class Workshop:
         """Trains the draft of this name and writes it; what is to tell of it."""
         options = replace(self.base, **DRAFTS[name])
         run = self.prepared(options)
-        told = train(run, self.states, seconds) | self.judged(run)
+        report = train(run, self.states, seconds) | self.judged(run)
         draft_tokens = choose_draft_tokens(
             options, self.tokens, run.draft.shape, self.model.config.vocab_size
         )
         folder = options.output / name
         folder.mkdir(parents=True, exist_ok=True)
         write_trained(folder, run, draft_tokens, LENGTH)
-        return told
+        return report
 
 
 def main() -> None:
@@ -227,17 +227,17 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--own-rows", type=int, default=8192, help="that the target writes")
     parser.add_argument("--text-rows", type=int, default=1_000_000, help="of the corpus at most")
-    asked = parser.parse_args()
-    asked.output.mkdir(parents=True, exist_ok=True)
-    workshop = Workshop(asked)
+    args = parser.parse_args()
+    args.output.mkdir(parents=True, exist_ok=True)
+    workshop = Workshop(args)
     report: dict[str, Any] = {"draft/": workshop.judged(workshop.prepared(workshop.base))}
     print(f"{time.monotonic() - started:.0f} s", json.dumps(report), flush=True)
-    wanted = [(name, float(weight)) for name, weight in (w.split(":") for w in asked.draft)]
-    for place, (name, weight) in enumerate(wanted):
-        left = asked.seconds - (time.monotonic() - started) - JUDGING_S * (len(wanted) - place)
-        share = weight / sum(weight for _, weight in wanted[place:])
+    expected = [(name, float(weight)) for name, weight in (w.split(":") for w in args.draft)]
+    for place, (name, weight) in enumerate(expected):
+        left = args.seconds - (time.monotonic() - started) - JUDGING_S * (len(expected) - place)
+        share = weight / sum(weight for _, weight in expected[place:])
         report[name] = workshop.make(name, max(1.0, left * share))
-        write_json(asked.output / "report.json", report)
+        write_json(args.output / "report.json", report)
         print(f"{time.monotonic() - started:.0f} s", name, json.dumps(report[name]), flush=True)
 
 

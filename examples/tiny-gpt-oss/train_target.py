@@ -352,8 +352,8 @@ def main() -> None:
     for name, value in vars(usual).items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=type(value))
     args = parser.parse_args()
-    given = {name: getattr(args, name) for name in vars(usual) if getattr(args, name) is not None}
-    recipe = replace(CONTINUED if args.initial else usual, **given)
+    values = {name: getattr(args, name) for name in vars(usual) if getattr(args, name) is not None}
+    recipe = replace(CONTINUED if args.initial else usual, **values)
     torch._dynamo.config.recompile_limit = 32
     trainer = Trainer(args, recipe)
     trainer.run()

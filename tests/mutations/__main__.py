@@ -1,6 +1,6 @@
 """Apply each fault to a scratch copy of the sources and run the tests that must detect it.
 
-PYTHONPATH=tests python -m mutations [--only TEXT] [--budget SECONDS]
+    PYTHONPATH=tests python -m mutations [--only TEXT] [--budget SECONDS]
 
 Exit code 1 if a fault is undetected or was not tried within the budget, or if the tests fail
 without a fault.

@@ -96,7 +96,7 @@ def run(seconds: float, *records: RunRecord) -> Run:
 
 def test_results_sum_tokens_and_average_prompts(scripts: dict[str, ModuleType]) -> None:
     script = scripts["specpv_decoding"]
-    request = script.Asked(1024, 4)
+    request = script.Setting(1024, 4)
     together = run(2.0, record(2.0, 10, 9), record(3.0, 30, 30))
     row = script.summary(request, [together, run(0.5, record(4.0, 0, 0))])
     assert (row["rechecked_tokens"], row["agreement"]) == (40, 39 / 40)
