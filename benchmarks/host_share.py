@@ -1,8 +1,8 @@
 """Processor time per token of a server, by thread, and the tokens per second that it reaches.
 
 The server is ``stand_in_server.py``: its device takes a fixed time and no processor, so that all of
-the time is the host's. With ``--before`` the server of another checkout is measured in turn, and
-the figures are compared in pairs. The load generator is a process of its own.
+the time is the host's. With ``--before`` the server of another checkout runs too, the two are
+loaded in turn, and the figures are compared in pairs. The load generator is a process of its own.
 
     python benchmarks/host_share.py ENGINE --before ../main --clients 32 --rounds 3
 """
@@ -16,7 +16,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -48,14 +48,11 @@ def main_thread_s(pid: int) -> float:
     return sum(map(int, ticks)) / os.sysconf("SC_CLK_TCK")
 
 
-def host_figures(python: Path, words: list[str], load: Load, args: Any) -> dict[str, float]:
-    """The figures of one server under load, after one round of warming."""
-    with stand_in_server(python, words) as (pid, port):
-        load = Load(load.host, port, load.model, load.tokens, load.prompt_tokens)
-        measure(load, args.clients, args.clients, args.processes, None)
-        before_s, loop_before_s = processor_s(pid), main_thread_s(pid)
-        figures = measure(load, args.clients, args.requests, args.processes, pid)
-        used_s, loop_s = processor_s(pid) - before_s, main_thread_s(pid) - loop_before_s
+def host_figures(pid: int, load: Load, args: Any) -> dict[str, float]:
+    """The figures of one server under load."""
+    before_s, loop_before_s = processor_s(pid), main_thread_s(pid)
+    figures = measure(load, args.clients, args.requests, args.processes, pid)
+    used_s, loop_s = processor_s(pid) - before_s, main_thread_s(pid) - loop_before_s
     tokens = args.requests * load.tokens
     return {
         "cpu_us_a_token": round(1e6 * used_s / tokens, 2),
@@ -77,20 +74,30 @@ def main() -> None:
     parser.add_argument("--tokens", metavar="N", type=int, default=256)
     parser.add_argument("--prompt-tokens", metavar="N", type=int, default=128)
     parser.add_argument("--processes", metavar="N", type=int, default=1)
+    parser.add_argument("--chat", action="store_true", help="chats instead of completions")
     parser.add_argument("--rounds", metavar="N", type=int, default=3)
     parser.add_argument("--step-ms", metavar="MS", default="0.75")
     parser.add_argument("--prefill-ms", metavar="MS", default="1.0")
     args, options = parser.parse_known_args()
     words = [str(args.engine), "--step-ms", args.step_ms, "--prefill-ms", args.prefill_ms]
     words += ["--served-model-name", "engine", *options]
-    load = Load("127.0.0.1", 0, "engine", args.tokens, args.prompt_tokens)
-    servers = {"now": Path(sys.executable)}
+    pythons = {"now": Path(sys.executable)}
     if args.before is not None:
-        servers["before"] = args.before / ".venv" / "bin" / "python"
-    rounds: dict[str, list[dict[str, float]]] = {name: [] for name in servers}
-    for _ in range(args.rounds):
-        for name, python in servers.items():
-            rounds[name].append(host_figures(python, words, load, args))
+        pythons["before"] = args.before / ".venv" / "bin" / "python"
+    rounds: dict[str, list[dict[str, float]]] = {name: [] for name in pythons}
+    with ExitStack() as stack:
+        servers = {}
+        for name, python in pythons.items():
+            pid, port = stack.enter_context(stand_in_server(python, words))
+            load = Load(
+                "127.0.0.1", port, "engine", args.tokens, args.prompt_tokens, chat=args.chat
+            )
+            # The first requests of a server pay for its start.
+            measure(load, args.clients, args.clients, args.processes, None)
+            servers[name] = pid, load
+        for _ in range(args.rounds):
+            for name, (pid, load) in servers.items():
+                rounds[name].append(host_figures(pid, load, args))
     result: dict[str, Any] = {"clients": args.clients, "rounds": rounds}
     if args.before is not None:
         pairs = [*zip(rounds["now"], rounds["before"], strict=True)]

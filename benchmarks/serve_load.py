@@ -45,17 +45,22 @@ class Load:
     tokens: int
     prompt_tokens: int
     prompts: tuple[tuple[int, ...], ...] = ()
+    chat: bool = False
 
 
 def request_of(load: Load, seed: int) -> bytes:
-    """A streamed completion of random ids, or of one of the prompts."""
+    """A streamed completion of random ids, or of one of the prompts; or a chat of such numbers."""
     if load.prompts:
         prompt = list(load.prompts[seed % len(load.prompts)])
     else:
         prompt = random.Random(seed).choices(range(300, 1000), k=load.prompt_tokens)
+    route, content = "completions", {"prompt": prompt}
+    if load.chat:
+        message = {"role": "user", "content": " ".join(map(str, prompt))}
+        route, content = "chat/completions", {"messages": [message]}
     body = {
         "model": load.model,
-        "prompt": prompt,
+        **content,
         "max_tokens": load.tokens,
         "ignore_eos": True,
         "temperature": 0,
@@ -63,7 +68,7 @@ def request_of(load: Load, seed: int) -> bytes:
     }
     data = json.dumps(body).encode()
     head = (
-        f"POST /v1/completions HTTP/1.1\r\nHost: {load.host}:{load.port}\r\n"
+        f"POST /v1/{route} HTTP/1.1\r\nHost: {load.host}:{load.port}\r\n"
         f"Content-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
     )
     return head.encode() + data
@@ -168,6 +173,7 @@ def main() -> None:
     parser.add_argument("--prompt-tokens", metavar="N", type=int, default=128)
     parser.add_argument("--prompts", type=Path, help="lines of JSON with prompt_ids, as of synth")
     parser.add_argument("--processes", metavar="N", type=int, default=8)
+    parser.add_argument("--chat", action="store_true", help="chats, whose text has more tokens")
     args = parser.parse_args()
     address = urlsplit(args.url)
     lines = args.prompts.read_text().splitlines() if args.prompts else []
@@ -180,6 +186,7 @@ def main() -> None:
         args.tokens,
         args.prompt_tokens,
         tuple(tuple(json.loads(line)["prompt_ids"]) for line in lines),
+        args.chat,
     )
     figures = measure(load, args.clients, args.requests, args.processes, args.pid)
     print(json.dumps(figures))
