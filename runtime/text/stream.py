@@ -99,6 +99,8 @@ class Detokenizer:
 
     def flush(self) -> str:
         """What is left at the end: an unfinished character shows as a replacement character."""
+        if not self._waiting:
+            return ""
         before = len(self._decode(self._context))
         text = self._decode([*self._context, *self._waiting])[before:]
         self._context, self._waiting = [], []

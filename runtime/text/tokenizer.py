@@ -44,6 +44,10 @@ class OpenedTokenizer:
         for name in ("normalizer", "pre_tokenizer", "decoder"):
             if _growth(states[name]) > _MAX_GROWTH:
                 raise EngineFileError(f"{TOKENIZER_FILE}: its {name} blows text up; get it anew")
+        # Such a decoder joins the bytes of tokens. So the text of a token of whole characters does
+        # not depend on its neighbours. These texts by id, without and with special tokens:
+        self._is_byte_level = (states["decoder"] or {}).get("type") == "ByteLevel"
+        self._texts: dict[bool, dict[int, str]] = {False: {}, True: {}}
         if _added_ids(states["post_processor"]) > _MAX_ADDED_IDS:
             raise EngineFileError(
                 f"{TOKENIZER_FILE}: its post_processor adds more than {_MAX_ADDED_IDS} tokens; "
@@ -109,7 +113,22 @@ class OpenedTokenizer:
                 raise EngineFileError(f"{_TEXT_FAILURE}: {error}") from error
             return text
 
-        return stepped
+        if not self._is_byte_level:
+            return stepped
+        texts, is_waiting = self._texts[special], False
+
+        def stepped_by_bytes(token_id: int) -> str | None:
+            """As ``stepped``, in a tenth of the time for tokens of whole characters."""
+            nonlocal is_waiting
+            text = None if is_waiting else texts.get(token_id)
+            if text is None:
+                text, was_waiting = stepped(token_id), is_waiting
+                is_waiting = text is None
+                if text is not None and not was_waiting:
+                    texts[token_id] = text
+            return text
+
+        return stepped_by_bytes
 
     @property
     def description(self) -> str:
