@@ -205,8 +205,8 @@ class SequenceState:
     step decodes it, and its last events are ``held_events``.
 
     Pages: they hold ``capacity`` tokens. A ``paused`` sequence takes part in no step. If launches
-    are queued ahead, pages for lengths up to ``covered_length`` are allocated. ``prefix`` is its
-    entry in the prefix cache.
+    are queued ahead, pages for lengths up to ``covered_length`` are allocated, and no page of a
+    window is freed before ``next_freed_length``. ``prefix`` is its entry in the prefix cache.
 
     Launches in flight may refer to a ``released`` sequence, which has finished or was preempted.
     After a preemption tokens up to ``replay_until`` are replayed without events.
@@ -230,6 +230,7 @@ class SequenceState:
     needs_mask: bool = False
     capacity: int = 0
     covered_length: int = -1
+    next_freed_length: int = 0
     paused: bool = False
     released: bool = False
     replay_until: int = 0

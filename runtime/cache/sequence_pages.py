@@ -105,6 +105,11 @@ class SequencePages:
         self._oldest_row = length if reverified is None else min(length, reverified)
         self._free_unused()
 
+    @property
+    def next_freed_length(self) -> int:
+        """The committed length from which the first held page may lie before the window."""
+        return (self.first_page + 1) * self.page_size + self.window - 1
+
     def rewind(self, length: int) -> None:
         """Drop slots past ``length``; SpecbuildError if the window before it was freed."""
         if not 0 <= length <= self.length or self._window_page(length) < self.first_page:

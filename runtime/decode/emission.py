@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from math import isinf, isnan
+from math import isfinite, isnan
 
 import numpy as np
 
@@ -70,7 +70,7 @@ class Emission:
             held_events=preempted.held_events,
         )
 
-    def append(self, new: NewTokens) -> list[Event]:
+    def append(self, new: NewTokens) -> list[TokenEvent]:
         """Append tokens until one finishes the request; return their events in order.
 
         An infinite log-probability is unknown: the int8-prefiltered head chose the token. Tokens
@@ -83,8 +83,8 @@ class Emission:
         if sequence.guide is not None and sequence.guide.failure is not None:
             tokens = tokens[: new.allowed]
             sequence.finish_reason = "guide_failed"
-        events: list[Event] = []
-        decoding = sequence.num_output_tokens > 0
+        events: list[TokenEvent] = []
+        decoding = sequence.num_tokens > sequence.prompt_tokens
         num_replayed, accepted, top = 0, new.accepted, new.top_logprobs
         if sequence.replay_until > sequence.num_tokens:
             num_replayed = _skip_replayed(sequence, tokens)
@@ -93,30 +93,25 @@ class Emission:
         if tokens and not decoding:
             sequence.counters.first_token()
         for i, (token, logprob) in enumerate(tokens):
-            if isnan(logprob):
-                raise SpecbuildError(
-                    f"prompt {sequence.request.id!r}: the target's logits of output token "
-                    f"{sequence.num_output_tokens + 1} are not numbers; check the checkpoint's "
-                    "weights"
-                )
+            value: float | None = logprob
+            if not isfinite(logprob):
+                _require_number(sequence, logprob)
+                value = None
             sequence.ids[sequence.num_tokens] = token
             sequence.num_tokens += 1
-            value = None if isinf(logprob) else logprob
             sequence.logprobs.append(value)
             reason, text = self._finish_reason(sequence, token)
-            top_logprobs_of_token = top[i] if top else ()
+            event = TokenEvent(sequence.index, token, text, i < accepted, value)
+            events.append(event)
             if top:
-                sequence.top_logprobs.append(top_logprobs_of_token)
-            cached = 0 if decoding or i else sequence.counters.cached_tokens
-            events.append(
-                TokenEvent(
-                    sequence.index, token, text, i < accepted, value, top_logprobs_of_token, cached
-                )
-            )
+                event.top_logprobs = top[i]
+                sequence.top_logprobs.append(top[i])
             if reason is not None:
                 sequence.finish_reason = reason
                 break
-        if decoding and tokens:
+        if not decoding and events:
+            events[0].cached_tokens = sequence.counters.cached_tokens
+        elif tokens:
             sequence.counters.step(
                 proposed=max(0, new.proposed - num_replayed) if new.proposed else 0,
                 accepted=min(accepted, len(events)) if accepted else 0,
@@ -161,6 +156,15 @@ class Emission:
             text += stream.finish()
             reason = "stop" if stream.stopped else reason
         return reason, text
+
+
+def _require_number(sequence: SequenceState, logprob: float) -> None:
+    """Raise SpecbuildError if a log-probability is not a number."""
+    if isnan(logprob):
+        raise SpecbuildError(
+            f"prompt {sequence.request.id!r}: the target's logits of output token "
+            f"{sequence.num_output_tokens + 1} are not numbers; check the checkpoint's weights"
+        )
 
 
 def _skip_replayed(sequence: SequenceState, tokens: Sequence[tuple[int, float]]) -> int:

@@ -118,7 +118,7 @@ class Loop:
             self._policy.observe(launch.outcome)
         events = self._emit(launch.new_tokens)
         if self._observe is not None:
-            num_new_tokens = sum(isinstance(event, TokenEvent) for event in events)
+            num_new_tokens = sum([isinstance(event, TokenEvent) for event in events])
             self._observe(launch.prompt_tokens + num_new_tokens)
         return ends + events
 
@@ -190,27 +190,28 @@ class Loop:
         events: list[Event] = []
         ended: list[SequenceState] = []
         for new in emitted:
-            new_events = self._emission.append(new)
-            events += self._hold_for_mask(new.sequence, new_events)
-            if new.sequence.finish_reason is not None:
-                ended.append(new.sequence)
-                events.append(FinishEvent(new.sequence.index, new.sequence.record()))
+            sequence, new_events = new.sequence, self._emission.append(new)
+            if sequence.guide is None or not self._holds_for_mask(sequence, new_events):
+                events += new_events
+            if sequence.finish_reason is not None:
+                ended.append(sequence)
+                events.append(FinishEvent(sequence.index, sequence.record()))
         # Sequences publish pages to the prefix cache before their pages are released.
         self._stepper.after_emit()
         for sequence in ended:
             self._release(sequence)
         return events
 
-    def _hold_for_mask(self, sequence: SequenceState, events: list[Event]) -> list[Event]:
-        """Pause a sequence until its remote guide's next mask arrives; return events to emit."""
+    def _holds_for_mask(self, sequence: SequenceState, events: Sequence[Event]) -> bool:
+        """Hold events, and pause the sequence, until its remote guide's next mask arrives."""
         guide = sequence.guide
         if guide is None or not guide.is_remote or sequence.finish_reason is not None:
-            return events
+            return False
         sequence.held_events += events
         sequence.awaits_mask = True
         guide.prepare(sequence.output)
         self._stepper.pause(sequence)
-        return []
+        return True
 
     def _shape(self, step_context: StepContext) -> ChosenDraft | WaitForTokens:
         """Return the policy's choice, or the one made ahead for this batch size."""

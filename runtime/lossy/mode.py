@@ -105,8 +105,13 @@ class ModeRequest:
     checks: bool = False
 
 
+_NO_REQUEST = ModeRequest()
+
+
 def joined(mode_requests: Sequence[ModeRequest]) -> ModeRequest:
     """Return a request that satisfies all modes of a step."""
+    if not mode_requests:
+        return _NO_REQUEST
     return ModeRequest(
         reverified=next((p.reverified for p in mode_requests if p.reverified is not None), None),
         sparse=any(p.sparse for p in mode_requests),

@@ -7,6 +7,8 @@ step's number of tokens is known when it is received. Its pages are published th
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from specbuild.runtime.cache.sequence_pages import AheadPages
 from specbuild.runtime.cache.state_snapshots import StateSnapshots
 from specbuild.runtime.decode.device.rows import DeviceRows
@@ -65,23 +67,28 @@ class DevicePages:
         self._publish(sequence, pending=0)
         self._free_unused(sequence)
 
-    def before_step(self, sequence: SequenceState, max_unread: int) -> None:
-        """Allocate pages for a step; those in flight emit at most ``max_unread`` tokens."""
-        length = min(sequence.num_tokens + max_unread, sequence.max_tokens) - 1
-        if length > sequence.covered_length:
-            for name in self._shared:
-                self._ensure_pages(sequence, name, length + self._tree[name])
-            pages = sequence.pages
-            sequence.covered_length = min(
-                pages[name].end_page * pages[name].page_size - tree
-                for name, tree in self._tree.items()
-            )
+    def before_step(self, sequences: Sequence[SequenceState], max_unread: int) -> None:
+        """Allocate pages for a step; each step in flight emits at most ``max_unread`` tokens."""
+        for sequence in sequences:
+            num_tokens = sequence.num_tokens + sequence.steps_in_flight * max_unread
+            length = min(num_tokens, sequence.max_tokens) - 1
+            if length > sequence.covered_length:
+                self._cover(sequence, length)
+
+    def _cover(self, sequence: SequenceState, length: int) -> None:
+        """Allocate pages for a step that writes from position ``length`` on."""
+        for name in self._shared:
+            self._ensure_pages(sequence, name, length + self._tree[name])
+        pages = sequence.pages
+        sequence.covered_length = min(
+            pages[name].end_page * pages[name].page_size - tree for name, tree in self._tree.items()
+        )
 
     def after_step(self, sequence: SequenceState, pending: int) -> None:
         """Publish the pages of a received step; the draft lacks the last ``pending`` tokens."""
         if sequence.prefix is not None and sequence.prefix.cache.publish_generated:
             self._publish(sequence, pending)
-        if self._windows:
+        if self._windows and sequence.length >= sequence.next_freed_length:
             self._free_unused(sequence)
 
     def _ensure_pages(self, sequence: SequenceState, name: str, end: int) -> None:
@@ -104,3 +111,7 @@ class DevicePages:
             max_rerun = self._max_pending if draft else self._max_reverified
             oldest = max(min(length, prompt - draft), length - max_rerun)
             sequence.pages[name].commit(length, reverified=oldest)
+        if self._windows:
+            sequence.next_freed_length = min(
+                [sequence.pages[name].next_freed_length for name in self._windows]
+            )

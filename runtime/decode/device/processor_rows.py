@@ -58,7 +58,7 @@ def unmasked_changes(sequence: SequenceState) -> int:
 
 def needs_full_logits(sequences: Iterable[SequenceState]) -> bool:
     """Return whether an ordinary step of these sequences must write full logits."""
-    return any(s.needs_mask or s.needs_full_logits for s in sequences)
+    return True in [s.needs_mask or s.needs_full_logits for s in sequences]
 
 
 def done_port(sequence: SequenceState) -> str:
@@ -150,7 +150,7 @@ class LogitProcessorRows:
     ) -> RowTopLogprobs | None:
         """Fetch the most likely tokens of the last launch; None if no sequence requests them."""
         # Full logits are needed for them.
-        if not any(s.needs_full_logits and s.request.params.top_logprobs for s in sequences):
+        if not [s for s in sequences if s.needs_full_logits and s.request.params.top_logprobs]:
             return None
         ids, logprobs = (self._executor.fetch(name) for name in _TOP)
         path = self._executor.fetch(TOP_PATH) if entry.draft_depth else None

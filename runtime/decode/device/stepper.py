@@ -202,15 +202,15 @@ class DeviceStepper:
             entry = self._step_entry(ahead, joined(mode_requests))
             self._pending = self._pending_after(ahead, entry)
         max_unread = max((1 + step.depth for step in self._steps_in_flight), default=0)
-        for sequence in sequences:
-            self._pages.before_step(sequence, sequence.steps_in_flight * max_unread)
+        self._pages.before_step(sequences, max_unread)
         chains = None
         if ahead.proposal_lengths is not None and self._proposals is not None:
             chains = self._proposals.write(entry, ahead.rows, ahead.proposal_lengths)
         if ahead.row_depths is not None:
             self._executor.write(ROW_COUNTS, ahead.row_counts(entry.batch))
-        num_masked = dict.fromkeys(ahead.rows, 1)
-        if not uses_processor:
+        if uses_processor:
+            num_masked = dict.fromkeys(ahead.rows, 1)
+        else:
             num_masked = self._checks.before_step(ahead.rows, chains, self._ingests)
         self._executor.start(entry, self._next_step)
         self._checks.after_step(ahead.rows[row] for row in num_masked)

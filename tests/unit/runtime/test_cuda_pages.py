@@ -141,3 +141,22 @@ def test_pages_are_assigned_before_the_launch_that_writes_them(views: bool, toke
     # One write for each time that a table has grown.
     assert rows.groups.count("full") == 1 if views else 1 < rows.groups.count("full") < 5
     assert all(pool.free_pages == pool.pages for pool in kv.pools.values())
+
+
+def test_a_step_frees_each_page_that_leaves_the_window() -> None:
+    manifest = toy_manifest()
+    kv = KvPools(manifest.cache_groups, manifest.limits, ahead=True)
+    pages = DevicePages(cast(DeviceRows, Written()), manifest)
+    with scored_sequence(range(40), kv) as sequence:
+        pages.before_prefill(sequence, 9)
+        sequence.length = 9
+        pages.after_prefill(sequence)
+        sliding = sequence.pages["sliding"]
+        for length in range(10, 40):
+            sequence.num_tokens = length + 1
+            pages.before_step([sequence], 0)
+            sequence.length = length
+            pages.after_step(sequence, 0)
+            assert sliding.first_page == (length - sliding.window + 1) // sliding.page_size
+            assert sliding.end_page * sliding.page_size > length
+    assert all(pool.free_pages == pool.pages for pool in kv.pools.values())
