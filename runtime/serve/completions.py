@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from specbuild.runtime.decode.scoring import TokenScore
 from specbuild.runtime.errors import RequestError
-from specbuild.runtime.request import Prompt, Request
+from specbuild.runtime.request import Prompt, Request, TokenEvent
 from specbuild.runtime.serve.errors import engine_error, invalid_value, unsupported
 from specbuild.runtime.serve.event_stream import EventSource, EventStream, TextEvent
 from specbuild.runtime.serve.fields import StreamOptions, TextFields
@@ -276,6 +276,14 @@ class _CompletionEvents(EventSource):
         if self._usage_options.include_usage:
             counts = _usage(self._choices, self._num_choices)
             yield {**self._head, "choices": [], "usage": counts}
+
+    def encoded_token(self, token: TokenEvent) -> bytes:
+        """Return the event of a token that does not end its output."""
+        text_event = self._text_events.get(token.request)
+        if text_event is None:
+            return super().encoded_token(token)
+        self._choices[token.request].tokens += 1
+        return text_event.with_text(token.text)
 
     def encoded(self, batch: TokenBatch) -> bytes:
         """Return the event of a batch."""

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Protocol
 
 from pydantic_core import to_json
 
-from specbuild.runtime.request import Event
+from specbuild.runtime.request import Event, TokenEvent
 from specbuild.runtime.serve.token_batches import TokenBatch, TokenBatches
 
 
@@ -83,6 +83,10 @@ class EventSource(ABC):
         """Return the events of a batch."""
         return b"".join(map(event_bytes, self.add(batch)))
 
+    def encoded_token(self, token: TokenEvent) -> bytes:
+        """Return the events of a token that does not end its output."""
+        return self.encoded(TokenBatch(token.request, [token]))
+
 
 @dataclass(frozen=True)
 class EventStream:
@@ -129,7 +133,12 @@ class EventStream:
         def receive(events: list[Event]) -> bool | None:
             if not body.is_ready():
                 return None
-            body.write(self._encoded(batches.step_of(events)))
+            first = events[0]
+            if len(events) == 1 and isinstance(first, TokenEvent):
+                # Nearly all steps of a request without a draft.
+                body.write(source.encoded_token(first))
+            else:
+                body.write(self._encoded(batches.step_of(events)))
             return not source.has_ended
 
         batches.receive_directly(receive)

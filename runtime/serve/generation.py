@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from specbuild.runtime.decode.session import EventBatch, Stream
 from specbuild.runtime.errors import RequestError
-from specbuild.runtime.request import Event, Request, TokenEvent
+from specbuild.runtime.request import Event, FinishEvent, Request
 from specbuild.runtime.serve.errors import ApiError
 from specbuild.runtime.serve.request_record import current_record
 
@@ -59,8 +59,11 @@ class Generation:
             self._service.record_failure(batch)
             self._put(batch)
             return
-        num_tokens = sum([isinstance(event, TokenEvent) for event in batch])
-        num_finished = len(batch) - num_tokens
+        num_finished = 0
+        for event in batch:
+            if isinstance(event, FinishEvent):
+                num_finished += 1
+        num_tokens = len(batch) - num_finished
         self._num_unreceived -= num_finished
         self._service.metrics.events(self, batch, num_tokens)
         if self._record is not None:

@@ -95,9 +95,6 @@ class TokenBatches:
 
     def step_of(self, events: Sequence[Event]) -> list[TokenBatch]:
         """Return the batches of the events of one engine step. ApiError if a request failed."""
-        if len(events) == 1 and isinstance(events[0], TokenEvent):
-            # Nearly all steps of a request without a draft.
-            return [TokenBatch(events[0].request, [events[0]])]
         tokens: dict[int, list[TokenEvent]] = {}
         finish_reasons: dict[int, str] = {}
         for event in events:
