@@ -242,7 +242,7 @@ async def chat_requests(
 
 
 def _all_ended(choices: Sequence[ChatChoice]) -> bool:
-    return all(choice.output.finish_reason is not None for choice in choices)
+    return None not in [choice.output.finish_reason for choice in choices]
 
 
 def _usage(choices: Sequence[ChatChoice]) -> dict[str, Any]:

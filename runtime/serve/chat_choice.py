@@ -137,6 +137,10 @@ class ChatChoice:
         self.request = request
         self.output = output
         self._text_event: TextEvent | None = None
+        # Whether chunks have the log-probabilities or the ids of tokens, and whether they describe
+        # no tokens.
+        self._describes_tokens = bool(body.logprobs or body.return_token_ids)
+        self.is_plain = not (self._describes_tokens or body.return_draft_tokens)
 
     def add(self, batch: TokenBatch) -> list[Delta]:
         """Return the deltas of a batch; none if a stop string has ended the output."""
@@ -166,20 +170,11 @@ class ChatChoice:
             message["content"] = ""
         return self.choice(message, output.finish_reason, output.tokens, "message")
 
-    @property
-    def is_plain(self) -> bool:
-        """Whether chunks describe no tokens."""
-        return not (self._describes_tokens or self._body.return_draft_tokens)
-
-    @property
-    def _describes_tokens(self) -> bool:
-        """Whether chunks have the log-probabilities or the ids of tokens."""
-        return bool(self._body.logprobs or self._body.return_token_ids)
-
     def events(self, head: Mapping[str, Any], batch: TokenBatch) -> bytes:
         """Return the events of a batch in a stream, while the choice ``is_plain``."""
         deltas = self.add(batch)
-        if self.output.finish_reason is None and all(map(_is_content, deltas)):
+        others = [delta for delta in deltas if delta.tool is not None or delta.reasoning]
+        if not others and self.output.finish_reason is None:
             if self._text_event is None:
 
                 def chunk_of(text: str) -> dict[str, Any]:
@@ -273,7 +268,3 @@ class ChatChoice:
         if self._body.return_token_ids:
             details["token_ids"] = [token.token_id for token in tokens]
         return details
-
-
-def _is_content(delta: Delta) -> bool:
-    return delta.tool is None and not delta.reasoning

@@ -73,24 +73,27 @@ class Output:
     def add(self, batch: TokenBatch) -> list[Delta]:
         """Return the deltas of a batch, and set :attr:`finish_reason` if it ends the output."""
         deltas: list[Delta] = []
-        last = batch.tokens[-1] if batch.tokens and batch.finish_reason == "stop" else None
+        parser, finish_reason = self._parser, batch.finish_reason
+        last = batch.tokens[-1] if batch.tokens and finish_reason == "stop" else None
         for token in batch.tokens:
             self.tokens.append(token)
             is_hidden = token is last and token.token_id in self._hidden_ends
             token_deltas = [] if is_hidden else self._push(token)
             self.cached_tokens += token.cached_tokens
-            self.reasoning_tokens += any(delta.reasoning for delta in token_deltas)
+            if [True for delta in token_deltas if delta.reasoning]:
+                self.reasoning_tokens += 1
             deltas += token_deltas
-            if self._parser.stopped:
+            if parser.stopped:
                 break
-        if batch.finish_reason is not None or self._parser.stopped:
-            truncated = batch.finish_reason == "length"
-            deltas += self._with_tokens(self._parser.finish(truncated=truncated))
+        ends = finish_reason is not None or parser.stopped
+        if ends:
+            truncated = finish_reason == "length"
+            deltas += self._with_tokens(parser.finish(truncated=truncated))
         if self._single_call:
             deltas = [delta for delta in deltas if not delta.tool]
         self._collect(deltas)
-        if batch.finish_reason is not None or self._parser.stopped:
-            self.finish_reason = self._finish_reason(batch.finish_reason)
+        if ends:
+            self.finish_reason = self._finish_reason(finish_reason)
         return deltas
 
     def _push(self, token: TokenEvent) -> list[Delta]:

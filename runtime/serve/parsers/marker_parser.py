@@ -266,7 +266,10 @@ class MarkerParser(ContentStop):
         An incomplete marker stays in the buffer.
         """
         buffer = self._buffer
-        if not any(first in buffer for first in {marker[0] for marker in markers}):
+        for marker in markers:
+            if marker[0] in buffer:
+                break
+        else:
             self._buffer = ""
             return buffer, ""
         match = _first_marker(buffer, markers, 0)

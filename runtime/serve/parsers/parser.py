@@ -24,9 +24,9 @@ class ChatPrompt:
     num_past_calls: int = 0
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Delta:
-    """A piece of an output.
+    """A piece of an output. Most tokens have one.
 
     ``tool`` is the index of a tool call. The first delta of a call has its name, the others have
     ``arguments``. ``call_id`` is the call's id, empty if any id will do. ``tokens`` are the

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -17,12 +18,13 @@ from toy_model import EOS
 from transformers import PreTrainedTokenizerFast
 
 from specbuild.runtime.errors import RequestError
-from specbuild.runtime.request import TokenEvent
+from specbuild.runtime.request import GenerateParams, Request, TokenEvent
 from specbuild.runtime.serve.chat_choice import ChatChoice, ChatFields
 from specbuild.runtime.serve.output import Output
 from specbuild.runtime.serve.parsers.marker_parser import MarkerParser
 from specbuild.runtime.serve.parsers.parser import TextParser
 from specbuild.runtime.serve.parsers.tool_call_formats import TOOL_CALL_FORMATS
+from specbuild.runtime.serve.service import ServiceOptions
 from specbuild.runtime.serve.token_batches import TokenBatch
 from specbuild.runtime.text.codec import TextCodec
 
@@ -240,8 +242,10 @@ def test_each_token_of_a_batch_has_its_own_chunk(cuts: tuple[int, ...]) -> None:
     """A step may accept several tokens, and steps are merged if the client does not read."""
     body = ChatFields(messages=[], return_token_ids=True)
     parser = TextParser(PlainDecoder(lambda ids: "".join(map(chr, ids))), ())
-    choice = ChatChoice.__new__(ChatChoice)
-    choice.__dict__.update(_body=body, _index=0, output=Output(parser, single_call=False))
+    options = ServiceOptions(names=("toy",))
+    serving: Any = SimpleNamespace(service=SimpleNamespace(options=options))
+    request = Request("0", (1,), GenerateParams(), 3)
+    choice = ChatChoice(serving, body, 0, request, Output(parser, single_call=False))
     tokens = [TokenEvent(0, ord(c), c, False, None) for c in "abc"]
     chunks = []
     for first, end in pairwise((0, *cuts)):
