@@ -179,17 +179,6 @@ def stories(draw: st.DrawFn) -> list[list[tuple[list[int], int]]]:
     return [[draw(step), draw(step)] for _ in range(draw(st.integers(1, 3)))]
 
 
-@st.composite
-def ragged_stories(draw: st.DrawFn) -> list[list[tuple[list[int], int]]]:
-    """Steps in which both sequences verify chains of their own lengths, or one has no rows."""
-
-    def turn() -> list[tuple[list[int], int]]:
-        counts = draw(st.tuples(st.integers(0, NODES), st.integers(0, NODES)).filter(any))
-        return [(chain(n), draw(st.integers(0, max(n - 1, 0)))) for n in counts]
-
-    return [turn() for _ in range(draw(st.integers(1, 4)))]
-
-
 def check_story(
     compute: Compute,
     story: list[list[tuple[list[int], int]]],
@@ -249,33 +238,6 @@ def test_the_kernel_has_the_bits_of_single_rows(
     story: list[list[tuple[list[int], int]]], seed: int
 ) -> None:
     check_story(by_kernel, story, seed)
-
-
-RAGGED_STORY = [
-    [(chain(1), 0), (chain(5), 3)],
-    [(chain(0), 0), (chain(2), 1)],
-    [(chain(6), 5), (chain(1), 0)],
-]
-
-
-@settings(max_examples=25, deadline=None)
-@given(ragged_stories(), st.integers(0, 10**6), st.integers(0, 3))
-@example(RAGGED_STORY, 1, 2)
-@pytest.mark.skipif(not has_compiler(), reason="g++ is not installed")
-def test_the_kernel_keeps_these_bits_with_chains_of_different_lengths(
-    story: list[list[tuple[list[int], int]]], seed: int, padding: int
-) -> None:
-    """As in a ragged step, whose last rows may belong to no sequence."""
-    check_story(by_kernel, story, seed, padding=padding)
-
-
-@settings(max_examples=25, deadline=None)
-@given(ragged_stories(), st.integers(0, 10**6), st.integers(0, 3))
-@example(RAGGED_STORY, 1, 2)
-def test_the_reference_keeps_these_bits_with_chains_of_different_lengths(
-    story: list[list[tuple[list[int], int]]], seed: int, padding: int
-) -> None:
-    check_story(by_reference, story, seed, padding=padding)
 
 
 TACTICS: list[Tactic] = [{"warms": 1}, {"ctas": 2}, {"ctas": 2, "warms": 1}]
