@@ -56,8 +56,8 @@ class Loop:
         self._emission = emission
         self._policy = policy
         self._observe = observe
-        # A shape chosen ahead of its step, with the batch size that it was chosen for.
-        self._chosen: tuple[int, ChosenDraft] | None = None
+        # A shape chosen ahead of its step, with the step context that it was chosen for.
+        self._chosen: tuple[StepContext, ChosenDraft] | None = None
 
     @property
     def idle(self) -> bool:
@@ -214,10 +214,16 @@ class Loop:
         return True
 
     def _shape(self, step_context: StepContext) -> ChosenDraft | WaitForTokens:
-        """Return the policy's choice, or the one made ahead for this batch size."""
+        """Return the policy's choice, or the one made ahead for such a step.
+
+        After a token that a guide refused, a step writes logits, which steps of some shapes do not.
+        """
         chosen, self._chosen = self._chosen, None
-        if chosen is not None and chosen[0] == step_context.batch:
-            return chosen[1]
+        if chosen is not None:
+            ahead, shape = chosen
+            is_same_size = ahead.batch == step_context.batch
+            if is_same_size and ahead.full_logits == step_context.full_logits:
+                return shape
         return self._policy.shape(step_context)
 
     def _choose_ahead(self) -> None:
@@ -228,7 +234,7 @@ class Loop:
             shape = self._policy.shape(step_context)
             # A host proposal needs the prompts' first tokens, which are not known yet.
             if shape is not WAIT_FOR_TOKENS and not isinstance(shape, ProposedDepths):
-                self._chosen = (step_context.batch, shape)
+                self._chosen = (step_context, shape)
                 self._stepper.prepare_step(draftable, shape)
 
     def _admit(self, queued: QueuedRequest, pages: dict[str, SequencePages]) -> SequenceState:

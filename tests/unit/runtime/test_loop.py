@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from toy_plan import SHAPES
 from specbuild.runtime.decode.decoder import DraftSetting
 from specbuild.runtime.decode.loop import Loop
 from specbuild.runtime.decode.scheduler import Chunk
+from specbuild.runtime.draft.costs import StepContext
 from specbuild.runtime.engine import Engine
 from specbuild.runtime.engine_dir.manifest import DraftShape
 from specbuild.runtime.errors import RequestError
@@ -303,3 +305,18 @@ def test_a_row_is_reused_after_an_abort_during_its_prompt(
 def test_rejects_prefill_rows_of_0() -> None:
     with pytest.raises(RequestError, match="prefill_rows_per_turn is 0, must be 1 or above"):
         PrefillSchedule(max_rows=0)
+
+
+def test_a_shape_chosen_ahead_is_used_only_in_a_step_like_that_one() -> None:
+    """A refusal by a guide in the meantime makes the step write logits."""
+    ahead = StepContext(3, 9, 0)
+    policy = SimpleNamespace(shape=lambda context: DraftShape(1, 1 + context.full_logits, 1))
+    stepper = SimpleNamespace(step_context=lambda _: ahead, prepare_step=lambda *_: None)
+    scheduler = SimpleNamespace(draftable=[SimpleNamespace(tokens_left=9)])
+    loop: Any = Loop(stepper, scheduler, None, policy)  # type: ignore[arg-type]
+    for context in (ahead, replace(ahead, full_logits=True), replace(ahead, batch=2)):
+        loop._choose_ahead()
+        chosen = loop._chosen[1]
+        assert (loop._shape(context) is chosen) == (context is ahead)
+        assert loop._chosen is None
+    assert loop._shape(replace(ahead, full_logits=True)).draft_depth == 2
