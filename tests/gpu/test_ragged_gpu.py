@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from example_engine import build_example, example_prompts, on_gpu, records
@@ -78,6 +79,43 @@ def test_ragged_steps_change_no_bit(
     assert len(ragged) > 10
     assert {d for o in ragged for d in o.depths} == set(range(CHAIN.draft_depth + 1))
     assert sum(sum(o.accepted) for o in ragged) > len(ragged)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_ragged_steps_that_write_logits_change_no_token(
+    engine: Engine, temperature: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Eight requests, of which some have penalties, top_p or top_logprobs.
+
+    Another kernel computes log-probabilities in these steps, so their last bits may differ.
+    """
+    processors: list[dict[str, Any]] = [
+        {},
+        {"presence_penalty": 0.7, "frequency_penalty": 0.2},
+        {"top_p": 0.9},
+        {"repetition_penalty": 1.2, "logit_bias": {5: 1.5}},
+    ]
+    texts = example_prompts()
+    prompts = [texts[i % len(texts)] for i in range(8)]
+    params = [
+        GenerateParams(
+            max_new_tokens=TOKENS,
+            sampling=SamplingParams(temperature, seed=i, **processors[i % 4]),
+            top_logprobs=3 * (i % 2),
+        )
+        for i in range(8)
+    ]
+    plain = records(engine, prompts, params, None)
+    policy = AnyDepths()
+    monkeypatch.setattr(engine.decoder, "_default_policy", lambda *_, **__: policy)
+    for expected, result in zip(plain, records(engine, prompts, params), strict=True):
+        assert result.output_ids == expected.output_ids
+        assert [[t for t, _ in top] for top in result.top_logprobs or ()] == [
+            [t for t, _ in top] for top in expected.top_logprobs or ()
+        ]
+    ragged = [o for o in policy.outcomes if isinstance(o.shape, SequenceDepths)]
+    assert sum(o.step_context.full_logits for o in ragged) > 10
+    assert sum(sum(o.accepted) for o in ragged) > 0
 
 
 @pytest.mark.speed
