@@ -112,7 +112,7 @@ def _q3_k(raw: Bytes) -> Parts:
         high[:, part] = (mask >> np.uint32(part) & _ONES) << np.uint32(2)
     codes = _two_bits(raw[:, 32:96]) | high.view(np.uint8).reshape(-1, 256)
     scale, groups, _, _ = _q3_k_factors(raw)
-    return _less(codes, 4), groups * scale, None
+    return _less(codes, 4), (groups * scale).astype(np.float32, copy=False), None
 
 
 def _q3_k_factors(raw: Bytes) -> Factors:
@@ -242,7 +242,8 @@ def _scales_and_minima(raw: Bytes) -> tuple[Floats, Floats]:
     """Return scales and minima of the eight parts of a block, [n, 8] each."""
     scale, scales, minimum, minima = _k_factors(raw)
     assert minimum is not None and minima is not None
-    return scales * scale, minima * minimum
+    scales, minima = scales * scale, minima * minimum
+    return scales.astype(np.float32, copy=False), minima.astype(np.float32, copy=False)
 
 
 def _k_factors(raw: Bytes) -> Factors:
