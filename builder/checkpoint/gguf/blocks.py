@@ -242,8 +242,8 @@ def _scales_and_minima(raw: Bytes) -> tuple[Floats, Floats]:
     """Return scales and minima of the eight parts of a block, [n, 8] each."""
     scale, scales, minimum, minima = _k_factors(raw)
     assert minimum is not None and minima is not None
-    scales, minima = scales * scale, minima * minimum
-    return scales.astype(np.float32, copy=False), minima.astype(np.float32, copy=False)
+    products = (scales * scale, minima * minimum)
+    return products[0].astype(np.float32, copy=False), products[1].astype(np.float32, copy=False)
 
 
 def _k_factors(raw: Bytes) -> Factors:
