@@ -40,9 +40,10 @@ def on_cuda(stored: str) -> str:
     """How a CUDA engine stores what the table calls ``stored``, of safetensors."""
     if "MXFP8" in stored:
         return "codes"
-    if "int4" in stored or "W4A16" in stored:
-        return "codes of at most 4 bits, else bf16"
-    return "codes" if any(name in stored for name in ("FP8", "float8", "W8A8", "NVFP4")) else "bf16"
+    if "order" in stored or "desc_act" in stored:
+        return "codes; bf16 if groups are not consecutive columns"
+    kept = ("FP8", "float8", "W8A8", "NVFP4", "int4")
+    return "codes" if any(name in stored for name in kept) else "bf16"
 
 
 def on_cuda_of_gguf(kind: BlockType) -> str:

@@ -118,6 +118,8 @@ FORMATS: dict[str, Format] = {
                             gptq(4, version=1, ordered=True)),
     "gptq of 3 bits": Format(_GPTQ | {"bits": 3, "desc_act": False},
                              gptq(3, version=1, ordered=False)),
+    "gptq of 8 bits": Format(_GPTQ | {"bits": 8, "desc_act": False},
+                             gptq(8, version=1, ordered=False)),
     "gptq version 2 of 8 bits, ordered": Format(
         _GPTQ | {"bits": 8, "desc_act": True, "checkpoint_format": "gptq_v2"},
         gptq(8, version=2, ordered=True),

@@ -5,8 +5,8 @@
 
 #include "code_arithmetic.cuh"
 
-template <int scale_bytes>
-struct ByteCodeUnits : QuantizedUnits<2, scale_bytes, 1> {
+template <int scale_bytes, int scale_words = 1>
+struct ByteCodeUnits : QuantizedUnits<2, scale_bytes, scale_words> {
   static constexpr SeparateSteps kSeparateSteps = SeparateSteps::kAlways;
 
   // Call of_word(row, four bytes, low pair, high pair) for each word of a block.
@@ -45,6 +45,34 @@ struct Q8Units : ByteCodeUnits<bf16 ? 96 : 64> {
           const auto value = [&](auto i) { return signed_byte_to_float(word, i.value) * scale; };
           low = pack_bf16x2(value(Row<0>()), value(Row<1>()));
           high = pack_bf16x2(value(Row<2>()), value(Row<3>()));
+        });
+  }
+};
+
+// Bytes 128 + value, with an fp32 scale per 16 columns and an fp32 minimum per 32 columns.
+struct MixedUnits : ByteCodeUnits<384, 3> {
+  // A word of the scales of each row: lane t has those of columns 16t … 16t+15. Then the minima of
+  // both rows in both blocks.
+  static __device__ __forceinline__ int scale_place(int number, int g, int t) {
+    return number == 2 ? 256 + (g * 4 + t) * 4 : (g * 8 + number * 4 + t) * 4;
+  }
+
+  template <int block, class Held>
+  static __device__ __forceinline__ void decode(const Held& held, uint32_t (&first)[4],
+                                                uint32_t (&second)[4]) {
+    // Sixteen columns belong to two lanes.
+    const int group = 2 * block + threadIdx.x % 4 / 2;
+    const float scales[2] = {__uint_as_float(held.template word<0>(group)),
+                             __uint_as_float(held.template word<1>(group))};
+    const float minima[2] = {__uint_as_float(held.template word<2>(block)),
+                             __uint_as_float(held.template word<2>(2 + block))};
+    decode_words<block>(
+        held, first, second, [&](auto row, uint32_t word, uint32_t& low, uint32_t& high) {
+          const auto value = [&](int i) {
+            return fmaf(signed_byte_to_float(word, i), scales[row.value], minima[row.value]);
+          };
+          low = pack_bf16x2(value(0), value(1));
+          high = pack_bf16x2(value(2), value(3));
         });
   }
 };

@@ -88,3 +88,7 @@ template <>
 struct WeightUnits<19> {
   using Units = Nvfp4Units;
 };
+template <>
+struct WeightUnits<20> {
+  using Units = MixedUnits;
+};

@@ -5,6 +5,9 @@ For lane 4·g + t, blocks of 32 columns and halves h (rows g + 8·h), a unit has
     q8          [block][lane][h][2] u32   values + 128 of columns 8t … 8t+3 and 8t+4 … 8t+7, in
     order
                 [g][block][h] fp16        scales, or bf16
+    mixed       [block][lane][h][2] u32   the same
+                [g][h][4] fp32            scales of 16 columns each
+                [g][h][block] fp32        minima
     fp8         [block][lane][h][2] u32   e4m3 of the same columns, as ``E4M3_WORDS``
     fp8-block   [h] fp32                  the scale of eight rows' 64 columns
     fp8-rows    [g][h] fp32               the scale of a row's 64 columns
@@ -26,12 +29,13 @@ from specbuild.plugins_cuda.linear.code_units import (
     spread,
     whole_units,
 )
-from specbuild.plugins_cuda.linear.codec import SCALE, Codec, CodeForm, GroupedCodes
+from specbuild.plugins_cuda.linear.codec import MINIMUM, SCALE, Codec, CodeForm, GroupedCodes
 from specbuild.plugins_cuda.linear.packing import BLOCK, HALF_ROWS, TILE_ROWS
 from specbuild.plugins_cuda.linear.storage import (
     FP8_BLOCK,
     FP8_ROWS,
     LOAD_BYTES,
+    MIXED,
     Q8,
     Q8_BF16,
     Storage,
@@ -56,6 +60,7 @@ E4M3_WORDS = PlacedWords(
 )
 # Kernels multiply by 2^120 times a scale.
 _SCALE_LIMIT = 128.0
+_MIXED_COLUMNS = 16
 
 
 def _lane_bytes(codes: torch.Tensor) -> torch.Tensor:
@@ -89,6 +94,33 @@ def _q8_codec(storage: Storage, scale_dtype: str) -> Codec:
         return whole and form.scale_dtype == scale_dtype and not form.has_zero_points
 
     return Codec({SCALE: BLOCK}, BYTE_BITS, takes, pack, values)
+
+
+def _pack_mixed(weight: GroupedCodes) -> torch.Tensor:
+    import torch
+
+    codes = (whole_units(weight.codes).to(torch.int16) + _BIAS).to(torch.uint8)
+    scales = by_row(weight.numbers(SCALE).float(), 4)
+    minima = by_row(weight.numbers(MINIMUM).float(), 2)
+    return joined_bytes(_lane_bytes(codes), scales, minima, size=MIXED.elements)
+
+
+def _read_mixed(packed: torch.Tensor) -> torch.Tensor:
+    import torch
+
+    raw, scales, minima = split_bytes(packed, 2 * LOAD_BYTES, 16 * TILE_ROWS, 8 * TILE_ROWS)
+    of_groups = scales.view(torch.float32).unflatten(-1, (HALF_ROWS, 2, 4))
+    of_blocks = minima.view(torch.float32).unflatten(-1, (HALF_ROWS, 2, 2))
+    values = (_from_lane_bytes(raw).float() - _BIAS) * spread(of_groups, _MIXED_COLUMNS)
+    return values + spread(of_blocks, BLOCK)
+
+
+def _takes_mixed(form: CodeForm) -> bool:
+    # Zero points become minima: products of them and scales of 11 bits are exact.
+    is_exact = not form.has_zero_points or form.scale_dtype in ("F16", "BF16")
+    has_addends = form.has_minima or form.has_zero_points
+    is_whole = form.code_type in ("int", "iq4") and form.block[0] == 1
+    return is_whole and is_exact and not (has_addends and form.block[1] % BLOCK)
 
 
 def _pack_fp8_block(weight: GroupedCodes) -> torch.Tensor:
@@ -152,4 +184,8 @@ BYTE_CODECS = {
     Q8_BF16: _q8_codec(Q8_BF16, "BF16"),
     FP8_BLOCK: Codec(_COLUMNS, BYTE_BITS, _takes_fp8_block, _pack_fp8_block, _read_fp8_block),
     FP8_ROWS: Codec(_COLUMNS, BYTE_BITS, _takes_fp8_rows, _pack_fp8_rows, _read_fp8_rows),
+    # After the storages that it can replace.
+    MIXED: Codec(
+        {SCALE: _MIXED_COLUMNS, MINIMUM: BLOCK}, BYTE_BITS, _takes_mixed, _pack_mixed, _read_mixed
+    ),
 }

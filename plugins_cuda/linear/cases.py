@@ -26,6 +26,7 @@ from specbuild.plugins_cuda.linear.storage import (
     INT4_G32_BF16,
     K_MIXED,
     LOAD_BYTES,
+    MIXED,
     MXFP4,
     NVFP4,
     Q8_BF16,
@@ -77,7 +78,9 @@ def draw_groups(
         drawn |= torch.from_numpy(rng.integers(0, 2, (rows, columns), np.uint8)) << 7
         codes, middle, size = drawn.view(torch.float8_e4m3fn), 0, 100.0
     else:
-        signed = storage is K_MIXED or (MINIMUM not in codec.parts and ZERO not in codec.parts)
+        signed = storage in (K_MIXED, MIXED) or (
+            MINIMUM not in codec.parts and ZERO not in codec.parts
+        )
         middle = count // 2 if signed else 0
         values = np.array(codec.table) if codec.table else np.arange(count) - middle
         codes = torch.from_numpy(values[rng.integers(0, count, (rows, columns))])
@@ -95,7 +98,9 @@ def draw_groups(
             low = 0 if MINIMUM in codec.parts else -few[name]
             made = rng.integers(low, few[name], shape)
         else:
-            sign = -count / 2.0 if name in (MINIMUM, BLOCK_MINIMUM) else 1.0
+            # Minima centre unsigned values; those of signed values are small.
+            sign = -1.0 if storage is MIXED else -count / 2.0
+            sign = sign if name in (MINIMUM, BLOCK_MINIMUM) else 1.0
             rate = columns**-0.5 / size / (32 if products else 1)
             made = (sign * rng.uniform(0.5, 1.0, shape) * rate).astype(np.float16)
             if storage in (INT4_BF16, INT4_G32_BF16, Q8_BF16):

@@ -8,7 +8,7 @@ completely:
     mxfp4  [N/16, ⌈K/64⌉, 544]       uint8  1024 e2m1 values, two per byte, and 32 scales
     int8   [N/16, ⌈K/64⌉, 1056]      uint8  1024 signs and magnitudes and 32 scales
     int4, int4-g32, q8 (each also -bf16), q4_1, q5_1, iq4, nvfp4, q4_k, q5_k, q6_k, k-mixed,
-    fp8-block, fp8-rows
+    fp8-block, fp8-rows, mixed
            [N/16, ⌈K/64⌉, elements]  uint8  values of a checkpoint (``group_codes.py``)
 
 fp8, mxfp4 and int8 have powers of two as scales and round a bf16 weight. The others keep the
@@ -84,6 +84,8 @@ Q6_K = Storage("q6_k", 11, "uint8", 2, 1, LOAD_BYTES + 22 * TILE_ROWS, True, 7)
 # Rows of Q4_K, Q5_K and Q6_K in one weight.
 K_MIXED = Storage("k-mixed", 16, "uint8", 2, 1, LOAD_BYTES + 26 * TILE_ROWS, True, 8)
 FP8_ROWS = Storage("fp8-rows", 12, "uint8", 2, 2, 2 * LOAD_BYTES + 5 * TILE_ROWS, heavy=True)
+# Rows of integers in any types.
+MIXED = Storage("mixed", 20, "uint8", 2, 2, 2 * LOAD_BYTES + 24 * TILE_ROWS, True, 6)
 # The same with bf16 scales.
 INT4_BF16 = Storage("int4-bf16", 13, "uint8", 2, 1, INT4.elements + TILE_ROWS, heavy=True)
 INT4_G32_BF16 = Storage("int4-g32-bf16", 14, "uint8", 2, 1, INT4_G32.elements + TILE_ROWS, True)
@@ -104,6 +106,7 @@ CODE_STORAGES = (
     Q5_K,
     Q6_K,
     K_MIXED,
+    MIXED,
 )
 STORAGES = (BF16, FP8, MXFP4, *CODE_STORAGES)
 

@@ -22,8 +22,8 @@ pytestmark = pytest.mark.timeout(600)
 HIDDEN, INNER, HEADS, TOKENS = 512, 1536, 8, 40
 LENGTHS = (5, 230, 40, 17)
 KINDS = (
-    "Q4_0", "Q8_0", "Q4_K with Q6_K", "Q4_K", "Q5_K", "Q6_K", "Q4_1", "Q5_0", "Q5_1", "IQ4_NL",
-    "IQ4_XS", "Q3_K", "MXFP4", "NVFP4",
+    "Q4_0", "Q8_0", "Q4_K with Q6_K", "IQ4_XS with Q5_K", "Q4_K", "Q5_K", "Q6_K", "Q4_1", "Q5_0",
+    "Q5_1", "IQ4_NL", "IQ4_XS", "Q3_K", "MXFP4", "NVFP4",
 )  # fmt: skip
 EXPERTS = (
     ("Q4_K", "Q6_K"),
@@ -54,7 +54,9 @@ def test_quantized_weights_have_the_bits_of_dequantized_ones(file: Path) -> None
     require_bits_of_bf16(file, 7 * LAYERS + 1)
 
 
-@pytest.mark.parametrize("name", ["compressed-tensors nvfp4", "modelopt nvfp4", "awq"])
+@pytest.mark.parametrize(
+    "name", ["compressed-tensors nvfp4", "modelopt nvfp4", "awq", "gptq of 8 bits"]
+)
 def test_no_bit_of_safetensors_differs(name: str, tmp_path: Path) -> None:
     """compressed-tensors' NVFP4 divides by the scale of a tensor, ModelOpt's multiplies."""
     write_llama(

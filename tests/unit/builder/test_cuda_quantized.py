@@ -25,13 +25,16 @@ from specbuild.plugins_cuda.linear.packing import BLOCK
 
 QUICK = ("fp8 blocks", "compressed-tensors nvfp4", "gptq, ordered", "bitsandbytes nf4, twice")
 
-GGUF_TYPES = ("Q5_1", "IQ4_XS", "NVFP4", "IQ4_NL", "Q4_0", "Q4_1", "Q5_0", "Q8_0", "Q3_K", "Q4_K",
-              "Q5_K", "Q6_K", "MXFP4")  # fmt: skip
+GGUF_TYPES = (
+    "Q5_1", "IQ4_XS", "IQ4_XS with Q5_K", "Q4_K with Q8_0", "NVFP4", "IQ4_NL", "Q4_0", "Q4_1",
+    "Q5_0", "Q8_0", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "MXFP4",
+)  # fmt: skip
 
 # The storage in which weights of layers stay quantized, or the reason why they do not.
 STORED = {
     "awq": "int4-g32",
     "gptq of 3 bits": "int4-g32",
+    "gptq of 8 bits": "mixed",
     "fp8 a tensor": "fp8-block",
     "fbgemm fp8": "fp8-rows",
     "gptq, ordered": "its groups are not consecutive columns",
@@ -67,7 +70,7 @@ def test_a_type_without_a_kernel_is_dequantized_and_named(tmp_path: Path) -> Non
     assert form.dequantized == "no kernel dequantizes its format"
 
 
-@pytest.mark.parametrize("values", ["Q6_K", "Q4_K", "F16"])
+@pytest.mark.parametrize("values", ["Q6_K", "Q4_K", "IQ4_XS", "F16"])
 def test_types_in_one_launch_are_stored_as_one_type(tmp_path: Path, values: str) -> None:
     """Queries and keys are Q4_K and values another type, as in files of llama.cpp."""
     write_llama(
@@ -98,6 +101,7 @@ def test_types_in_one_launch_are_stored_as_one_type(tmp_path: Path, values: str)
         == {
             "Q6_K": of_layers | {("Q4_K", "k-mixed"): 4, ("Q6_K", "k-mixed"): 2},
             "Q4_K": {("Q4_K", "q4_k"): 2 * 7 + 1},
+            "IQ4_XS": of_layers | {("Q4_K", "mixed"): 4, ("IQ4_XS", "mixed"): 2},
             "F16": of_layers,
         }[values]
     )
@@ -106,16 +110,20 @@ def test_types_in_one_launch_are_stored_as_one_type(tmp_path: Path, values: str)
     assert {key: len(of) for key, of in kept.dequantized.items()} == lost
 
 
-@pytest.mark.parametrize("kind", [*GGUF_TYPES[:2], *slow(*GGUF_TYPES[2:])])
+@pytest.mark.parametrize("kind", [*GGUF_TYPES[:3], *slow(*GGUF_TYPES[3:])])
 def test_packed_codes_have_the_values_of_gguf_py(tmp_path: Path, kind: str) -> None:
+    kind, _, values = kind.partition(" with ")
     file = write_gguf_llama(
-        tmp_path, kind, hidden_size=256, intermediate_size=512, head_dim=64, num_attention_heads=4
-    )
+        tmp_path, kind, values,
+        hidden_size=256, intermediate_size=512, head_dim=64, num_attention_heads=4,
+    )  # fmt: skip
     # The same numbers, dequantized by gguf-py, in safetensors.
     assert equal_weights(file, tmp_path / "model") == 4 * LAYERS + 1
 
 
-@pytest.mark.parametrize("name", ["compressed-tensors nvfp4", *slow("modelopt nvfp4", "awq")])
+@pytest.mark.parametrize(
+    "name", ["compressed-tensors nvfp4", "gptq of 8 bits", *slow("modelopt nvfp4", "awq")]
+)
 def test_packed_codes_have_the_values_of_the_formats_library(tmp_path: Path, name: str) -> None:
     write_llama(tmp_path / "model", num_hidden_layers=2)
     write_quantized(tmp_path, FORMATS[name])

@@ -39,6 +39,7 @@ TYPES = {
     "gptq": "int4 g32",
     "gptq, ordered": "int4 g32",
     "gptq of 3 bits": "int3 g32",
+    "gptq of 8 bits": "int8 g32",
     "gptq version 2 of 8 bits, ordered": "int8 g32",
     "modelopt fp8": "fp8 tensor",
     "modelopt nvfp4": "nvfp4",

@@ -363,13 +363,16 @@ def _quantized_recipe(packed: Recipe, rows: JoinedRows, storage: Storage) -> Rec
 
 
 def _grouped(weight: QuantizedTensor, storage: Storage) -> GroupedCodes:
-    """Return a weight's groups, with zero points and unsigned codes if ``storage`` has them."""
+    """Return a weight's groups, with zero points and unsigned codes if ``storage`` has them.
+
+    If it has none, those of the weight become minima.
+    """
     form, codes, zeros = weight.form, weight.codes, weight.zero_points
     scales, columns = _per_row(weight, weight.scales), form.block[1]
     parts = {SCALE: GroupPart(scales, columns)}
     if weight.minima is not None:
         parts[MINIMUM] = GroupPart(_per_row(weight, weight.minima), columns)
-    if weight.factors is not None:
+    if weight.factors is not None and BLOCK_SCALE in codec_of(storage).parts:
         factors = weight.factors
         parts |= {
             SCALE: GroupPart(factors.group_scales.float(), columns),
@@ -383,6 +386,10 @@ def _grouped(weight: QuantizedTensor, storage: Storage) -> GroupedCodes:
         codes = codes.to(torch.int16) + middle
         zeros = torch.zeros(weight.scales.shape, dtype=torch.int16) if zeros is None else zeros
         parts[ZERO] = GroupPart(_per_row(weight, zeros + middle), columns)
+    elif zeros is not None:
+        middle = 0 if codes.dtype == torch.int8 else 1 << form.bits - 1
+        codes = codes.to(torch.int16) - middle
+        parts[MINIMUM] = GroupPart(_per_row(weight, (middle - zeros) * weight.scales), columns)
     return GroupedCodes(codes, parts)
 
 
