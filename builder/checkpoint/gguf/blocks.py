@@ -22,7 +22,7 @@ Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float32]
 Integers = NDArray[np.int8] | Bytes
 Parts = tuple[Integers, Floats, Floats | None]
-Factors = tuple[Floats | NDArray[np.float64], Integers | Floats, Floats | None, Integers | None]
+Factors = tuple[Floats, Integers | Floats, Floats | None, Integers | None]
 
 _LOW_NIBBLES = np.uint32(0x0F0F0F0F)
 _LOW_PAIRS = np.uint32(0x03030303)
@@ -112,7 +112,7 @@ def _q3_k(raw: Bytes) -> Parts:
         high[:, part] = (mask >> np.uint32(part) & _ONES) << np.uint32(2)
     codes = _two_bits(raw[:, 32:96]) | high.view(np.uint8).reshape(-1, 256)
     scale, groups, _, _ = _q3_k_factors(raw)
-    return _less(codes, 4), (groups * scale).astype(np.float32, copy=False), None
+    return _less(codes, 4), groups * scale, None
 
 
 def _q3_k_factors(raw: Bytes) -> Factors:
@@ -174,7 +174,7 @@ def _nvfp4(raw: Bytes) -> Parts:
 
 
 def _nvfp4_factors(raw: Bytes) -> Factors:
-    return np.full((len(raw), 1), 0.5), 2 * _HALF_UE4M3[raw[:, :4]], None, None
+    return np.full((len(raw), 1), 0.5, np.float32), 2 * _HALF_UE4M3[raw[:, :4]], None, None
 
 
 # e2m1 codes as integers, without a negative zero, as in ggml.
@@ -242,8 +242,7 @@ def _scales_and_minima(raw: Bytes) -> tuple[Floats, Floats]:
     """Return scales and minima of the eight parts of a block, [n, 8] each."""
     scale, scales, minimum, minima = _k_factors(raw)
     assert minimum is not None and minima is not None
-    products = (scales * scale, minima * minimum)
-    return products[0].astype(np.float32, copy=False), products[1].astype(np.float32, copy=False)
+    return scales * scale, minima * minimum
 
 
 def _k_factors(raw: Bytes) -> Factors:
