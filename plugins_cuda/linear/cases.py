@@ -93,7 +93,7 @@ def draw_groups(
         if name == ZERO:
             made = rng.integers(0, count, shape)
         elif storage is NVFP4:
-            made = _nvfp4_numbers(rng, name, shape, columns**-0.5 / size / 32)
+            made = _nvfp4_numbers(rng, name, shape, columns**-0.5 / size / 16)
         elif products and name in few:
             low = 0 if MINIMUM in codec.parts else -few[name]
             made = rng.integers(low, few[name], shape)
@@ -115,8 +115,9 @@ def draw_groups(
 def _nvfp4_numbers(
     rng: np.random.Generator, name: str, shape: tuple[int, int], rate: float
 ) -> np.ndarray:
-    """Return e4m3 scales of about 32, or inverses of an fp32 number of eight rows, of size 1 /
-    ``rate``.
+    """Return e4m3 scales from 0 to 64, or fp32 numbers of eight rows each, of about ``rate``.
+
+    The root mean square of the scales is about 16, because most of them are small.
     """
     import torch
 
