@@ -141,8 +141,8 @@ MUTATIONS = (
     ),
     Mutation(
         _EMISSION,
-        "cached = 0 if decoding or i else",
-        "cached = 0 if decoding else",
+        "events[0].cached_tokens = sequence",
+        "events[-1].cached_tokens = sequence",
         _runtime("emission"),
     ),
     Mutation(
