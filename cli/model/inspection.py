@@ -31,14 +31,16 @@ MAX_BATCH = 256
 _SCALES = ("_scales", "_scale", "_scale_inv")
 # A byte of MXFP4 blocks holds two values.
 _BLOCK_BYTE_VALUES = 2
+_FP32_BYTES = 4
 
 
 @dataclass(frozen=True)
 class BackendAnswer:
     """Whether a backend can build the checkpoint; ``reason`` explains a refusal.
 
-    ``weights_bytes`` is the size of the weights in the types of its engines, ``cache_bytes`` the
-    size of the caches at the default limits.
+    ``weights_bytes`` is the size of the weights in the types of its engines, and an upper bound for
+    a quantized checkpoint, whose weights count as dequantized. Only the MXFP4 experts of GPUs keep
+    their size. ``cache_bytes`` is the size of the caches at the default limits.
     """
 
     backend: str
@@ -157,7 +159,11 @@ def _answer(name: str, result: BuildInputs | SpecbuildError) -> BackendAnswer:
     engine_sizes = result.engine_sizes
     caches = sum(group_bytes(group, engine_sizes.specpv) for group in engine_sizes.groups)
     caches += sum(state_bytes(group, engine_sizes.limits, name) for group in engine_sizes.states)
-    return BackendAnswer(name, None, result.sources.stored_bytes, caches)
+    weights = result.sources.stored_bytes
+    if BACKENDS[name].activations is None:  # type: ignore[index]
+        # The graphs of a CPU engine have the checkpoint's types, and its weights are fp32.
+        weights = _FP32_BYTES * _parameters(result.target)
+    return BackendAnswer(name, None, weights, caches)
 
 
 def _types(target: TargetCheckpoint) -> dict[str, int]:

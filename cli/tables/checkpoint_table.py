@@ -42,7 +42,7 @@ def _backends_table(report: CheckpointReport) -> Table:
     table = Table(title="can be built for", title_justify="left")
     table.add_column("backend", style="bold", no_wrap=True)
     table.add_column("", overflow="fold")
-    table.add_column("weights", justify="right", no_wrap=True)
+    table.add_column("weights, at most", justify="right", no_wrap=True)
     table.add_column("KV caches", justify="right", no_wrap=True)
     for answer in report.backends:
         sizes = (answer.weights_bytes, answer.cache_bytes)

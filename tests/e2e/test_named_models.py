@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+import torch
+import transformers
 from command_line import Command
 from gguf_files import write_gguf
 
@@ -174,6 +176,17 @@ def test_inspect_of_a_checkpoint(command: Command, text_target: Path) -> None:
     table = command("inspect", text_target).out
     assert "checkpoint" in table and "can be built for" in table
     assert command("inspect", text_target, "--gpu", "a100").refused("expected h100 or h200")
+
+
+def test_inspect_counts_mxfp4_experts_as_fp32_on_a_cpu(command: Command) -> None:
+    model = Path(__file__).parents[2] / "examples" / "tiny-gpt-oss" / "target"
+    (report,) = command("inspect", model, "--json").records
+    answers = {answer["backend"]: answer["weights_bytes"] for answer in report["backends"]}
+    config = transformers.AutoConfig.from_pretrained(model)
+    with torch.device("meta"):
+        plain = transformers.AutoModelForCausalLM.from_config(config)
+    assert answers["cpu"] == 4 * sum(parameter.numel() for parameter in plain.parameters())
+    assert answers["cuda"] < answers["cpu"] / 2
 
 
 def test_inspect_of_a_gguf_file_that_cannot_be_built(command: Command, tmp_path: Path) -> None:
