@@ -109,7 +109,7 @@ def chat(
     if engine.text is None or not engine.text.has_template:
         missing = "tokenizer" if engine.text is None else "chat template"
         raise SpecbuildError(
-            f"{named_engine.name} has no {missing}: specbuild run takes its prompts"
+            f"{named_engine.name} has no {missing}: use specbuild run, which continues a text"
         )
     speculation_in(config).check(engine.manifest)
     params = GenerateParams(

@@ -49,9 +49,8 @@ def doctor(_debug: Debug = False) -> None:
     rtx = _answer(versions, (*_TO_BUILD, "tensorrt-rtx"), "build,tensorrt-rtx")
     print(f"can build TensorRT-RTX engines: {rtx}")
     no_gpu = driver is None or driver.gpus == 0
-    launches = (
-        "no: the NVIDIA driver reports no GPU" if no_gpu else _answer(versions, _TO_LAUNCH, "cuda")
-    )
+    without = "no NVIDIA driver was found" if driver is None else "the NVIDIA driver reports no GPU"
+    launches = f"no: {without}" if no_gpu else _answer(versions, _TO_LAUNCH, "cuda")
     print(f"can run CUDA engines: {launches}")
 
 

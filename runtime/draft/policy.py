@@ -210,11 +210,14 @@ class MeasuredPolicy:
             if shape is None
             else acceptance.probabilities(shape)
         )
-        by_position = " ".join(f"{p:.2f}" for p in probabilities)
-        return (
+        parts = [
             f"{_shape_phrase(shape)}: {rates[self._best]:.0f} tokens/s expected, {rates[0]:.0f} "
-            f"without a draft; acceptance by position {by_position}; costs {self._costs.origin}"
-        )
+            "without a draft"
+        ]
+        if probabilities:
+            by_position = " ".join(f"{p:.2f}" for p in probabilities)
+            parts.append(f"acceptance by position {by_position}")
+        return "; ".join((*parts, f"step times {self._costs.origin}"))
 
     def best_rate(self, step_context: StepContext) -> float:
         """Return the expected tokens per second and sequence of the best kind."""

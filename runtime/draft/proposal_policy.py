@@ -111,7 +111,7 @@ class _ProposalOrModel(ABC):
     def reason(self) -> str:
         """The share of steps with a proposal, and the reason of the model's policy."""
         share = 100 * self._proposed / max(self._steps, 1)
-        return f"host proposals in {share:.0f} % of steps; else {self._model_policy.reason}"
+        return f"host proposals in {share:.0f} % of steps; otherwise {self._model_policy.reason}"
 
     def shape(self, step_context: StepContext) -> ChosenDraft | WaitForTokens:
         """Return the best part of the proposal if it is faster, else the model's choice."""

@@ -222,7 +222,7 @@ class DeviceDecoder(Decoder):
             self._programs,
             full_logits=full_logits,
             models=names,
-            origin=f"of this process's own steps, for {self._without_costs}",
+            origin=f"measured while decoding ({self._without_costs})",
         )
         return self._learned_unmeasured.next(
             costs,

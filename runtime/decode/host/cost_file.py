@@ -40,11 +40,11 @@ def load_or_measure(path: Path | None, measure: Callable[[], CostTable]) -> tupl
     """
     stored = None if path is None else _read(path)
     if stored is not None and stored.sure:
-        return stored, "kept from an earlier run"
+        return stored, "from an earlier run"
     table = measure()
     if stored is not None:
         table = table.least(stored)
-    origin = "measured now" if table.sure else "measured now, beside other work"
+    origin = "measured now" if table.sure else "measured now, while other processes ran"
     if path is not None:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)

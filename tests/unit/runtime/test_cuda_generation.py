@@ -203,7 +203,7 @@ def test_the_default_drafts_and_learns_step_times_without_measured_costs() -> No
     params = GenerateParams(max_new_tokens=12)
     assert run(toy.engine, [[1, 2]], params).ids == [decode_plainly([1, 2], 12, params.sampling)]
     assert any(name.count("-") >= 2 for name in toy.device.started), toy.device.started
-    assert "costs of this process's own steps" in toy.engine.default_draft.reason
+    assert "step times measured while decoding" in toy.engine.default_draft.reason
 
 
 def test_a_shape_without_steps_lists_the_available_ones() -> None:

@@ -32,7 +32,7 @@ def test_a_table_is_measured_once_and_stored(tmp_path: Path) -> None:
     first, origin = load_or_measure(path, lambda: CHEAP)
     assert (first, origin) == (CHEAP, "measured now")
     kept, origin = load_or_measure(path, lambda: pytest.fail("measured twice"))
-    assert (kept, origin) == (CHEAP, "kept from an earlier run")
+    assert (kept, origin) == (CHEAP, "from an earlier run")
     assert cache_path(tmp_path / "cache", "manifest", "cpu", 2) != path
 
 
@@ -109,7 +109,7 @@ def test_a_disturbed_table_is_measured_again_by_the_next_run(tmp_path: Path) -> 
     path = tmp_path / "cost.json"
     slow = replace(CHEAP, target_s=tuple(2 * t for t in CHEAP.target_s), sure=False)
     first, origin = load_or_measure(path, lambda: slow)
-    assert (first, origin) == (slow, "measured now, beside other work")
+    assert (first, origin) == (slow, "measured now, while other processes ran")
     second, _ = load_or_measure(path, lambda: replace(CHEAP, sure=False))
     assert second == replace(CHEAP, sure=False)
     third, _ = load_or_measure(path, lambda: replace(CHEAP, sure=False))

@@ -125,7 +125,7 @@ def test_the_reason_shows_the_numbers() -> None:
     policy = policy_of(CHEAP)
     policy.shape(StepContext(1, 100, 0))
     assert "tokens/s expected" in policy.reason
-    assert "costs given" in policy.reason
+    assert "step times given" in policy.reason
 
 
 def test_steps_in_which_drafting_starts_or_stops_are_not_measured() -> None:

@@ -97,7 +97,7 @@ def test_reports_and_ignores_a_table_of_another_gpu(
 ) -> None:
     rewrite_engine(engine, {"step_costs.json": to_bytes(costs_for(engine, "Fake H100"))})
     reason = loaded_from(engine, monkeypatch).default_draft.reason
-    assert "costs of this process's own steps" in reason
+    assert "step times measured while decoding" in reason
     assert "measured on Fake H100, this is Fake H200" in reason
 
 
