@@ -15,7 +15,7 @@ def check(
     pin: Pin = None,
     _debug: Debug = False,
 ) -> None:
-    """Check whether an engine is intact and can run on this machine.
+    """Check whether an engine is complete and can run on this machine.
 
     For CUDA engines this checks the GPU's architecture, the driver version, and
     the memory for weights and caches; for engines of several GPUs also that these
@@ -23,9 +23,10 @@ def check(
     version of the library and the GPU. The engine is not loaded;
     [b]selftest[/b] loads it and checks its output.
 
-    The command reads the manifest and the file sizes, and prints the manifest's
-    SHA-256, the value for [b]--pin[/b]. Exit code 0: the engine can run here. 1: it is
-    intact but cannot run here, with the reasons. 2: not an engine, or damaged.
+    The command compares the files and their sizes with the manifest. Checksums are
+    verified when an engine is loaded. The last line is the manifest's SHA-256, the
+    value for [b]--pin[/b]. Exit code 0: the engine can run here. 1: it is complete but
+    cannot run here, with the reasons. 2: not an engine, or damaged.
 
     \b
     Examples:
@@ -48,7 +49,7 @@ def check(
         say(f"{engine} can run on this machine")
         say(digest)
         return
-    say(f"{engine} is intact, but cannot run on this machine:")
+    say(f"{engine} is complete, but cannot run on this machine:")
     for reason in reasons:
         say(f"- {reason}")
     say(digest)
