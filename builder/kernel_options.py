@@ -11,33 +11,39 @@ from specbuild.builder.option_group import Described, OptionGroup
 
 @dataclass(frozen=True, kw_only=True)
 class KernelOptions(OptionGroup):
-    """The variants of CUDA kernels in an engine."""
+    """The storage of weights, and the variants of CUDA kernels in an engine."""
 
-    PANEL: ClassVar[str] = "CUDA kernels"
+    PANEL: ClassVar[str] = "Weights and kernels"
 
     tactics: Annotated[
         Path | None,
         Described(
-            "Tactic file written by tune, instead of the included one.", "FILE", recorded=False
+            "Tactic file written by tune, instead of the included one (CUDA).",
+            "FILE",
+            recorded=False,
         ),
     ] = None
     weights_dtype: Annotated[
         Literal["checkpoint", "bf16", "fp8", "mxfp4"] | None,
         Described(
-            "Storage type of the model's projections and head. checkpoint keeps the codes of a "
-            "quantized checkpoint where kernels decode them; bf16 dequantizes all (fp32 on a "
-            "CPU). fp8 and mxfp4 (lossy) round the weights of a CUDA engine; a CPU engine rounds "
-            "them too but keeps their size.",
+            "Storage type of the model's projections and head: checkpoint, bf16, fp8 or mxfp4. "
+            "checkpoint keeps the quantized values of a quantized checkpoint where the engine can "
+            "compute with them. bf16 dequantizes all of them, on a CPU to fp32. fp8 and mxfp4 "
+            "(lossy) quantize the weights of a CUDA engine; a CPU engine rounds them but does not "
+            "get smaller.",
             "TYPE",
             shown="checkpoint",
         ),
     ] = None
     prefilter_head: Annotated[
-        bool, Described("Preselect tokens with an int8 copy of the head: same tokens, faster.")
+        bool,
+        Described("Preselect tokens with an int8 copy of the head: same tokens, faster (CUDA)."),
     ] = False
     tuned_only: Annotated[
         bool,
-        Described("Refuse shapes for which the tactic file has no measurement.", recorded=False),
+        Described(
+            "Refuse shapes for which the tactic file has no measurement (CUDA).", recorded=False
+        ),
     ] = False
 
     @property

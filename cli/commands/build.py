@@ -12,10 +12,10 @@ from specbuild.cli.options.shared import Debug
 def build(options: BuildOptions, *, config: Config = None, _debug: Debug = False) -> None:
     """Compile a checkpoint, and optionally its draft, into an engine directory.
 
-    Supported models are GPT-OSS, Llama, Qwen2, Qwen3, MiMo, Mistral, Mixtral, Phi,
-    Gemma 3, SmolLM3, OLMo, Granite, GLM, MiniMax-M2, DeepSeek, Kimi and Youtu, as
-    safetensors or as a GGUF file (--model model-Q4_K_M.gguf). Draft options are
-    limits: [b]run[/b] can use any smaller tree.
+    Supported models are GPT-OSS, Llama, Qwen, MiMo, Mistral, Mixtral, Phi, Gemma,
+    SmolLM3, OLMo, Granite, GLM, MiniMax-M2, DeepSeek, Kimi and Youtu, as safetensors
+    or as a GGUF file (--model model-Q4_K_M.gguf). Draft options are limits: [b]run[/b]
+    can use any smaller tree.
 
     \b
     Examples:

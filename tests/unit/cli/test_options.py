@@ -78,7 +78,7 @@ def test_build_help_has_three_examples_and_its_groups(monkeypatch: pytest.Monkey
         "Limits",
         "Draft",
         "Suffix decoding",
-        "CUDA kernels",
+        "Weights and kernels",
         "CPU",
         "TensorRT",
         "SpecPV (lossy)",
