@@ -221,7 +221,7 @@ class Loop:
         chosen, self._chosen = self._chosen, None
         if chosen is not None:
             ahead, shape = chosen
-            is_same_size = ahead.batch == step_context.batch
+            is_same_size = (ahead.batch, ahead.rows) == (step_context.batch, step_context.rows)
             if is_same_size and ahead.full_logits == step_context.full_logits:
                 return shape
         return self._policy.shape(step_context)

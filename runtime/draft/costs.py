@@ -34,7 +34,8 @@ class StepContext:
     ``proposals_wait``: the step that verifies a proposal starts after those in flight were read.
     ``has_unread_tokens``: there are such steps. The proposal then assumes that these steps emit the
     largest possible number of tokens. ``sequences`` are the indices of the sequences, in order, if
-    each may have its own depth.
+    each may have its own depth. ``rows`` is the number of rows of a device's step with sequences
+    in between that do not take part, 0 without such sequences.
     """
 
     batch: int
@@ -48,6 +49,7 @@ class StepContext:
     proposals_wait: bool = True
     other_pending_rows: tuple[int, ...] = ()
     sequences: tuple[int, ...] = ()
+    rows: int = 0
 
 
 class DraftCosts(Protocol):
@@ -70,7 +72,7 @@ class DraftCosts(Protocol):
     def step_s(self, step_context: StepContext) -> Sequence[float]:
         """Return the seconds of a step without a draft, then with each of ``shapes``.
 
-        A step that does not exist for this batch has infinite cost.
+        A step that does not exist for this batch and these rows has infinite cost.
         """
         ...
 

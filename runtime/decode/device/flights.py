@@ -111,8 +111,11 @@ def top_logprobs_of(
     return () if top_logprobs is None else top_logprobs.get(sequence, row, num_tokens)
 
 
-def context_of(sequences: Sequence[SequenceState]) -> StepContext:
-    """Describe the next step of these sequences, in which the draft ingests pending tokens."""
+def context_of(sequences: Sequence[SequenceState], rows: int = 0) -> StepContext:
+    """Describe the next step of these sequences, in which the draft ingests pending tokens.
+
+    ``rows`` is as in :class:`StepContext`.
+    """
     return StepContext(
         len(sequences),
         tokens_left=max([s.max_tokens - s.num_tokens for s in sequences]),
@@ -121,6 +124,7 @@ def context_of(sequences: Sequence[SequenceState]) -> StepContext:
         num_sampled=sum([s.is_sampled for s in sequences]),
         full_logits=needs_full_logits(sequences),
         sequences=tuple([s.index for s in sequences]),
+        rows=rows,
     )
 
 

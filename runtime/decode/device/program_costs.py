@@ -47,11 +47,13 @@ class ProgramCosts:
             (s, range(_min_sequences(s, programs), max_batch[s] + 1)) for s in self.shapes
         ]
         self._costs = costs
-        self._cache: dict[tuple[int, int], list[float]] = {}
+        self._cache: dict[tuple[int, int, int], list[float]] = {}
 
     def step_s(self, step_context: StepContext) -> Sequence[float]:
         """Return the seconds of a step without a draft, then with each of ``shapes``."""
-        key = (step_context.batch, step_context.context // _CONTEXT_INTERVAL)
+        batch = step_context.batch
+        rows = max(batch, step_context.rows)
+        key = (batch, rows, step_context.context // _CONTEXT_INTERVAL)
         seconds = self._cache.get(key)
         if seconds is None:
             seconds = self._cache[key] = self._read_table(*key)
@@ -61,7 +63,7 @@ class ProgramCosts:
         """Return 0: a device's draft ingests the tokens of every step."""
         return 0.0
 
-    def _read_table(self, batch: int, context_interval: int) -> list[float]:
+    def _read_table(self, batch: int, rows: int, context_interval: int) -> list[float]:
         context = (context_interval + 0.5) * _CONTEXT_INTERVAL
         # Every engine has steps without a draft for its largest batch, beyond the table's batches.
         largest = self._costs.batches(None)[-1]
@@ -70,7 +72,9 @@ class ProgramCosts:
         seconds = [plain_s]
         for shape, batches in self._batches:
             step_s = self._costs.step_s(shape, batch=batch, context=context)
-            seconds.append(inf if step_s is None or batch not in batches else step_s)
+            # A program needs capacity for all rows up to the last one that takes part.
+            fits = batch in batches and rows in batches
+            seconds.append(step_s if fits and step_s is not None else inf)
         return seconds
 
 

@@ -41,16 +41,14 @@ class DeviceProposals:
         context: StepContext,
         sequences: Sequence[SequenceState],
         in_flight: Iterable[StepAhead],
-        *,
-        rows: int,
         checks: GuideChecks,
     ) -> StepContext:
         """Return the context of a step with the acceptance chances of proposed tokens.
 
         Tokens of the drafter follow those that the steps ``in_flight`` may emit, forced tokens
-        those that the host has read. The sequences are in the first ``rows`` rows. Nothing is
-        proposed if no step program has so many.
+        those that the host has read. Nothing is proposed if no step program has enough rows.
         """
+        rows = context.rows or context.batch
         unread = max_unread_tokens(sequences, in_flight)
         free = [b for b, sequence in enumerate(sequences) if sequence.guide is None]
         free = [] if self._drafter is None else free

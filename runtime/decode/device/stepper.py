@@ -144,13 +144,11 @@ class DeviceStepper:
 
     def step_context(self, sequences: Sequence[SequenceState]) -> StepContext:
         """Describe the next step. The draft ingests pending tokens within a step."""
-        context = context_of(sequences)
+        has_gaps = len(sequences) < len(self._rows.sequences)
+        context = context_of(sequences, self._ahead(sequences, None).batch if has_gaps else 0)
         if self._proposals is None:
             return context
-        rows = self._ahead(sequences, None).batch
-        return self._proposals.propose(
-            context, sequences, self._steps_in_flight, rows=rows, checks=self._checks
-        )
+        return self._proposals.propose(context, sequences, self._steps_in_flight, self._checks)
 
     def start_prompts(self, chunks: Sequence[Chunk]) -> None:
         """Queue a prefill launch."""

@@ -169,6 +169,28 @@ def test_a_model_that_ignores_the_guide_uses_masked_steps() -> None:
     assert ran.records[0].stats.masked_tokens == masked
 
 
+def test_a_draft_has_programs_for_the_rows_up_to_the_last_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Three sequences have no programs with this draft, and two in the rows 0 and 2 neither.
+
+    The sequence between them waits for its mask.
+    """
+    for name in ("DRAFT_SHARE", "LEVEL_SHARE"):
+        monkeypatch.setattr(f"specbuild.runtime.draft.device_costs.{name}", 0.0)
+    kinds = [FREE, FREE, REFUSED, FREE, REFUSED, FREE, FREE, REFUSED] * 3
+    sampling = SamplingParams()
+    language, output, _ = form(PROMPTS[0], sampling, kinds)
+    toy = toy_cuda(max_batch_size=4, shapes=SHAPES[1:2], without="step@4.1-3-3")
+    plain, guided = params_of(sampling), params_of(sampling, guide=language.guide)
+    prompts = [PROMPTS[1], PROMPTS[0], PROMPTS[2]]
+    ran = run(knowing_letters(toy.engine), prompts, [plain, guided, plain])
+    assert ran.ids[1] == output
+    assert ran.ids[0] == decode_by_definition(PROMPTS[1], plain)
+    assert ran.ids[2] == decode_by_definition(PROMPTS[2], plain)
+    assert any(name.startswith("step@2.1-3-3") for name in toy.device.started)
+
+
 def test_sampling_is_free_after_the_end_of_a_guide() -> None:
     """Keys that the model would not generate; between them nothing is masked."""
     kinds = ([LED] * 6 + [FREE] * 12) * 3

@@ -308,13 +308,14 @@ def test_rejects_prefill_rows_of_0() -> None:
 
 
 def test_a_shape_chosen_ahead_is_used_only_in_a_step_like_that_one() -> None:
-    """A refusal by a guide in the meantime makes the step write logits."""
+    """A refusal by a guide in the meantime makes the step write logits, or leaves a row out."""
     ahead = StepContext(3, 9, 0)
     policy = SimpleNamespace(shape=lambda context: DraftShape(1, 1 + context.full_logits, 1))
     stepper = SimpleNamespace(step_context=lambda _: ahead, prepare_step=lambda *_: None)
     scheduler = SimpleNamespace(draftable=[SimpleNamespace(tokens_left=9)])
     loop: Any = Loop(stepper, scheduler, None, policy)  # type: ignore[arg-type]
-    for context in (ahead, replace(ahead, full_logits=True), replace(ahead, batch=2)):
+    others = [replace(ahead, full_logits=True), replace(ahead, batch=2), replace(ahead, rows=4)]
+    for context in (ahead, *others):
         loop._choose_ahead()
         chosen = loop._chosen[1]
         assert (loop._shape(context) is chosen) == (context is ahead)
