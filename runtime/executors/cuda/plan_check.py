@@ -11,7 +11,15 @@ from specbuild.runtime.cache.state_layout import state_layout
 from specbuild.runtime.engine_dir.cache_groups import choosing_group
 from specbuild.runtime.engine_dir.drafters.record import own_name
 from specbuild.runtime.engine_dir.manifest import Manifest
-from specbuild.runtime.engine_dir.plan import ITEM_BYTES, OFFERED, Plan, ProgramEntry
+from specbuild.runtime.engine_dir.plan import (
+    FIRST_ROWS,
+    ITEM_BYTES,
+    OFFERED,
+    ROW_COUNTS,
+    TOP_PATH,
+    Plan,
+    ProgramEntry,
+)
 from specbuild.runtime.errors import EngineFileError, OutdatedEngineError
 from specbuild.runtime.executors.cuda.memory import check_ports
 from specbuild.runtime.executors.cuda.program_file import MAX_SHARED_BYTES
@@ -158,7 +166,34 @@ def _programs(plan: Plan, manifest: Manifest) -> Iterator[str]:
         yield from _draft_of(entry, manifest)
         if entry.host_proposal and entry.batch * (entry.draft_tokens + 2) > ports.get(OFFERED, 0):
             yield f"program {entry.name!r} reads more than port {OFFERED!r} has"
+        for name, minimum in _row_ports(entry, manifest):
+            if ports.get(name, 0) < minimum:
+                yield (
+                    f"program {entry.name!r} takes {minimum} entries of port {name!r}, which has "
+                    f"{ports.get(name, 0)}"
+                )
+        if entry.is_ragged and entry.rows < entry.batch:
+            yield f"program {entry.name!r} has {entry.rows} rows for {entry.batch} sequences"
     yield from _twice("programs", [entry.name for entry in plan.programs])
+
+
+def _row_ports(entry: ProgramEntry, manifest: Manifest) -> Iterator[tuple[str, int]]:
+    """Return the ports with values of a step's rows, and how many entries the step takes.
+
+    The host writes the numbers of rows of a ragged step. It reads the most likely tokens of steps
+    that apply logit processors, and the rows that they belong to.
+    """
+    if entry.kind != "step":
+        return
+    if entry.is_ragged and not entry.host_proposal:
+        yield ROW_COUNTS, entry.batch
+    if entry.changes_logits or (entry.full_logits and manifest.drafted_logit_processors):
+        yield "top_ids", entry.rows
+        yield "top_logprobs", entry.rows
+        if entry.draft_depth:
+            yield TOP_PATH, entry.batch * (entry.draft_depth + 1)
+        if entry.is_ragged:
+            yield FIRST_ROWS, entry.batch + 1
 
 
 def _draft_of(entry: ProgramEntry, manifest: Manifest) -> Iterator[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from toy_model import D2T
 from toy_plan import SHAPES, kernels_manifest, plan_file, toy_plan
 
-from specbuild.runtime.engine_dir.manifest import Manifest, StoredFile, StoredTensor
+from specbuild.runtime.engine_dir.manifest import DraftShape, Manifest, StoredFile, StoredTensor
 from specbuild.runtime.engine_dir.plan import Plan
 from specbuild.runtime.engine_dir.strict_json import from_json, to_json
 from specbuild.runtime.errors import EngineFileError, SpecbuildError
@@ -26,10 +26,10 @@ from specbuild.runtime.executors.cuda.plan_check import check_draft_offsets, che
 from specbuild.runtime.executors.cuda.programs import ProgramRunner, RankAddresses
 
 
-def toy() -> tuple[Plan, Manifest]:
+def toy(shapes: Sequence[DraftShape] = SHAPES[:1]) -> tuple[Plan, Manifest]:
     """Return the toy's plan, and a manifest with its files and its only weight."""
     manifest = kernels_manifest()
-    plan = toy_plan(manifest, SHAPES[:1])
+    plan = toy_plan(manifest, shapes)
     names = [entry.file for entry in plan.programs] + [k.cubin for k in plan.kernels]
     files = {name: StoredFile(0, "0" * 32) for name in names}
     tensors = {"d2t": StoredTensor("I32", D2T.shape, ("d2t",))}
@@ -111,6 +111,45 @@ def test_rejects_a_plan_that_contradicts_itself_or_its_manifest(
     with pytest.raises(EngineFileError, match=message) as refused:
         check_plan(dataclasses.replace(PLAN, **changes), MANIFEST)
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "message"),
+    [
+        ("row_counts", (3,), "takes 4 entries of port 'row_counts', which has 3"),
+        ("first_rows", (4,), "takes 5 entries of port 'first_rows', which has 4"),
+        ("top_path", (19,), "takes 20 entries of port 'top_path', which has 19"),
+        ("top_ids", (51, 20), "takes 52 entries of port 'top_ids', which has 51"),
+        ("top_logprobs", (51, 20), "takes 52 entries of port 'top_logprobs', which has 51"),
+    ],
+)
+def test_a_step_has_entries_for_all_its_rows(
+    name: str, shape: tuple[int, ...], message: str
+) -> None:
+    plan, manifest = toy(SHAPES)
+    check_plan(plan, manifest)
+    ports = [dataclasses.replace(p, shape=shape) if p.name == name else p for p in plan.ports]
+    with pytest.raises(EngineFileError, match=message):
+        check_plan(dataclasses.replace(plan, ports=tuple(ports)), manifest)
+
+
+def test_older_engines_list_tokens_in_logit_processor_steps_alone() -> None:
+    plan, manifest = toy(SHAPES)
+    older = dataclasses.replace(manifest, drafted_logit_processors=False)
+    ports = [
+        dataclasses.replace(p, shape=(4, 20)) if p.name in ("top_ids", "top_logprobs") else p
+        for p in plan.ports
+    ]
+    check_plan(dataclasses.replace(plan, ports=tuple(ports)), older)
+
+
+def test_a_ragged_step_has_a_row_for_each_sequence() -> None:
+    plan, manifest = toy(SHAPES)
+    index = next(i for i, entry in enumerate(plan.programs) if entry.is_ragged)
+    with pytest.raises(EngineFileError, match="has 1 rows for 2 sequences"):
+        check_plan(
+            dataclasses.replace(plan, programs=changed(plan.programs, index, rows=1)), manifest
+        )
 
 
 def limits(**changes: int) -> dict[str, Any]:
