@@ -119,6 +119,10 @@ class GuideChecks:
         """Stop checking a sequence that finished or was preempted."""
         self._checked.pop(sequence.index, None)
 
+    def pending_of(self, sequence: SequenceState) -> int:
+        """Return how many of a sequence's tokens the draft has not ingested."""
+        return self._checked[sequence.index].pending
+
     def forced(self, sequence: SequenceState) -> Sequence[int]:
         """Return the tokens that must follow the output, if a chain of them gains a token.
 

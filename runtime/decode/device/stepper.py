@@ -332,9 +332,12 @@ class DeviceStepper:
             sequence.counters.mask(1)
         if sequence not in self._checks:
             return len(tokens)
-        return self._checks.received(
-            sequence, ReceivedStep(tokens, num_masked, flight.extends, self._ingests(sequence))
-        )
+        step = ReceivedStep(tokens, num_masked, flight.extends, self._ingests(sequence))
+        num_kept = self._checks.received(sequence, step)
+        if sequence.needs_mask:
+            # After a rollback the draft may lack more tokens than the steps in flight leave.
+            self._pending = max(self._pending, self._checks.pending_of(sequence))
+        return num_kept
 
     def _ingests(self, sequence: SequenceState) -> bool:
         """Return whether the draft ingests the pending tokens of a sequence in a step in flight."""

@@ -155,6 +155,20 @@ def test_forced_tokens_wait_for_no_step(drafted: bool, monkeypatch: pytest.Monke
     assert ran.records[0].stats.steps < len(output) - 6
 
 
+def test_the_buffer_of_the_draft_is_full_again_after_a_refused_end() -> None:
+    """The step in flight ingests nothing of a sequence that has ended, even if its end is refused.
+
+    The toy refuses to read what the draft would then never ingest.
+    """
+    sampling = SamplingParams(0.9, seed=4)
+    language, output, _ = form(PROMPTS[0], sampling, ([FREE] * 7 + [LED] * 9) * 2 + [FREE] * 3)
+    toy = toy_cuda(suffix=replace(RECORD, max_tokens=3), shapes=[CHAIN], guides_alone=True)
+    policy = UnmeasuredProposals(no_draft_policy(), max_chain=3)
+    toy.engine.decoder._default_policy = lambda _, **__: policy
+    guided = params_of(sampling, guide=language.guide)
+    assert run(knowing_letters(toy.engine), PROMPTS[:1], guided).ids == [output]
+
+
 def test_masks_are_computed_after_rejections_only() -> None:
     """A mask takes the host longer than the rest of a step, so chains have none."""
     kinds, led = ([FREE] * 2 + [LED] * 6) * 3, 18
