@@ -18,7 +18,7 @@ from specbuild.runtime.engine_dir.files import mapped_file, read_file
 from specbuild.runtime.engine_dir.manifest import WEIGHTS_FILE, Manifest, StoredTensor
 from specbuild.runtime.engine_dir.ranks import tensors_in
 from specbuild.runtime.engine_dir.strict_json import parsed
-from specbuild.runtime.errors import EngineFileError, OutdatedEngineError
+from specbuild.runtime.errors import OutdatedEngineError
 
 TensorMap = dict[str, np.ndarray]
 
@@ -71,9 +71,8 @@ def tensors_of(data: memoryview, expected: Mapping[str, StoredTensor], where: st
     stored = {name for name, tensor in expected.items() if tensor.same_as is None}
     missing, extra = sorted(stored - set(header)), sorted(set(header) - stored)
     if missing or extra:
-        raise EngineFileError(
-            f"{where}: tensors missing {missing[:3]}, not in the manifest {extra[:3]}; "
-            "rebuild the engine"
+        raise OutdatedEngineError(
+            f"{where}: tensors missing {missing[:3]}, not in the manifest {extra[:3]}"
         )
     arrays, spans = {}, []
     for name, entry in header.items():
@@ -123,9 +122,8 @@ def _header(
         raise OutdatedEngineError(f"{where}: its header ends outside the file")
     bound = max_header_bytes(expected)
     if length > bound:
-        raise EngineFileError(
-            f"{where}: its header has {length} bytes, its tensors need {bound} at most; rebuild "
-            "the engine"
+        raise OutdatedEngineError(
+            f"{where}: its header has {length} bytes, its tensors need {bound} at most"
         )
     try:
         header = parsed(bytes(data[_LENGTH_BYTES:start]))

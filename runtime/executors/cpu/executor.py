@@ -175,9 +175,8 @@ def run_probe(graph: bytes, threads: int) -> Callable[[np.ndarray], Sequence[np.
 
     def failed(error: Exception) -> EngineFileError:
         line = " ".join(str(error).split())[:300]
-        return EngineFileError(
-            f"{PROBE_FILE}: ONNX Runtime {ort.__version__} refuses it ({line}); build the engine "
-            "again"
+        return OutdatedEngineError(
+            f"{PROBE_FILE}: ONNX Runtime {ort.__version__} refuses it ({line})"
         )
 
     try:
@@ -300,8 +299,7 @@ def allocate_pool(group: str, dtype: str, shape: Sequence[int]) -> np.ndarray:
 
 def _element(name: str, where: str) -> np.dtype[Any]:
     if name not in _ELEMENTS:
-        raise EngineFileError(
-            f"{where} has element type {name!r}, a CPU engine has {', '.join(_ELEMENTS)}; "
-            "rebuild the engine"
+        raise OutdatedEngineError(
+            f"{where} has element type {name!r}, a CPU engine has {', '.join(_ELEMENTS)}"
         )
     return _ELEMENTS[name]

@@ -67,9 +67,8 @@ def check_probe(directory: Path, name: str, data: bytes) -> bytes:
     except WireError as error:
         raise OutdatedEngineError.of(f"{directory}: {name}", error) from error
     if external:
-        raise EngineFileError(
-            f"{directory}: {name} reads tensor {external[0].name!r} from a file; build the engine "
-            "again"
+        raise OutdatedEngineError(
+            f"{directory}: {name} reads tensor {external[0].name!r} from a file"
         )
     return data
 

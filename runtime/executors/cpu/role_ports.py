@@ -28,7 +28,7 @@ from specbuild.runtime.engine_dir.port_forms import (
     view_forms,
     written,
 )
-from specbuild.runtime.errors import EngineFileError, OutdatedEngineError
+from specbuild.runtime.errors import OutdatedEngineError
 from specbuild.runtime.sampling import CHOOSE_INPUTS, HOST_CHOOSE_INPUTS
 
 
@@ -62,9 +62,8 @@ def _check_window(manifest: Manifest, group: CacheGroup) -> None:
         kinds = {g.layer_types[layer] for layer in group.layers if 0 <= layer < g.layers}
         window = g.sliding_window if kinds == {"sliding_attention"} else 0
     if group.window != window:
-        raise EngineFileError(
-            f"cache group {group.name} has window {group.window}, its layers have {window}; build "
-            "the engine again"
+        raise OutdatedEngineError(
+            f"cache group {group.name} has window {group.window}, its layers have {window}"
         )
 
 

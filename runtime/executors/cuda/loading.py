@@ -15,7 +15,7 @@ from specbuild.runtime.engine_dir.manifest import WEIGHTS_FILE, Manifest
 from specbuild.runtime.engine_dir.plan import Plan
 from specbuild.runtime.engine_dir.ranks import rank_weights_file
 from specbuild.runtime.engine_dir.weights_file import weight_spans
-from specbuild.runtime.errors import EngineFileError, UnsupportedHereError
+from specbuild.runtime.errors import EngineFileError, OutdatedEngineError, UnsupportedHereError
 from specbuild.runtime.executors.cuda.check import gpu_reasons, ranked_reasons, read_plan
 from specbuild.runtime.executors.cuda.driver import open_gpu
 from specbuild.runtime.executors.cuda.executor import CudaExecutor, PlacedPlan
@@ -184,9 +184,8 @@ def weight_pieces(
         offset, size = spans[file].get(buffer.name, (0, -1))
         if size != buffer.bytes:
             fault = "is missing" if size < 0 else f"has {size} bytes"
-            raise EngineFileError(
-                f"{directory}: tensor {buffer.name} {fault}, the plan wants {buffer.bytes} bytes; "
-                "build the engine again"
+            raise OutdatedEngineError(
+                f"{directory}: tensor {buffer.name} {fault}, the plan wants {buffer.bytes} bytes"
             )
         pieces.setdefault(file, []).append(Piece(offset, size, addresses[i]))
     return pieces

@@ -14,7 +14,7 @@ import numpy as np
 
 from specbuild.runtime.engine_dir.manifest import StoredFile
 from specbuild.runtime.engine_dir.regular_file import open_regular
-from specbuild.runtime.errors import EngineFileError
+from specbuild.runtime.errors import EngineFileError, OutdatedEngineError
 from specbuild.runtime.executors.cuda.gpu import Gpu, Handle, HostMemory
 
 MAX_READERS = 12
@@ -65,9 +65,8 @@ class WeightsUpload:
         """All pieces are on the device when the stream has reached this point."""
         size = entry.chunk_bytes
         if size is None or size > MAX_CHUNK_BYTES:
-            raise EngineFileError(
-                f"{path} is not stored in chunks of at most {MAX_CHUNK_BYTES} bytes; rebuild the "
-                "engine"
+            raise OutdatedEngineError(
+                f"{path} is not stored in chunks of at most {MAX_CHUNK_BYTES} bytes"
             )
         placed = _Placement(pieces)
         count = len(entry.chunks)

@@ -12,7 +12,7 @@ from specbuild.runtime.device import Device
 from specbuild.runtime.engine_dir.files import check_chunk, read_file
 from specbuild.runtime.engine_dir.manifest import WEIGHTS_FILE, Manifest
 from specbuild.runtime.engine_dir.weights_file import weight_spans
-from specbuild.runtime.errors import EngineFileError, UnsupportedHereError
+from specbuild.runtime.errors import OutdatedEngineError, UnsupportedHereError
 from specbuild.runtime.executors.cuda.driver import open_gpu
 from specbuild.runtime.executors.cuda.gpu import Gpu
 from specbuild.runtime.executors.cuda.upload import Piece, WeightsUpload
@@ -122,9 +122,8 @@ def _places(
     places, total = {}, 0
     for name in names:
         if name not in spans:
-            raise EngineFileError(
-                f"tensor {name} is not in {WEIGHTS_FILE}, but a role names it; build the engine "
-                "again"
+            raise OutdatedEngineError(
+                f"tensor {name} is not in {WEIGHTS_FILE}, but a role names it"
             )
         offset, size = spans[name]
         places[name] = (offset, size, total)

@@ -22,7 +22,7 @@ from specbuild.runtime.engine_dir.files import file_entry, read_manifest
 from specbuild.runtime.engine_dir.manifest import Manifest, StoredTensor
 from specbuild.runtime.engine_dir.plan import Buffer
 from specbuild.runtime.engine_dir.strict_json import to_json
-from specbuild.runtime.errors import EngineFileError, UnsupportedHereError
+from specbuild.runtime.errors import EngineFileError, OutdatedEngineError, UnsupportedHereError
 from specbuild.runtime.executors.cuda import check, driver, loading
 from specbuild.runtime.executors.cuda.check import gpu_reasons
 from specbuild.runtime.executors.cuda.gpu import GpuFacts
@@ -166,7 +166,7 @@ def test_rejects_a_plan_of_other_weights(tmp_path: Path) -> None:
     ):
         buffers = (*changed, *plan.buffers[1:])
         broken = dataclasses.replace(plan, buffers=buffers)
-        with pytest.raises(EngineFileError, match=message):
+        with pytest.raises(OutdatedEngineError, match=message):
             loading.weight_pieces(path, manifest, broken, tuple(range(len(buffers))))
 
 

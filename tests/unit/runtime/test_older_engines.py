@@ -6,8 +6,10 @@ wrote them. Never change these files.
 
 from __future__ import annotations
 
+import ast
 import json
 import pickle
+import re
 import shlex
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from left_out import examples
 
+from specbuild import runtime
 from specbuild.builder.options import BuildOptions
 from specbuild.cli.main import main
 from specbuild.runtime import FORMAT_VERSION
@@ -26,6 +29,7 @@ from specbuild.runtime.engine_dir.rebuild import build_command, naming_build_com
 from specbuild.runtime.errors import EngineFileError, OutdatedEngineError
 
 OLDER = Path(__file__).with_name("engine_0_1_0")
+ADVICE = re.compile(r"; (?:build|rebuild) (?:the engine|it)(?: again)?$")
 COMMAND = "specbuild build --model CHECKPOINT --draft DRAFT --output {} --backend cpu --force"
 
 
@@ -129,6 +133,18 @@ def test_advice_to_rebuild_includes_the_command(engine: Path) -> None:
     assert str(outer) == f"plan.json: {advice}: specbuild build"
     again = pickle.loads(pickle.dumps(outer))
     assert (str(again), again.command) == (str(outer), "specbuild build")
+
+
+def test_only_one_class_states_this_advice_alone() -> None:
+    """The class adds the command, so a message of another class would lack it."""
+    spelled_out = []
+    for file in Path(runtime.__file__).parent.rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            is_call = isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+            if is_call and node.func.id == "EngineFileError":
+                texts = [n.value for n in ast.walk(node) if isinstance(n, ast.Constant)]
+                spelled_out += [f"{file}: {text}" for text in texts if ADVICE.search(str(text))]
+    assert not spelled_out
 
 
 def test_advice_to_copy_an_engine_is_unchanged(engine: Path) -> None:
