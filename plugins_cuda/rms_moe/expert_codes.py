@@ -96,7 +96,7 @@ def pack_gate_up_codes(gate: GroupedCodes, up: GroupedCodes, storage: Storage) -
     def join(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
         halves = [part.unflatten(0, (-1, TILE_OUTPUTS)) for part in _as_bytes(first, second)]
         joined = torch.stack(halves, dim=1).flatten(0, 2)
-        return joined.view(first.dtype)
+        return joined.view(first.dtype) if first.dtype == torch.float8_e4m3fn else joined
 
     parts = [aligned_parts(weight, storage) for weight in (gate, up)]
     numbers = {

@@ -15,7 +15,16 @@ from specbuild.plugins_cuda.linear.cases import draw_groups
 from specbuild.plugins_cuda.linear.codec import GroupedCodes
 from specbuild.plugins_cuda.linear.group_codes import GROUP_STORAGES, decoded_codes, pack_codes
 from specbuild.plugins_cuda.linear.packing import unpack_rows
-from specbuild.plugins_cuda.linear.storage import FP8_BLOCK, INT4, Q4_K, Q6_K, Q8, Storage
+from specbuild.plugins_cuda.linear.storage import (
+    FP8_BLOCK,
+    INT4,
+    K_MIXED,
+    MIXED,
+    Q4_K,
+    Q6_K,
+    Q8,
+    Storage,
+)
 from specbuild.plugins_cuda.rms_moe.cases import Layer, draw_experts
 from specbuild.plugins_cuda.rms_moe.expert_codes import (
     decoded_experts,
@@ -68,6 +77,19 @@ def test_packed_experts_equal_dense_weights(storage: Storage, inner: int) -> Non
         pack_down_codes(down, storage)[None], hidden // 8, down_steps(inner), storage
     )
     assert torch.equal(unpack_down_values(values, inner)[0].T, rows_of(down, storage))
+
+
+@pytest.mark.parametrize("storage", [MIXED, K_MIXED], ids=lambda s: s.name)
+def test_gate_and_up_may_have_values_with_and_without_sign(storage: Storage) -> None:
+    """As Q6_K beside Q4_K: the values of one are int8, those of the other uint8."""
+    gate, up = (draw_groups(np.random.default_rng(3), 32, 128, storage) for _ in range(2))
+    gate = replace(gate, codes=gate.codes.to(torch.int8))
+    up = replace(up, codes=up.codes.abs().clamp_max(15).to(torch.uint8))
+    packed = pack_gate_up_codes(gate, up, storage)[None]
+    values = decoded_experts(packed, 32 // 8, gate_up_steps(128), storage)
+    unpacked = unpack_gate_up_values(values)[0].T.unflatten(0, (-1, 2))
+    assert torch.equal(unpacked[:, 0], rows_of(gate, storage))
+    assert torch.equal(unpacked[:, 1], rows_of(up, storage))
 
 
 @needs_compiler
