@@ -58,7 +58,7 @@ def unmasked_changes(sequence: SequenceState) -> int:
 
 def needs_full_logits(sequences: Iterable[SequenceState]) -> bool:
     """Return whether an ordinary step of these sequences must write full logits."""
-    return True in [s.needs_mask or s.needs_full_logits for s in sequences]
+    return bool([s for s in sequences if s.needs_mask or s.needs_full_logits])
 
 
 def done_port(sequence: SequenceState) -> str:

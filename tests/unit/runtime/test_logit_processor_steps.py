@@ -288,3 +288,14 @@ def test_an_older_engine_names_the_field(name: str, params: GenerateParams) -> N
     # Without a temperature min_p cuts no token.
     greedy = GenerateParams(max_new_tokens=3, sampling=SamplingParams(min_p=0.5))
     assert run(engine, PROMPTS[:1], greedy, speculation=None).records
+
+
+def test_a_number_requests_logprobs_as_true_does() -> None:
+    """Callers of other libraries give a number; types of parameters are not checked."""
+    started = []
+    for logprobs in (True, 5, False):
+        toy = toy_cuda()
+        params = replace(PLAIN, logprobs=logprobs)
+        run(toy.engine, PROMPTS, params, speculation=None)
+        started.append(toy.device.started)
+    assert started[0] == started[1] != started[2]
