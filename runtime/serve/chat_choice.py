@@ -171,7 +171,13 @@ class ChatChoice:
         return self.choice(message, output.finish_reason, output.tokens, "message")
 
     def events(self, head: Mapping[str, Any], batch: TokenBatch) -> bytes:
-        """Return the events of a batch in a stream, while the choice ``is_plain``."""
+        """Return the events of a batch in a stream, while the choice ``is_plain``.
+
+        The last one has the finish reason. There are none if a stop string has ended the output:
+        its tokens arrive until the other choices have ended too.
+        """
+        if self.output.finish_reason is not None:
+            return b""
         deltas = self.add(batch)
         others = [delta for delta in deltas if delta.tool is not None or delta.reasoning]
         if not others and self.output.finish_reason is None:

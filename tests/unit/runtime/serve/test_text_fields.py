@@ -237,15 +237,19 @@ def test_the_answer_has_the_requested_id(client: httpx.Client, route: str) -> No
     assert answer["id"].endswith("-mine")
 
 
-@pytest.mark.parametrize("cuts", [(1, 2, 3), (3,), (2, 3)])
-def test_each_token_of_a_batch_has_its_own_chunk(cuts: tuple[int, ...]) -> None:
-    """A step may accept several tokens, and steps are merged if the client does not read."""
-    body = ChatFields(messages=[], return_token_ids=True)
-    parser = TextParser(PlainDecoder(lambda ids: "".join(map(chr, ids))), ())
+def choice_of_letters(body: ChatFields, *stop: str) -> ChatChoice:
+    """Return a choice whose token ids are Unicode's."""
+    parser = TextParser(PlainDecoder(lambda ids: "".join(map(chr, ids))), stop)
     options = ServiceOptions(names=("toy",))
     serving: Any = SimpleNamespace(service=SimpleNamespace(options=options))
     request = Request("0", (1,), GenerateParams(), 3)
-    choice = ChatChoice(serving, body, 0, request, Output(parser, single_call=False))
+    return ChatChoice(serving, body, 0, request, Output(parser, single_call=False))
+
+
+@pytest.mark.parametrize("cuts", [(1, 2, 3), (3,), (2, 3)])
+def test_each_token_of_a_batch_has_its_own_chunk(cuts: tuple[int, ...]) -> None:
+    """A step may accept several tokens, and steps are merged if the client does not read."""
+    choice = choice_of_letters(ChatFields(messages=[], return_token_ids=True))
     tokens = [TokenEvent(0, ord(c), c, False, None) for c in "abc"]
     chunks = []
     for first, end in pairwise((0, *cuts)):
@@ -253,6 +257,18 @@ def test_each_token_of_a_batch_has_its_own_chunk(cuts: tuple[int, ...]) -> None:
         chunks += choice.chunks(batch)
     contents = [(c["delta"].get("content"), c["token_ids"], c["finish_reason"]) for c in chunks]
     assert contents == [("a", [97], None), ("b", [98], None), ("c", [99], "length")]
+
+
+def test_a_streamed_choice_ends_once() -> None:
+    """After a stop string its tokens arrive until the other choices have ended."""
+    choice = choice_of_letters(ChatFields(messages=[], n=2), "b")
+    data = b"".join(
+        choice.events({}, TokenBatch(0, [TokenEvent(0, ord(c), c, False, None)])) for c in "abcd"
+    )
+    data += choice.events({}, TokenBatch(0, [], "length"))
+    chunks = [json.loads(line[6:])["choices"][0] for line in data.split(b"\n\n") if line]
+    found = [(chunk["delta"].get("content"), chunk["finish_reason"]) for chunk in chunks]
+    assert found == [("a", None), (None, "stop")]
 
 
 def test_without_parallel_calls_only_the_first_is_returned() -> None:
