@@ -66,6 +66,7 @@ from specbuild.plugins_cuda.linear.storage import (
     Q6_K,
     Storage,
 )
+from specbuild.runtime.errors import SpecbuildError
 
 if TYPE_CHECKING:
     import torch
@@ -130,7 +131,7 @@ def _int4_codec(columns: int, storage: Storage, scale_dtype: str) -> Codec:
     def pack(weight: GroupedCodes) -> torch.Tensor:
         import torch
 
-        zeros = weight.numbers(ZERO).to(torch.uint8)
+        zeros = _zero_points(weight.numbers(ZERO))
         codes = whole_units(weight.codes.to(torch.uint8), zeros[:, -1:])
         scales = exact(weight.numbers(SCALE), scale_type(scale_dtype))
         scales = by_row(scales, of_unit).transpose(-1, -2)
@@ -155,6 +156,23 @@ def _int4_codec(columns: int, storage: Storage, scale_dtype: str) -> Codec:
         return fits and form.scale_dtype == scale_dtype
 
     return Codec({SCALE: columns, ZERO: columns}, _NIBBLE_BITS, takes, pack, values)
+
+
+def _zero_points(numbers: torch.Tensor) -> torch.Tensor:
+    """Convert zero points to u8; SpecbuildError if one has more than four bits.
+
+    A difference of five bits times a scale is exact in kernels, and units with two groups store
+    four bits.
+    """
+    import torch
+
+    wrong = numbers[(numbers < 0) | (numbers > _NIBBLE)]
+    if len(wrong):
+        raise SpecbuildError(
+            f"a quantized weight has a zero point of {float(wrong[0]):g}, expected 0 to {_NIBBLE}, "
+            "which kernels decode; build with --weights-dtype bf16"
+        )
+    return numbers.to(torch.uint8)
 
 
 def _minimum_codec(bits: int, storage: Storage) -> Codec:

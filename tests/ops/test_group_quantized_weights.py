@@ -29,7 +29,7 @@ from specbuild.plugins_cuda.linear.codec import (
 )
 from specbuild.plugins_cuda.linear.group_codes import GROUP_STORAGES, pack_codes
 from specbuild.plugins_cuda.linear.packing import unpack_rows
-from specbuild.plugins_cuda.linear.storage import INT4, Storage
+from specbuild.plugins_cuda.linear.storage import INT4, INT4_G32, Storage
 from specbuild.runtime.errors import SpecbuildError
 
 needs_compiler = pytest.mark.skipif(not has_compiler(), reason="g++ is not installed")
@@ -81,6 +81,20 @@ def test_rejects_a_scale_that_fp16_cannot_represent() -> None:
     weight = GroupedCodes(torch.zeros(16, 64, dtype=torch.uint8), {SCALE: scale, ZERO: zeros})
     with pytest.raises(SpecbuildError, match=r"9\.31323e-10, expected a float16 number"):
         pack_codes(weight, INT4)
+
+
+@pytest.mark.parametrize("zero", [-1, 16])
+@pytest.mark.parametrize(("storage", "columns"), [(INT4_G32, 32), (INT4, 64)])
+def test_rejects_a_zero_point_of_more_than_four_bits(
+    storage: Storage, columns: int, zero: int
+) -> None:
+    """compressed-tensors can store a byte for a zero point of four bits."""
+    scale = GroupPart(torch.ones(16, 1), columns)
+    zeros = GroupPart(torch.full((16, 1), zero, dtype=torch.int16), columns)
+    codes = torch.zeros(16, columns, dtype=torch.uint8)
+    weight = GroupedCodes(codes, {SCALE: scale, ZERO: zeros})
+    with pytest.raises(SpecbuildError, match=f"a zero point of {zero}, expected 0 to 15"):
+        pack_codes(weight, storage)
 
 
 @needs_compiler
