@@ -85,8 +85,10 @@ class HostDrafting:
         models, host_record = sources(self._manifest, name)
         records: tuple[DrafterRecord, ...] = models or ((host_record,) if host_record else ())
         if not records:
-            # A step without a draft verifies the tokens that guides force.
-            return no_draft_policy(max_depth=self._manifest.limits.draft_depth)
+            # A step without a draft verifies the tokens that guides force, if the engine has the
+            # roles for it.
+            verifies = set(TREE_ROLES) <= self._manifest.roles.keys()
+            return no_draft_policy(max_depth=self._manifest.limits.draft_depth if verifies else 0)
         try:
             tables = {record.kind: self._cost_table(record) for record in records}
         except CannotMeasureError as error:
