@@ -146,7 +146,7 @@ def test_the_default_follows_the_table(cheap: DraftShape | None) -> None:
     )
     name = ".{}-{}-{}.".format(*sizes)
     assert np.mean([name in step for step in steps]) > 0.8
-    assert "costs measured on Fake H200" in toy.engine.default_draft.reason
+    assert "step times measured on Fake H200" in toy.engine.default_draft.reason
 
 
 def untimed(make):
