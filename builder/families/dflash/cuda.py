@@ -9,15 +9,16 @@ import torch
 from specbuild.builder.backends.cuda.kernel_limits import require_draft_layers
 from specbuild.builder.backends.cuda.step.draft import CudaDraft, Drafting
 from specbuild.builder.backends.cuda.step.draft_parts import DraftParts
-from specbuild.builder.backends.cuda.step.draft_trees import expand, tree_of_levels
+from specbuild.builder.backends.cuda.step.draft_trees import (
+    expand,
+    rows_of_fixed_tree,
+    tree_of_levels,
+)
 from specbuild.builder.backends.cuda.step.engine_parts import EngineParts
 from specbuild.builder.backends.cuda.step.ir import ProgramIr, Tensor
 from specbuild.builder.backends.cuda.step.target import logits
 from specbuild.plugins_cuda.tree_select.op import pack_bits
 from specbuild.runtime.engine_dir.drafters.dflash import DFlashGeometry
-
-# Replaces a sequence's token limit, which must not affect the rows of a block.
-_NO_LIMIT = 1 << 30
 
 
 class BlockStep:
@@ -79,25 +80,10 @@ def _rows(
     parts: EngineParts, program: ProgramIr, draft: DFlashGeometry, table: Tensor, count: int
 ) -> dict[str, Tensor]:
     """Return the rows of blocks, root and mask tokens, as a tree with the block's visibility."""
-    batch, max_batch = table.shape[0], parts.ports.sizes.batch
     visible = torch.ones(count, count, dtype=torch.bool)
-    bits = pack_bits(visible.tril() if draft.causal else visible)
     tree = {
-        "tree_tokens": torch.full((max_batch, count), draft.mask_token, dtype=torch.int32),
-        "depths": torch.arange(count, dtype=torch.int32).repeat(max_batch, 1),
-        "tree_bits": bits.repeat(max_batch, 1, 1),
-        "count": torch.full((max_batch,), count, dtype=torch.int32),
+        "tree_tokens": torch.full((count,), draft.mask_token, dtype=torch.int32),
+        "depths": torch.arange(count, dtype=torch.int32),
+        "tree_bits": pack_bits(visible.tril() if draft.causal else visible),
     }
-    limit = torch.full((max_batch,), _NO_LIMIT, dtype=torch.int32)
-    rows = program.call(
-        "VerifyInputs",
-        {
-            **{n: parts.fixed(f"block.{count}.{n}", t).rows(0, batch) for n, t in tree.items()},
-            **parts.state("VerifyInputs", batch),
-            "limit": parts.fixed("block.limit", limit).rows(0, batch),
-            "page_table_full": table,
-        },
-        {"page_size": parts.page_size},
-        sizes={"T": batch * count, "B1": batch + 1, "words": bits.shape[-1]},
-    )
-    return {**rows, "write_slot": rows["write_slot_full"]}
+    return rows_of_fixed_tree(parts, program, f"block.{count}", tree, table)

@@ -10,19 +10,14 @@ import torch
 from specbuild.builder.backends.cuda.kernel_limits import require_heads, require_tiles
 from specbuild.builder.backends.cuda.step.draft import CudaDraft, Drafting, fuse
 from specbuild.builder.backends.cuda.step.draft_levels import LevelStep, add_level, candidates
-from specbuild.builder.backends.cuda.step.draft_parts import DraftParts
-from specbuild.builder.backends.cuda.step.draft_trees import select
+from specbuild.builder.backends.cuda.step.draft_parts import DraftParts, placed_rows
+from specbuild.builder.backends.cuda.step.draft_trees import rows_of_fixed_tree, select
 from specbuild.builder.backends.cuda.step.engine_parts import EngineParts
 from specbuild.builder.backends.cuda.step.ir import ProgramIr, Tensor
 from specbuild.runtime.engine_dir.drafters.gemma4_assistant import AssistantGeometry
 from specbuild.runtime.engine_dir.feed_forward import DenseFeedForward
 from specbuild.runtime.engine_dir.geometry import TargetGeometry
 from specbuild.runtime.errors import SpecbuildError
-
-# Replaces a sequence's token limit, which does not apply to rows that all have one position.
-_NO_LIMIT = 1 << 30
-_LAUNCH = ("token_ids", "positions", "row_start", "ancestor_bits", "logit_rows")
-_VIEW = ("row_slot", "tree_start", "write_slot")
 
 
 class CacheStep(LevelStep):
@@ -67,34 +62,20 @@ def _rows(drafting: Drafting, nodes: int) -> dict[str, Tensor]:
 
     VerifyInputs lays out a tree of roots without ancestor bits. The first row has the root's token.
     """
-    parts, batch, max_batch = drafting.parts, drafting.batch, drafting.parts.ports.sizes.batch
-    words = -(-nodes // 32)
     tree = {
-        "tree_tokens": torch.zeros(max_batch, nodes, dtype=torch.int32),
-        "depths": torch.zeros(max_batch, nodes, dtype=torch.int32),
-        "tree_bits": torch.zeros(max_batch, nodes, words, dtype=torch.int32),
-        "count": torch.full((max_batch,), nodes, dtype=torch.int32),
-        "limit": torch.full((max_batch,), _NO_LIMIT, dtype=torch.int32),
+        "tree_tokens": torch.zeros(nodes, dtype=torch.int32),
+        "depths": torch.zeros(nodes, dtype=torch.int32),
+        "tree_bits": torch.zeros(nodes, -(-nodes // 32), dtype=torch.int32),
     }
     name = f"cache_level.{nodes}"
-    fixed = {n: parts.fixed(f"{name}.{n}", t).rows(0, batch) for n, t in tree.items()}
-    rows = drafting.program.call(
-        "VerifyInputs",
-        {**parts.state("VerifyInputs", batch), **fixed, "page_table_full": drafting.table},
-        {"page_size": parts.page_size},
-        sizes={"T": batch * nodes, "B1": batch + 1, "words": words},
-    )
-    return {**rows, "write_slot": rows["write_slot_full"]}
+    return rows_of_fixed_tree(drafting.parts, drafting.program, name, tree, drafting.table)
 
 
 def _views(drafting: Drafting, rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the inputs that place rows in the caches of the target."""
-    inputs = {name: rows[name] for name in _LAUNCH}
-    for group in drafting.parts.target_groups:
-        table = drafting.parts.page_table(group, drafting.batch)
-        inputs[f"{group}.page_table"] = table.view(table.shape[0], 1, table.shape[1])
-        inputs |= {f"{group}.{name}": rows[name] for name in _VIEW}
-    return inputs
+    parts = drafting.parts
+    tables = {group: parts.page_table(group, drafting.batch) for group in parts.target_groups}
+    return placed_rows(rows, tables)
 
 
 def _require(target: TargetGeometry, draft: AssistantGeometry) -> None:

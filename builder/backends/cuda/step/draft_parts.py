@@ -46,9 +46,19 @@ class DraftParts:
 
         ``table`` [B, P] is the page table of the sequences with rows.
         """
-        inputs = {name: rows[name] for name in _LAUNCH if name in rows}
-        inputs |= {f"{self.group}.{name}": rows[name] for name in _VIEW}
-        return inputs | {f"{self.group}.page_table": table.view(table.shape[0], 1, table.shape[1])}
+        return placed_rows(rows, {self.group: table})
+
+
+def placed_rows(rows: Mapping[str, Tensor], tables: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the inputs of a draft's graphs that place ``rows`` in a launch and in caches.
+
+    ``tables`` are page tables [B, P] of the sequences with rows, by cache group.
+    """
+    inputs = {name: rows[name] for name in _LAUNCH if name in rows}
+    for group, table in tables.items():
+        inputs |= {f"{group}.{name}": rows[name] for name in _VIEW}
+        inputs[f"{group}.page_table"] = table.view(table.shape[0], 1, table.shape[1])
+    return inputs
 
 
 def mask_weight(draft: DraftParts) -> str:

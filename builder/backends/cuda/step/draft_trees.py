@@ -1,14 +1,19 @@
-"""Calls that convert a draft's logits to candidates, and candidates to a tree."""
+"""Calls that convert a draft's logits to candidates, candidates to a tree, and a tree to rows."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+
+import torch
 
 from specbuild.builder.backends.cuda.step.draft_parts import DraftParts
 from specbuild.builder.backends.cuda.step.engine_parts import EngineParts
 from specbuild.builder.backends.cuda.step.ir import ProgramIr, Tensor
 from specbuild.runtime.engine_dir.manifest import DraftShape
 from specbuild.runtime.engine_dir.plan import SELECT, TREE_FORM
+
+# Replaces a sequence's token limit, which must not affect the rows of a fixed tree.
+_NO_LIMIT = 1 << 30
 
 
 def expand(
@@ -86,3 +91,35 @@ def select(
         {"depth": shape.draft_depth},
         sizes={"N1": nodes, "W": -(-nodes // 32)},
     )
+
+
+def rows_of_fixed_tree(
+    parts: EngineParts,
+    program: ProgramIr,
+    name: str,
+    tree: Mapping[str, torch.Tensor],
+    table: Tensor,
+) -> dict[str, Tensor]:
+    """Return VerifyInputs' outputs for one tree that every sequence has, below its root.
+
+    ``tree`` has int32 ``tree_tokens`` [N] and ``depths`` [N] of the nodes, of which the first is
+    the root, and ``tree_bits`` [N, words]. Its constants are stored under ``name``. ``table``
+    [B, P] is the page table of the cache that the rows are written to.
+    """
+    batch, max_batch = table.shape[0], parts.ports.sizes.batch
+    nodes, words = tree["tree_bits"].shape
+    fixed = {n: t.repeat(max_batch, *[1] * t.dim()) for n, t in tree.items()} | {
+        "count": torch.full((max_batch,), nodes, dtype=torch.int32),
+        "limit": torch.full((max_batch,), _NO_LIMIT, dtype=torch.int32),
+    }
+    rows = program.call(
+        "VerifyInputs",
+        {
+            **parts.state("VerifyInputs", batch),
+            **{n: parts.fixed(f"{name}.{n}", t).rows(0, batch) for n, t in fixed.items()},
+            "page_table_full": table,
+        },
+        {"page_size": parts.page_size},
+        sizes={"T": batch * nodes, "B1": batch + 1, "words": words},
+    )
+    return {**rows, "write_slot": rows["write_slot_full"]}
