@@ -10,7 +10,7 @@ import numpy as np
 from specbuild.runtime.cache.row_placement import RowLayout, cache_feeds, groups_of
 from specbuild.runtime.draft.drafter import DrafterCapabilities, DrafterKind, DrafterParts
 from specbuild.runtime.draft.shared_noise import CANDIDATES, SharedNoise
-from specbuild.runtime.draft.static_levels import DraftedRows, grow
+from specbuild.runtime.draft.static_levels import grow
 from specbuild.runtime.draft.static_tree import StaticTree
 from specbuild.runtime.draft.tree import (
     DraftTrees,
@@ -114,9 +114,7 @@ class Eagle3Drafter:
         """Return a chain if ``draft_top_k`` is 1, else the best nodes of a dynamic tree."""
         logits, hidden = self._first_level(sequences)
         if isinstance(shape, StaticTree):
-            trees = grow(
-                DraftedRows(self, sequences), [s.root for s in sequences], shape, logits, hidden
-            )
+            trees = grow(self, sequences, shape, logits, hidden)
             self._discard_tree(sequences)
             return trees
         if shape.draft_top_k == 1:
