@@ -50,7 +50,7 @@ def missing_gpu() -> str | None:
 # Runs before pytest-xdist reads the groups.
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark every test as needing the GPU; the tests of a file share its engines.
+    """Mark every test as needing the GPU, and group the tests that share engines.
 
     Kernel cases share nothing, so any process may run them.
     """
@@ -58,7 +58,26 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     need(items, folder, pytest.mark.gpu, missing_gpu)
     for item in items:
         if folder in item.path.parents and item.path.name != "test_kernels_gpu.py":
-            item.add_marker(pytest.mark.xdist_group(item.path.stem))
+            item.add_marker(pytest.mark.xdist_group(engine_group(item)))
+
+
+def engine_group(item: pytest.Item) -> str:
+    """Return the file of a test with the parameters that come from fixtures.
+
+    A fixture with parameters builds an engine for each of them, so that only tests with equal ones
+    share an engine. Parameters of the test function itself do not count.
+    """
+    own = {
+        name.strip()
+        for marker in item.iter_markers("parametrize")
+        for name in (
+            marker.args[0].split(",") if isinstance(marker.args[0], str) else marker.args[0]
+        )
+    }
+    callspec = getattr(item, "callspec", None)
+    indices = {} if callspec is None else callspec.indices
+    shared = [f"{name}-{index}" for name, index in sorted(indices.items()) if name not in own]
+    return "-".join((item.path.stem, *shared))
 
 
 if COMPILE_ONLY:
