@@ -22,7 +22,7 @@ from specbuild.plugins_cuda.lazy_gated_delta.op import OP
 
 VALUE_HEADS = {"27B": 48, "35B-A3B": 32}
 KEY_HEADS, WIDTH, TAPS, NODES = 16, 128, 4, 8
-TACTICS: tuple[Tactic, ...] = ({}, {"warms": 1}, {"ctas": 2}, {"ctas": 2, "warms": 1})
+TACTICS: tuple[Tactic, ...] = tuple({"ctas": c, "warms": w} for c in (1, 2) for w in (0, 1))
 POOLS = ("tail_pool", "state_pool", "factor_pool")
 # Pools larger than this do not stay in the L2 cache.
 POOL_BYTES = 256 << 20

@@ -34,7 +34,7 @@ from specbuild.builder.backends.cuda.tactics.tactic_file import (
 )
 from specbuild.builder.backends.cuda.tuning import tune
 from specbuild.builder.backends.cuda.tuning.choice import fastest, measure_all, shapes_of
-from specbuild.builder.backends.cuda.tuning.inputs import LaunchData, contexts_for
+from specbuild.builder.backends.cuda.tuning.inputs import _RULES, LaunchData, contexts_for
 from specbuild.builder.backends.cuda.tuning.prompt_cuts import cuts_of
 from specbuild.builder.backends.cuda.tuning.relower import lower_again
 from specbuild.builder.backends.cuda.tuning.timer import Candidate, Measurement
@@ -42,11 +42,14 @@ from specbuild.builder.backends.cuda.tuning.tune import TuneOptions, TuneReport,
 from specbuild.builder.build import build
 from specbuild.builder.options import BuildOptions
 from specbuild.builder.progress import SilentProgress
+from specbuild.builder.synth.model import SynthModel
+from specbuild.builder.synth.options import SynthOptions
+from specbuild.builder.synth.synth import write_checkpoints
 from specbuild.plugins_cuda.launches import LoweringRequest, TensorInfo
 from specbuild.plugins_cuda.linear.block_scaled import decoded
 from specbuild.plugins_cuda.linear.storage import STORAGES, Storage
 from specbuild.plugins_cuda.opspec import OpSpec
-from specbuild.plugins_cuda.registry import op_named
+from specbuild.plugins_cuda.registry import all_ops, op_named
 from specbuild.runtime.engine_dir.files import read_manifest, verify_files
 from specbuild.runtime.errors import EngineFileError, SpecbuildError, UnsupportedHereError
 from specbuild.runtime.executors.cuda.check import read_plan
@@ -170,6 +173,21 @@ def test_every_tunable_shape_of_an_engine_can_be_drawn(plan: ReadPlan) -> None:
         "Linear", "RmsMoe", "RmsQkvRope", "RmsHead", "HeadChoose", "PagedTreeAttention",
         "RmsSwiglu",
     }  # fmt: skip
+
+
+def test_every_input_of_an_op_with_tactics_can_be_drawn() -> None:
+    """``selected`` is an exception: attention to selected tokens has one tactic."""
+    names = {spec.name for op in all_ops().values() if op.tactics for spec in op.inputs}
+    missing = names - {"selected"} - {*_RULES}
+    assert not missing
+
+
+@pytest.mark.parametrize("geometry", ["tiny-gemma4-moe", "tiny-qwen3-next"])
+def test_every_tunable_shape_of_a_family_can_be_drawn(geometry: str, tmp_path: Path) -> None:
+    model = SynthModel(SynthOptions(geometry))
+    write_checkpoints(model, tmp_path / "model", SILENT, force=False)
+    lowered = lowered_engine(tmp_path / "model" / "target", None, **SIZES)
+    assert "RmsMoe" in drawn_ops(read_back(lowered))
 
 
 def test_shapes_of_several_gpus_are_tuned_on_one(checkpoints: Path) -> None:

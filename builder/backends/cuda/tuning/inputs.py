@@ -333,6 +333,14 @@ def _decay_scale(data: LaunchData, info: TensorInfo) -> np.ndarray:
     return -data.rng.uniform(0.01, 1, info.shape).astype(np.float32)
 
 
+def _filled(value: float) -> Draw:
+    def draw(data: LaunchData, info: TensorInfo) -> np.ndarray:
+        del data
+        return np.full(info.shape, value, np.float32)
+
+    return draw
+
+
 def _zeros(data: LaunchData, info: TensorInfo) -> np.ndarray:
     """Return the memory of an exchange: rounds begin at 1, and waits have no limit."""
     del data
@@ -365,8 +373,12 @@ _RULES: Mapping[str, Draw] = {
     "q_norm": _norm,
     "k_norm": _norm,
     "latent_norm": _norm,
+    "router_norm": _norm,
     "weight": _packed,
+    "codes": _packed,
+    "errors": _filled(0.02),
     "router_weight": _router,
+    "expert_scale": _norm,
     "gate_up": _gate_up,
     "down": _down,
     "bias": _bias,
@@ -391,5 +403,9 @@ _RULES: Mapping[str, Draw] = {
     "ancestor_bits": _ancestor_bits,
     "logit_rows": _logit_rows,
     "temperature": _temperature,
+    "top_k": lambda _, info: np.full(info.shape, 40, np.int32),
+    "top_p": _filled(0.95),
+    "floor": _filled(0.0),
+    "kept": _filled(0.0),
     "seed": _integers,
 }
