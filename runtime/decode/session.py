@@ -17,8 +17,8 @@ from queue import SimpleQueue
 
 from specbuild.runtime.decode.decoder import Decoder, DraftSetting
 from specbuild.runtime.decode.emission import TextStreams, finish_unstarted
-from specbuild.runtime.decode.loop import Loop
 from specbuild.runtime.decode.scoring import TokenScore, token_scores
+from specbuild.runtime.decode.served_loop import ServedLoop
 from specbuild.runtime.errors import RequestError
 from specbuild.runtime.request import Event, FinishEvent, Request
 from specbuild.runtime.settings import PrefillSchedule
@@ -286,7 +286,7 @@ class Session:
             self._waiting.popleft()
             first.stream.deliver(error)
             return
-        served = _ServedLoop(loop)
+        served = ServedLoop(loop)
         try:
             with contextlib.closing(loop):
                 loop.open()
@@ -300,7 +300,7 @@ class Session:
                 self._waiting.popleft()
                 first.stream.deliver(error)
 
-    def _run(self, served: _ServedLoop, setting: DraftSetting) -> None:
+    def _run(self, served: ServedLoop, setting: DraftSetting) -> None:
         """Run turns until no request is left.
 
         A scoring, or a request with another setting, blocks later requests.
@@ -317,7 +317,7 @@ class Session:
                 return
             served.deliver(served.loop.turn())
 
-    def _read_messages(self, served: _ServedLoop | None) -> None:
+    def _read_messages(self, served: ServedLoop | None) -> None:
         """Read all messages: queue new requests, and abort those that leave.
 
         If the loop fails, unread messages are read afterwards.
@@ -331,7 +331,7 @@ class Session:
             finally:
                 message.done.set()
 
-    def _leave(self, stream: Stream | None, served: _ServedLoop | None) -> None:
+    def _leave(self, stream: Stream | None, served: ServedLoop | None) -> None:
         if served is not None:
             for leaving in served.streams if stream is None else [stream]:
                 served.abort(leaving)
@@ -346,43 +346,3 @@ class Session:
                     finish_unstarted(*each, self._text_stream) for each in unstarted
                 ]
                 waiting.stream.deliver(ends)
-
-
-class _ServedLoop:
-    """A loop and the streams of its requests."""
-
-    def __init__(self, loop: Loop) -> None:
-        self.loop = loop
-        self._owners: dict[int, tuple[Stream, int]] = {}
-
-    @property
-    def streams(self) -> list[Stream]:
-        """The streams with unfinished requests."""
-        return list({id(stream): stream for stream, _ in self._owners.values()}.values())
-
-    def join(self, stream: Stream) -> None:
-        """Add the requests of a stream to the loop."""
-        for number, request in enumerate(stream.requests):
-            self._owners[self.loop.add(request)] = (stream, number)
-
-    def abort(self, stream: Stream) -> None:
-        """Abort the unfinished requests of a stream."""
-        own = [index for index, (owner, _) in self._owners.items() if owner is stream]
-        ends = [self.loop.abort(index) for index in own]
-        self.deliver([end for end in ends if end is not None])
-
-    def deliver(self, events: Sequence[Event]) -> None:
-        """Number the events of one turn as their streams do; deliver one batch per stream."""
-        batches: dict[Stream, list[Event]] = {}
-        for event in events:
-            index = event.request
-            stream, event.request = self._owners[index]
-            batch = batches.get(stream)
-            if batch is None:
-                batches[stream] = [event]
-            else:
-                batch.append(event)
-            if isinstance(event, FinishEvent):
-                del self._owners[index]
-        for stream, own_events in batches.items():
-            stream.deliver(own_events)
