@@ -152,7 +152,10 @@ class ProgramRunner:
         if not self._recorded:
             self.program(entry)
         elif entry.name not in self._graphs:
-            self._graphs[entry.name] = self.record(self.program(entry).launches)
+            # The graph copies the arguments. Launches of many programs would be thousands of
+            # objects, which every full garbage collection visits.
+            packed = self._packed(entry)
+            self._graphs[entry.name] = self.record(packed.launches)
 
     def start(self, entry: ProgramEntry) -> None:
         """Queue a program."""
@@ -166,10 +169,13 @@ class ProgramRunner:
     def program(self, entry: ProgramEntry) -> PackedProgram:
         """Return the launches of a program, read and checked on first use."""
         if entry.name not in self._programs:
-            launches = self.launches(entry)
-            self._kernels.check_arguments(launches, entry.file)
-            self._programs[entry.name] = PackedProgram(launches, self._places, self._kernels)
+            self._programs[entry.name] = self._packed(entry)
         return self._programs[entry.name]
+
+    def _packed(self, entry: ProgramEntry) -> PackedProgram:
+        launches = self.launches(entry)
+        self._kernels.check_arguments(launches, entry.file)
+        return PackedProgram(launches, self._places, self._kernels)
 
     def launches(self, entry: ProgramEntry) -> tuple[Launch, ...]:
         """Return a program's launches as in the plan."""
