@@ -22,7 +22,7 @@ from specbuild.runtime.draft.registry import AUTO, NONE, drafter_named
 from specbuild.runtime.draft.sequence_policy import LearnedPolicies
 from specbuild.runtime.engine_dir.manifest import DraftShape, Manifest
 from specbuild.runtime.errors import RequestError
-from specbuild.runtime.request import Request
+from specbuild.runtime.request import GenerateParams, Request
 from specbuild.runtime.settings import PrefillSchedule, RuntimeSettings
 from specbuild.runtime.statistics import StepClock
 
@@ -142,6 +142,16 @@ class Decoder(ABC):
 
         ``prefill`` None uses the schedule of the engine's settings.
         """
+
+    def preparation(self, setting: DraftSetting, params: GenerateParams) -> Iterator[None]:
+        """Load what requests with these parameters are likely to need, likeliest first.
+
+        The steps of a single sequence are loaded before the first item, and one more program for
+        each further item. The caller holds :attr:`device_lock` while it advances the iterator. If
+        steps run on the host there is nothing to load.
+        """
+        del setting, params
+        return iter(())
 
     def score(
         self, ids: Sequence[int], *, prompt_tokens: int | None = None

@@ -20,7 +20,7 @@ from specbuild.runtime.decode.emission import TextStreams, finish_unstarted
 from specbuild.runtime.decode.scoring import TokenScore, token_scores
 from specbuild.runtime.decode.served_loop import ServedLoop
 from specbuild.runtime.errors import RequestError
-from specbuild.runtime.request import Event, FinishEvent, Request
+from specbuild.runtime.request import Event, FinishEvent, GenerateParams, Request
 from specbuild.runtime.settings import PrefillSchedule
 
 # How long requests wait while a measurement or a scoring holds the lock.
@@ -139,6 +139,20 @@ class Session:
         self._thread: threading.Thread | None = None
         # Streams that no loop serves yet, and scorings. Only the engine thread uses it.
         self._waiting: deque[_Join | _Scoring] = deque()
+        # Loads the next programs for each item.
+        self._preparation: Iterator[None] | None = None
+
+    def prepare(self, setting: DraftSetting, params: GenerateParams) -> None:
+        """Load the programs that requests with these parameters are likely to need.
+
+        Those of a single sequence are loaded when the call returns. The engine thread loads the
+        others one by one while no request runs, so a request waits for one program at most. If a
+        program cannot be loaded, the first request that needs it gets the error.
+        """
+        self._preparation = self._decoder.preparation(setting, params)
+        if self._prepare_next():
+            with self._lock:
+                self._start_thread()
 
     def add(
         self,
@@ -214,9 +228,12 @@ class Session:
         return message.done
 
     def join(self, timeout_s: float) -> bool:
-        """Wait until the engine's thread has ended. Return False if it still runs."""
+        """Wait until the engine's thread has ended. Return False if it still runs.
+
+        Programs that are not loaded yet are left out.
+        """
         with self._lock:
-            thread = self._thread
+            thread, self._preparation = self._thread, None
         if thread is None:
             return True
         thread.join(timeout_s)
@@ -225,9 +242,13 @@ class Session:
     def _post(self, message: _Join | _Abort | _Scoring) -> None:
         with self._lock:
             self._inbox.append(message)
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._serve, name=_THREAD_NAME, daemon=True)
-                self._thread.start()
+            self._start_thread()
+
+    def _start_thread(self) -> None:
+        """Start the engine thread unless it runs. The caller holds the lock."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._serve, name=_THREAD_NAME, daemon=True)
+            self._thread.start()
 
     def _next_message(self) -> _Join | _Abort | _Scoring | None:
         with self._lock:
@@ -240,10 +261,29 @@ class Session:
             if self._waiting:
                 self._serve_first()
                 continue
+            if self._prepare_next():
+                continue
             with self._lock:
                 if not self._inbox:
                     self._thread = None
                     return
+
+    def _prepare_next(self) -> bool:
+        """Load the next programs. Return False if none is left, or if the engine is in use."""
+        preparation = self._preparation
+        if preparation is None or not self._decoder.device_lock.acquire(blocking=False):
+            return False
+        try:
+            next(preparation)
+            return True
+        except StopIteration:
+            self._preparation = None
+        except Exception as error:
+            _LOG.warning("a program cannot be loaded before its first use: %s", error)
+            self._preparation = None
+        finally:
+            self._decoder.device_lock.release()
+        return False
 
     def _serve_first(self) -> None:
         """Acquire the lock and serve the setting of the first waiting request, or score."""

@@ -114,6 +114,7 @@ class Service:
         self._text_threads = ThreadPoolExecutor(TEXT_THREADS, "specbuild-text")
         self._guide_threads = ThreadPoolExecutor(GUIDE_THREADS, "specbuild-guides")
         engine.isolate_guides()
+        engine.session.prepare(options.setting, engine.default_params)
         self._num_open = 0
         self._failure: str | None = None
         self._idle = asyncio.Event()

@@ -9,6 +9,7 @@ from typing import Any
 from specbuild.runtime.cache.pages import KvPools
 from specbuild.runtime.cache.prefix import PrefixCache, PrefixLookup
 from specbuild.runtime.decode.decoder import Decoder, DraftSetting
+from specbuild.runtime.decode.device.preparation import likely_programs
 from specbuild.runtime.decode.device.program_costs import ProgramCosts, ProposalCosts
 from specbuild.runtime.decode.device.program_table import ProgramTable
 from specbuild.runtime.decode.device.proposals import DeviceProposals
@@ -36,7 +37,7 @@ from specbuild.runtime.engine_dir.manifest import DraftShape, Manifest
 from specbuild.runtime.engine_dir.plan import TREE_FORM
 from specbuild.runtime.errors import RequestError
 from specbuild.runtime.executors.executor import DeviceExecutor
-from specbuild.runtime.request import Request
+from specbuild.runtime.request import GenerateParams, Request
 from specbuild.runtime.settings import PrefillSchedule, RuntimeSettings
 
 # Share of the time that exploration may cost, with step times that were measured on this kind of
@@ -96,12 +97,36 @@ class DeviceDecoder(Decoder):
         shape = self._fixed_shape(self._with_model(setting))
         if shape is not None and not isinstance(shape, PlacedTree):
             self._check_shape(shape)
-        full_logits = self._full_logits(requests)
+        full_logits = self._full_logits([request.params for request in requests])
         if self._programs.max_sequences(shape, full_logits=full_logits) == 0:
             raise RequestError(
                 "the engine has no steps with full logits, which top-k and top-p need; omit them, "
                 "or build the engine with such steps"
             )
+
+    def preparation(self, setting: DraftSetting, params: GenerateParams) -> Iterator[None]:
+        """See :class:`Decoder`."""
+        setting = self._with_model(setting)
+        shapes: list[DraftShape | None] = [self._fixed_shape(setting)]
+        host_record = None
+        if setting.speculation == "default" and isinstance(setting.drafter, str):
+            models, host_record = sources(self._manifest, setting.drafter)
+            shapes += self._shapes_of(models)
+        first, later = likely_programs(
+            self._programs,
+            shapes,
+            full_logits=self._full_logits([params]),
+            extends=len(shapes) > 1,
+            host_chains=host_record is not None,
+        )
+        self._executor.use()
+        for entry in first:
+            self._executor.prepare(entry)
+        for entry in later:
+            yield
+            # The thread that continues may be another one, without a current GPU.
+            self._executor.use()
+            self._executor.prepare(entry)
 
     def loop(
         self,
@@ -131,7 +156,7 @@ class DeviceDecoder(Decoder):
             prefill=self._prefill if prefill is None else prefill,
             max_step_tokens=self._max_step_tokens(policy),
             max_sequences=lambda requests: self._programs.max_sequences(
-                shape, full_logits=self._full_logits(requests)
+                shape, full_logits=self._full_logits([request.params for request in requests])
             ),
             prefixes=self._lookup(),
             prompt_step=SNAPSHOT_STEP if self._manifest.state_groups else 1,
@@ -158,9 +183,8 @@ class DeviceDecoder(Decoder):
                     field=name,
                 )
 
-    def _full_logits(self, requests: Sequence[Request]) -> bool:
-        """Return whether the ordinary steps of these requests need full logits."""
-        of_each = [request.params for request in requests]
+    def _full_logits(self, of_each: Sequence[GenerateParams]) -> bool:
+        """Return whether the ordinary steps of requests with these parameters need full logits."""
         if self._manifest.drafted_logit_processors:
             return any(p.needs_full_logits or p.adjusts_steps is not None for p in of_each)
         ordinary = [p for p in of_each if not p.adjusts_steps or p.only_guided]
@@ -213,8 +237,7 @@ class DeviceDecoder(Decoder):
     def _unmeasured(self, models: Sequence[ModelRecord], *, full_logits: bool) -> DraftPolicy:
         """Create the default policy without measured costs: it learns from the run's own steps."""
         names = [self._name_of(model) for model in models]
-        every = (*self._programs.shapes(), *self._programs.ragged_shapes())
-        shapes = [shape for shape in every if model_of(shape) in names]
+        shapes = self._shapes_of(models)
         if not shapes:
             return no_draft_policy()
         costs = ProgramCosts(
@@ -230,6 +253,12 @@ class DeviceDecoder(Decoder):
             drafter="+".join(names),
             exploration_share=UNMEASURED_SHARE * len(names),
         )
+
+    def _shapes_of(self, models: Sequence[ModelRecord]) -> list[DraftShape]:
+        """Return the shapes of these models that have step programs, ragged ones last."""
+        names = [self._name_of(model) for model in models]
+        every = (*self._programs.shapes(), *self._programs.ragged_shapes())
+        return [shape for shape in every if model_of(shape) in names]
 
     def _name_of(self, model: ModelRecord) -> str:
         """Return the name of a draft model in shapes; empty if the engine has a single model."""

@@ -9,7 +9,7 @@ from specbuild.runtime.decode.device.program_table import ProgramTable
 from specbuild.runtime.decode.device.proposals import likeliest_depths
 from specbuild.runtime.draft.costs import StepContext, StepTimes
 from specbuild.runtime.draft.device_costs import StepCosts
-from specbuild.runtime.draft.draft_models import RaggedShape, model_of
+from specbuild.runtime.draft.draft_models import model_of
 from specbuild.runtime.draft.host_proposal import ProposedDepths
 from specbuild.runtime.draft.policy import StepOutcome
 from specbuild.runtime.engine_dir.manifest import DraftShape
@@ -44,7 +44,7 @@ class ProgramCosts:
         self.shapes = tuple(s for s in measured if max_batch.get(s, 0) > 0)
         self.origin = origin or f"measured on {costs.gpu}"
         self._batches = [
-            (s, range(_min_sequences(s, programs), max_batch[s] + 1)) for s in self.shapes
+            (s, range(programs.min_sequences(s), max_batch[s] + 1)) for s in self.shapes
         ]
         self._costs = costs
         self._cache: dict[tuple[int, int, int], list[float]] = {}
@@ -76,10 +76,6 @@ class ProgramCosts:
             fits = batch in batches and rows in batches
             seconds.append(step_s if fits and step_s is not None else inf)
         return seconds
-
-
-def _min_sequences(shape: DraftShape, programs: ProgramTable) -> int:
-    return programs.min_sequences(shape) if isinstance(shape, RaggedShape) else 1
 
 
 class ProposalCosts:

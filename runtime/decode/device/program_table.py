@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from specbuild.runtime.draft.draft_models import shape_of, shape_text, sorted_by_model
+from specbuild.runtime.draft.draft_models import (
+    RaggedShape,
+    shape_of,
+    shape_text,
+    sorted_by_model,
+)
 from specbuild.runtime.draft.static_tree import PlacedTree
 from specbuild.runtime.engine_dir.manifest import DraftShape
 from specbuild.runtime.engine_dir.plan import Plan, ProgramEntry
@@ -69,8 +74,10 @@ class ProgramTable:
             self._max_sequences[key] = max(batches, default=0)
         return self._max_sequences[key]
 
-    def min_sequences(self, shape: DraftShape) -> int:
-        """Return the smallest batch for which a program of this shape was built."""
+    def min_sequences(self, shape: DraftShape | None) -> int:
+        """Return the smallest batch for the steps of this shape: 1 unless they are ragged."""
+        if not isinstance(shape, RaggedShape):
+            return 1
         steps = (p.batch for p in self._programs if p.kind == "step" and _shape(p) == shape)
         return min(steps, default=1) // 2 + 1
 
@@ -208,6 +215,10 @@ class ProgramTable:
         ]
         what = f"prompt chunks of {rows} rows and {batch} sequences"
         return _smallest(candidates, full_logits=full_logits, what=what)
+
+    def prefills(self) -> list[ProgramEntry]:
+        """Return every prefill program, the smallest first."""
+        return sorted((p for p in self._programs if p.kind == "prefill"), key=lambda p: p.rows)
 
     def score(self, *, rows: int) -> ProgramEntry | None:
         """Return the smallest scoring program for this many rows, or the largest; None for none."""

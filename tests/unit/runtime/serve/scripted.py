@@ -87,6 +87,9 @@ class ScriptedSession:
     def __init__(self, text: TextCodec) -> None:
         self._text = text
 
+    def prepare(self, _setting: object, _params: object) -> None:
+        """Do nothing: a script loads no programs."""
+
     def add(
         self, requests: Sequence[Request], _setting: object, deliver: Callable[[EventBatch], None]
     ) -> _Stream:
