@@ -68,18 +68,23 @@ def screened_head(rows: int, columns: int = HIDDEN, vocab: int = 201088) -> Lowe
     return LoweringRequest(tensors, attributes)
 
 
-def attention(batch: int, rows: int, *, pages: int = 32) -> LoweringRequest:
-    """Return a request for full attention, with up to ``pages`` pages of 64 tokens.
+def attention(
+    batch: int, rows: int, *, pages: int = 32, heads: tuple[int, int] = (64, 8), width: int = 64,
+    window: int = 0, total: int | None = None,
+) -> LoweringRequest:  # fmt: skip
+    """Return a request for attention, with up to ``pages`` pages of 64 tokens.
 
-    Each sequence has the given number of rows.
+    ``heads`` are those of queries, and of keys and values. Each sequence has the given number of
+    rows, unless the launch has ``total`` rows.
     """
-    total = batch * rows
+    total = batch * rows if total is None else total
+    pool = bf16(99, heads[1], 64, width)
     tensors = {
-        "q": bf16(total, 64, 64), "k_pool": bf16(99, 8, 64, 64), "v_pool": bf16(99, 8, 64, 64),
+        "q": bf16(total, heads[0], width), "k_pool": pool, "v_pool": pool,
         "page_table": TensorInfo((batch, 1, pages), "int32"),
         "row_start": TensorInfo((batch + 1,), "int32"), "row_slot": TensorInfo((total,), "int32"),
         "tree_start": TensorInfo((batch,), "int32"),
-        "ancestor_bits": TensorInfo((total, 1), "int32"), "sinks": TensorInfo((64,), "float32"),
-        "attended": bf16(total, 64, 64),
+        "ancestor_bits": TensorInfo((total, 1), "int32"), "sinks": TensorInfo(heads[:1], "float32"),
+        "attended": bf16(total, heads[0], width),
     }  # fmt: skip
-    return LoweringRequest(tensors, {"scale": 0.125, "window": 0})
+    return LoweringRequest(tensors, {"scale": 0.125, "window": window})

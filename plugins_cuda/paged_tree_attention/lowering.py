@@ -238,7 +238,8 @@ def tactics(request: LoweringRequest) -> tuple[Tactic, ...]:
         return ({},)
     if shape.window and splits_of(shape)[0] == 1:
         # With few heads per KV head, one row of wide heads needs more registers than two.
-        wide = shape.width > WIDE and shape.rows == shape.batch
+        # A launch of a few prompts can have fewer rows than the batch.
+        wide = shape.width > WIDE and shape.rows <= shape.batch
         return ({}, {"stages": 3}, *(({"rows": 2},) if wide else ()))
     if first_rule(TABLE, facts).form == "many":
         return ({},)

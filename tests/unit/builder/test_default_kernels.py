@@ -220,6 +220,16 @@ def test_attention_of_many_sequences_spills_no_registers(batch: int, rows: int) 
     compile_defaults("PagedTreeAttention", attention(batch, rows))
 
 
+@pytest.mark.parametrize("total", [8, 16, 64])
+@pytest.mark.parametrize("heads", [(32, 16), (16, 16), (24, 8)])
+def test_windows_with_few_heads_per_kv_head_have_a_kernel(
+    heads: tuple[int, int], total: int
+) -> None:
+    """Gemma 3 27B and others; a launch for the ends of a few prompts has 8 rows."""
+    request = attention(16, 1, heads=heads, width=128, window=1024, total=total)
+    require_candidate("PagedTreeAttention", replace(request, phase="decode"))
+
+
 @pytest.mark.parametrize("experts", [32, 128])
 @pytest.mark.parametrize("rows", [1, 64, *slow(*(n for n in ROWS if n not in (1, 64)))])
 def test_one_cta_of_experts_fits_a_multiprocessor(rows: int, experts: int) -> None:
