@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -70,7 +71,7 @@ def build(
     """
     backend = backend_of(options.backend)
     own_options = backend.options(options)
-    _require_places(options)
+    _require_places(options, (options.model, *options.drafts) if checkpoints is None else ())
     inputs = settled_inputs(options, backend, checkpoints or read_checkpoints(options, progress))
     for note in inputs.notes(options):
         progress.note(note)
@@ -85,10 +86,10 @@ def build(
     return _written(options, inputs, own_options.device, lowered, progress)
 
 
-def _require_places(options: BuildOptions) -> None:
-    """Raise SpecbuildError if an output path is in use."""
+def _require_places(options: BuildOptions, read: Sequence[Path]) -> None:
+    """Raise SpecbuildError if an output path is in use; ``read`` are the checkpoints."""
     output = options.output.resolve()
-    _require_apart(options, output)
+    _require_apart(options, output, read)
     if options.dump_passes is not None and options.dump_passes.is_file():
         raise SpecbuildError(f"--dump-passes {options.dump_passes} is a file; give a directory")
     if options.keep_onnx is not None:
@@ -100,7 +101,7 @@ def _require_places(options: BuildOptions) -> None:
     require_replaceable(output, force=options.force)
 
 
-def _require_apart(options: BuildOptions, output: Path) -> None:
+def _require_apart(options: BuildOptions, output: Path, read: Sequence[Path]) -> None:
     """Check that the engine would replace nothing that the build reads or also writes."""
     outputs = (
         options.dump_passes,
@@ -108,7 +109,7 @@ def _require_apart(options: BuildOptions, output: Path) -> None:
         options.kernels.tactics,
         options.tensorrt.timing_cache,
     )
-    for input_path in (options.model, *options.drafts, *outputs):
+    for input_path in (*read, *outputs):
         if input_path is not None and output in (
             input_path.resolve(),
             *input_path.resolve().parents,
