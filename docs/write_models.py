@@ -159,6 +159,7 @@ RUN = {
     ("cuda", "qwen3_moe"): "benchmarks/results/h200-2026-11-26/dense.txt",
     ("cuda", "qwen2"): "benchmarks/results/h100-2026-11-26/mtp.txt",
     ("cuda", "mimo"): "benchmarks/results/h100-2026-11-26/mtp.txt",
+    ("cuda", "assistant"): _FAMILIES_ON_CUDA,
     ("cuda", "mtp"): "benchmarks/results/h100-2026-11-26/mtp.txt",
     ("cuda", "p_eagle"): "benchmarks/results/h200-2026-11-26/p-eagle.txt",
     ("cuda", "dflash"): "benchmarks/results/dflash-2026-11-26.txt",
