@@ -375,16 +375,6 @@ def test_rejects_invalid_synth_options(
     assert [path.name for path in tmp_path.iterdir()] == ["taken"]
 
 
-def test_an_engine_may_have_the_name_of_its_geometry(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The geometry is no checkpoint of this name, which the engine would replace."""
-    monkeypatch.chdir(tmp_path)
-    for _ in range(2):
-        assert main(["synth", "--geometry", "tiny", "--engine", "tiny", "--force"]) == 0
-    assert read_manifest(Path("tiny")).backend == "cpu"
-
-
 def test_command_writes_and_replaces(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["synth", "--geometry", "tiny", "--draft", "--layers", "2", "--prompts", "3"]
     words += ["--prompt-tokens", "6", "--output", str(tmp_path / "m")]

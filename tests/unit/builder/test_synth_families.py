@@ -23,7 +23,9 @@ from specbuild.builder.synth.model import SynthModel
 from specbuild.builder.synth.options import SynthOptions
 from specbuild.builder.synth.routing import distinct_experts
 from specbuild.builder.synth.synth import build_engine, prompts_beside, write_checkpoints
+from specbuild.cli.main import main
 from specbuild.runtime.engine import Engine
+from specbuild.runtime.engine_dir.files import read_manifest
 from specbuild.runtime.engine_dir.geometry import TargetGeometry
 from specbuild.runtime.engine_dir.manifest import DraftShape
 from specbuild.runtime.errors import SpecbuildError
@@ -234,3 +236,13 @@ def test_unique_layers_are_counted_for_each_kind(tmp_path: Path) -> None:
     assert isinstance(end, FinishEvent)
     ids = (end.record.prompt_ids[-1], *end.record.output_ids)
     assert all(after.get(a, b) == b for a, b in itertools.pairwise(ids))
+
+
+def test_an_engine_may_have_the_name_of_its_geometry(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The geometry is no checkpoint of this name, which the engine would replace."""
+    monkeypatch.chdir(tmp_path)
+    for _ in range(2):
+        assert main(["synth", "--geometry", "tiny", "--engine", "tiny", "--force"]) == 0
+    assert read_manifest(Path("tiny")).backend == "cpu"

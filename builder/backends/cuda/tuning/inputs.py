@@ -12,6 +12,13 @@ import numpy as np
 import torch
 
 from specbuild.builder.backends.cuda.tactics.tactic_book import rows_of
+from specbuild.builder.backends.cuda.tuning.recurrent_inputs import (
+    decay_scale,
+    factors,
+    replay_count,
+    replay_path,
+    state_slots,
+)
 from specbuild.plugins_cuda.launches import LoweringRequest, TensorInfo
 from specbuild.plugins_cuda.linear.block_scaled import quantised
 from specbuild.plugins_cuda.linear.cases import draw_codes
@@ -306,33 +313,6 @@ def _integers(data: LaunchData, info: TensorInfo) -> np.ndarray:
     return data.rng.integers(0, 1 << 20, info.shape).astype(np.int32)
 
 
-def _state_slots(data: LaunchData, info: TensorInfo) -> np.ndarray:
-    return data.rng.permutation(info.shape[0]).astype(np.int32)
-
-
-def _replay_path(data: LaunchData, info: TensorInfo) -> np.ndarray:
-    """The rows of a chain, as far as a slot keeps rows."""
-    nodes = data.request.tensors["factor_pool"].shape[1]
-    path = np.minimum(np.arange(info.shape[1]), nodes - 1)
-    return np.broadcast_to(path, info.shape).astype(np.int32)
-
-
-def _replay_count(data: LaunchData, info: TensorInfo) -> np.ndarray:
-    """As a step accepts them: one row, and up to all others of the sequence's last launch."""
-    path = data.request.tensors["replay_path"].shape[1]
-    most = min(path, int(np.diff(data.row_start).max()))
-    return (1 + np.arange(info.shape[0]) % max(most, 1)).astype(np.int32)
-
-
-def _factors(data: LaunchData, info: TensorInfo) -> np.ndarray:
-    """Small, so that a state which is measured again and again stays finite."""
-    return data.rng.uniform(0, 0.1, info.shape).astype(np.float32)
-
-
-def _decay_scale(data: LaunchData, info: TensorInfo) -> np.ndarray:
-    return -data.rng.uniform(0.01, 1, info.shape).astype(np.float32)
-
-
 def _filled(value: float) -> Draw:
     def draw(data: LaunchData, info: TensorInfo) -> np.ndarray:
         del data
@@ -361,14 +341,14 @@ _RULES: Mapping[str, Draw] = {
     "sinks": _activations,
     "rows": _activations,
     "conv_weight": _bias,
-    "decay_scale": _decay_scale,
+    "decay_scale": decay_scale,
     "dt_bias": _bias,
-    "state_slot": _state_slots,
-    "replay_path": _replay_path,
-    "replay_count": _replay_count,
+    "state_slot": state_slots,
+    "replay_path": replay_path,
+    "replay_count": replay_count,
     "tail_pool": _activations,
     "state_pool": _activations,
-    "factor_pool": _factors,
+    "factor_pool": factors,
     "norm": _norm,
     "q_norm": _norm,
     "k_norm": _norm,
