@@ -158,15 +158,19 @@ def _qwen(folder: Path, cuda: bool) -> Written:
     return MTP, reference
 
 
-def _gemma4(folder: Path, cuda: bool) -> Written:
-    """Write layers with a window and without, and an assistant that reads one of each."""
+def _gemma4(folder: Path, cuda: bool, *, clustered: bool = False) -> Written:
+    """Write layers with a window and without, and an assistant that reads one of each.
+
+    A ``clustered`` head reads all clusters, because rounding may select others near a tie.
+    """
     types = ["sliding_attention", "sliding_attention", "full_attention"]
     sizes: dict[str, Any] = {"num_hidden_layers": len(types), "layer_types": types}
     dtype = "bfloat16" if cuda else "float32"
     write_llama(folder / "model", "gemma4_text", dtype=dtype, **sizes)
     write_assistant(
-        folder / "draft", target=sizes, dtype=dtype, sharpness=0.3, intermediate_size=96
-    )
+        folder / "draft", target=sizes, dtype=dtype, sharpness=0.3, intermediate_size=96,
+        clustered=clustered, read_clusters=8,
+    )  # fmt: skip
 
     def reference() -> Reference:
         target = load_target(folder / "model", teacher=False).float()
@@ -267,6 +271,9 @@ CUDA_VARIANTS = {
     ),
     "mtp of Qwen3.5": _variant("mtp of MiMo", _qwen),
     "assistant of Gemma 4": DrafterCase(_gemma4, "gemma4-assistant", "assistant", ()),
+    "assistant of Gemma 4 with clusters": DrafterCase(
+        functools.partial(_gemma4, clustered=True), "gemma4-assistant", "assistant", ()
+    ),
 }
 
 

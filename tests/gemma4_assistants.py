@@ -17,14 +17,15 @@ def write_assistant(
     *,
     target: dict[str, Any] | None = None,
     clustered: bool = False,
+    read_clusters: int = 3,
     dtype: str = "float32",
     sharpness: float = 1.0,
     **changes: Any,
 ) -> None:
     """Write an assistant for a model of this kind, with the changes ``target`` of its sizes.
 
-    ``changes`` are those of the assistant's layers. A ``clustered`` head reads three of eight
-    clusters. ``sharpness`` multiplies the scores of attention, whose errors levels amplify.
+    ``changes`` are those of the assistant's layers. A ``clustered`` head reads ``read_clusters`` of
+    eight clusters. ``sharpness`` multiplies the scores of attention, whose errors levels amplify.
     """
     from transformers import (
         Gemma4AssistantConfig,
@@ -45,7 +46,7 @@ def write_assistant(
         config, model = Gemma4UnifiedAssistantConfig, Gemma4UnifiedAssistantForCausalLM
     clusters = {"use_ordered_embeddings": clustered}
     if clustered:
-        clusters |= {"num_centroids": 8, "centroid_intermediate_top_k": 3}
+        clusters |= {"num_centroids": 8, "centroid_intermediate_top_k": read_clusters}
     made = model(config(text_config=text, backbone_hidden_size=HIDDEN, **clusters))
     randomise(made, kind)
     for layer in made.model.layers:

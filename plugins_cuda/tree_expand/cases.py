@@ -22,12 +22,14 @@ def expand(
     offset: int = 0,
     per_node: int = 0,
     fixed: float | None = None,
+    read: float | None = None,
 ) -> Case:
     """One level; ``certain`` gives every row a token with probability 1 up to rounding.
 
     With ``levels`` the logits have only so many distinct values. With ``temperatures``, one per
     sequence, the logits have noise. ``identity``: the draft has the target's vocabulary. A share
-    ``fixed`` of the children has scores of a form, half of which are absent ones.
+    ``fixed`` of the children has scores of a form, half of which are absent ones. Only a share
+    ``read`` of the tokens has logits; those of the others are very low (ClusterLogits).
     """
 
     def make(rng: np.random.Generator) -> Arrays:
@@ -39,6 +41,9 @@ def expand(
             logits = rng.integers(0, levels, logits.shape).astype(np.float32)
         if certain:
             logits[:, 5] = 60.0
+        if read is not None:
+            unread = np.float32(-1e9) - 64 * np.arange(vocab, dtype=np.float32)
+            logits = np.where(rng.random(logits.shape) < read, logits, unread)
         offsets = np.sort(rng.choice(4 * vocab, vocab, replace=False)) - np.arange(vocab)
         if identity:
             offsets = np.zeros_like(offsets)
@@ -98,6 +103,7 @@ KERNEL_CASES: tuple[Case, ...] = (
         temperatures=(0.8,),
         identity=True,
     ),
+    expand("logits of few tokens", batch=1, frontier=2, top_k=4, vocab=6_000, read=0.001),
     expand("16 nodes of 16 children", batch=1, frontier=16, top_k=16, vocab=3_072),
     expand("gpu: the vocabulary of a draft", batch=64, frontier=4, top_k=4, vocab=32_000),
     expand("gpu: a chain", batch=1, top_k=1, vocab=32_000),

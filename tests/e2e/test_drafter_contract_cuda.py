@@ -17,7 +17,14 @@ from specbuild.builder.backends.cuda.engine import LoweredEngine
 from specbuild.runtime.engine_dir.manifest import DraftShape
 
 FORMS = {**CASES, **CUDA_VARIANTS}
-QUICK = ("eagle3", "p-eagle", "jetspec", "mtp of DeepSeek-V3", "mtp of Qwen3.5")
+QUICK = (
+    "eagle3",
+    "p-eagle",
+    "jetspec",
+    "mtp of DeepSeek-V3",
+    "mtp of Qwen3.5",
+    "assistant of Gemma 4 with clusters",
+)
 CHAIN, SHORT = DraftShape(1, 4, 4), DraftShape(1, 2, 2)
 # For bf16 logits against an fp32 reference, relative to the largest.
 TOLERANCE = 0.05

@@ -14,11 +14,14 @@ import torch
 from command_line import Command
 from draft_rounds import best_paths, paths_of
 from drafted_outputs import check_greedy, check_sampled, drafted_outputs
-from gemma4_assistants import write_assistant
+from gemma4_assistants import TYPES, write_assistant
 from left_out import slow
 from llama_checkpoints import VOCAB, write_llama
+from plan_host import PlanHost, lowered_engine, step_name
 
+from specbuild.builder.backends.cuda.plan.interpret import PlanInterpreter
 from specbuild.builder.build import build
+from specbuild.builder.families.gemma4_assistant.model import UNREAD_LOGIT
 from specbuild.builder.options import BuildOptions, LimitOptions
 from specbuild.builder.progress import SilentProgress
 from specbuild.builder.training.frozen_target import load_target
@@ -26,6 +29,7 @@ from specbuild.builder.verify import verify_engine
 from specbuild.runtime.draft.gemma4_assistant import AssistantDrafter
 from specbuild.runtime.draft.tree import DraftTrees
 from specbuild.runtime.engine_dir.manifest import DraftShape
+from specbuild.runtime.engine_dir.plan import OpCall
 from specbuild.runtime.request import SequenceState
 
 CHAIN, TREE = DraftShape(1, 4, 4), DraftShape(3, 3, 9)
@@ -179,6 +183,54 @@ def test_the_first_draft_is_that_of_transformers_candidate_generator(
     monkeypatch.setattr(AssistantDrafter, "propose", recorded)
     drafted_outputs(built("31B") / "engine", [prompt], CHAIN, new_tokens=8)
     assert drafted[0] == candidates[0, len(prompt) :].tolist()
+
+
+@torch.no_grad()
+def test_cuda_programs_read_the_clusters_of_transformers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Compare the head's logits with those of transformers for the same states, at every level."""
+    from transformers import AutoModelForCausalLM
+
+    sizes = {"num_hidden_layers": len(TYPES), "layer_types": list(TYPES)}
+    write_llama(tmp_path / "model", "gemma4_text", dtype="bfloat16", **sizes)
+    write_assistant(
+        tmp_path / "draft", target=sizes, dtype="bfloat16", clustered=True, intermediate_size=96
+    )
+    engine = lowered_engine(
+        tmp_path / "model", tmp_path / "draft", max_seq_len=64, max_batch_size=2, page_size=16,
+        draft_top_k=TREE.draft_top_k, draft_depth=TREE.draft_depth, draft_tokens=TREE.draft_tokens,
+    )  # fmt: skip
+    drafted: list[tuple[torch.Tensor, torch.Tensor]] = []
+    call_op = PlanInterpreter.call
+
+    def recorded(self: PlanInterpreter, call: OpCall, *contributions: Any) -> None:
+        call_op(self, call, *contributions)
+        if call.op == "ClusterLogits":
+            x, rows = (self._tensor(call.inputs[name]) for name in ("x", "logit_rows"))
+            states, logits = x[rows.long()].float(), self._tensor(call.outputs["logits"])
+            drafted.extend(zip(states, logits.clone(), strict=True))
+
+    monkeypatch.setattr(PlanInterpreter, "call", recorded)
+    host = PlanHost(engine)
+    host.port("ignore_eos").fill_(1)
+    for row, count in enumerate((9, 25)):
+        host.admit(row, list(range(3, 3 + count)), 30)
+    chain = DraftShape(1, TREE.draft_depth, TREE.draft_depth)
+    for shape in (chain, TREE, chain):
+        host.step(step_name(2, shape))
+    rows_of_tree = 1 + (TREE.draft_depth - 1) * TREE.draft_top_k
+    assert len(drafted) == 2 * (2 * chain.draft_depth + rows_of_tree)
+    assistant = AutoModelForCausalLM.from_pretrained(tmp_path / "draft", dtype=torch.float32)
+    head = assistant.lm_head.weight
+    for state, logits in drafted:
+        expected = assistant.masked_embedding(state[None, None], head)[0, 0]
+        is_read = expected > expected.min()
+        assert int(is_read.sum()) == 3 * VOCAB // 8
+        assert torch.equal(logits > UNREAD_LOGIT, is_read)
+        torch.testing.assert_close(logits[is_read], expected[is_read])
+        # TreeExpand ranks equal logits slowly.
+        assert len(logits[~is_read].unique()) == int((~is_read).sum())
 
 
 @pytest.mark.parametrize("shape", [CHAIN, TREE], ids=["chain", "tree"])

@@ -16,6 +16,7 @@ from specbuild.builder.backends.cuda.fusions.checkpoint_weights import (
     QuantizedWeights,
     keep_quantized,
 )
+from specbuild.builder.backends.cuda.fusions.clustered_head import fuse_clustered_head
 from specbuild.builder.backends.cuda.fusions.draft_input import (
     fuse_draft_input,
     fuse_output_norm,
@@ -83,6 +84,7 @@ CUDA_PASSES = (
     GraphPass("fuse-draft-input", _everywhere(fuse_draft_input)),
     GraphPass("fuse-state-norms", _everywhere(fuse_state_norms)),
     GraphPass("fuse-head", _everywhere(fuse_head)),
+    GraphPass("fuse-clustered-head", _everywhere(fuse_clustered_head)),
     GraphPass("fuse-linear", _everywhere(fuse_linear)),
     GraphPass("fuse-output-norms", _everywhere(fuse_output_norm)),
     GraphPass("fuse-unfused-norms", _everywhere(fuse_unfused_norm)),

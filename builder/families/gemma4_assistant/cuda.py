@@ -14,6 +14,7 @@ from specbuild.builder.backends.cuda.step.draft_parts import DraftParts, placed_
 from specbuild.builder.backends.cuda.step.draft_trees import rows_of_fixed_tree, select
 from specbuild.builder.backends.cuda.step.engine_parts import EngineParts
 from specbuild.builder.backends.cuda.step.ir import ProgramIr, Tensor
+from specbuild.plugins_cuda.cluster_logits.lowering import refused_sizes
 from specbuild.runtime.engine_dir.drafters.gemma4_assistant import AssistantGeometry
 from specbuild.runtime.engine_dir.feed_forward import DenseFeedForward
 from specbuild.runtime.engine_dir.geometry import TargetGeometry
@@ -80,12 +81,11 @@ def _views(drafting: Drafting, rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def _require(target: TargetGeometry, draft: AssistantGeometry) -> None:
     """See :class:`CudaDraft`."""
-    if draft.clusters:
-        raise SpecbuildError(
-            "the assistant reads clusters of its vocabulary (use_ordered_embeddings), which only "
-            "CPU engines support; build with --backend cpu, or with an EAGLE3 draft"
-        )
     decoder = draft.decoder
+    if draft.clusters:
+        refused = refused_sizes(draft.clusters, draft.read_clusters, decoder.hidden)
+        if refused is not None:
+            raise SpecbuildError(f"the draft's head has {refused}; build with --backend cpu")
     columns = {"hidden_size": decoder.hidden, "backbone_hidden_size": target.hidden}
     for feed_forward in decoder.feed_forwards:
         assert isinstance(feed_forward, DenseFeedForward)

@@ -46,7 +46,10 @@ class ReferenceAssistant(CacheDraft):
 
     def _read(self, logits: torch.Tensor) -> torch.Tensor:
         """Return logits [V] with that of unread tokens, which are the lowest in transformers."""
-        if not self.assistant.config.use_ordered_embeddings:
+        config = self.assistant.config
+        if not config.use_ordered_embeddings:
+            return logits
+        if config.centroid_intermediate_top_k == config.num_centroids:
             return logits
         return logits.where(logits > logits.min(), UNREAD_LOGIT)
 

@@ -33,12 +33,14 @@ from mla_requests import DEEPSEEK_V2_LITE, GLM, YOUTU, MlaSizes, mla_requests
 from mla_requests import DEEPSEEK_V3 as MLA_OF_V3
 
 from specbuild.builder.backends.cuda.compile.nvrtc import Compiled, Compiler, required
+from specbuild.plugins_cuda.cluster_logits.lowering import MAX_WIDTH
 from specbuild.plugins_cuda.launches import (
     RESERVED_BYTES,
     Kernel,
     Lowering,
     LoweringRequest,
     Phase,
+    TensorInfo,
     Unsupported,
 )
 from specbuild.plugins_cuda.linear.storage import (
@@ -108,6 +110,18 @@ def test_no_default_spills_registers(rows: int) -> None:
 def test_no_screened_head_spills_registers(rows: int) -> None:
     """With more than 16 rows, its lower bounds are in shared memory."""
     compile_defaults("HeadScreen", screened_head(rows))
+
+
+@pytest.mark.parametrize("width", [256, 1024, MAX_WIDTH])
+def test_no_clustered_head_spills_registers(width: int) -> None:
+    """The first width is that of Gemma 4's assistants with clusters."""
+    vocab, clusters, numbers = 262144, 2048, TensorInfo((1,), "int32")
+    tensors = {
+        "scores": TensorInfo((1, clusters), "float32"), "x": TensorInfo((1, width), "bfloat16"),
+        "logit_rows": numbers, "weight": TensorInfo((vocab, width), "bfloat16"),
+        "cluster_of": TensorInfo((vocab,), "int32"), "logits": TensorInfo((1, vocab), "float32"),
+    }  # fmt: skip
+    compile_defaults("ClusterLogits", LoweringRequest(tensors, {"read": 32, "unread": -1e9}))
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ FUSED_OPS = frozenset(
     (
         "AbsorbQuery",
         "Capture",
+        "ClusterLogits",
         "DsaCheck",
         "DsaIndexer",
         "DraftInput",

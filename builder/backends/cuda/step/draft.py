@@ -150,8 +150,9 @@ class Drafting:
         )
         graph = placement.graph
         out = graph.output("hidden_out")
-        assert out is not None and graph.head is not None and graph.head.inputs[0] is not None
-        placement.place([*graph.pools, graph.head.inputs[0], out])
+        assert out is not None and graph.head is not None
+        head_inputs = [value for value in graph.head.inputs if value is not None]
+        placement.place([*graph.pools, *head_inputs, out])
         k = self.shape.draft_top_k
         expanded = expand(
             self.parts,

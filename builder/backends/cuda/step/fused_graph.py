@@ -22,7 +22,8 @@ from specbuild.plugins_cuda.opspec import DOMAIN, TensorSpec
 from specbuild.plugins_cuda.registry import op_named
 from specbuild.runtime.engine_dir.manifest import INDEXER_GROUP
 
-HEAD = "RmsHead"
+# The ops that compute logits. ClusterLogits reads those of its clusters from an RmsHead.
+_HEADS = ("RmsHead", "ClusterLogits")
 _POOL_OUTPUTS = ("k_pool.out", "v_pool.out", "c_pool.out", "state_pool.out")
 # The attribute of ops that either commit their rows to states, or leave them to the next launch.
 _STORES = "stores"
@@ -63,7 +64,7 @@ class WeightTensors:
 class FusedGraph:
     """A role's graph after the CUDA passes, which has only ``specbuild::`` nodes.
 
-    The head (``RmsHead``) is separate: each program decides what follows the last layer.
+    The head is separate: each program decides what follows the last layer.
     """
 
     role: str
@@ -80,7 +81,7 @@ class FusedGraph:
     @property
     def head(self) -> ir.Node | None:
         """The node that computes the logits."""
-        return next((node for node in self._nodes if node.op_type == HEAD), None)
+        return next((node for node in reversed(self._nodes) if node.op_type in _HEADS), None)
 
     def body(self, values: Sequence[ir.Value], *, sparse: bool) -> list[ir.Node]:
         """Return the nodes that compute ``values``, in order; ``sparse`` includes DSA's lists."""

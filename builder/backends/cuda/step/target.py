@@ -8,7 +8,6 @@ from typing import Literal
 
 from specbuild.builder.backends.cuda.step.engine_parts import LIST_LIMITS, EngineParts
 from specbuild.builder.backends.cuda.step.fused_graph import (
-    HEAD,
     Placement,
     WeightTensors,
     attributes_of,
@@ -185,7 +184,7 @@ def logits(placement: Placement, outputs: Mapping[str, Tensor] | None = None) ->
     program = placement.program
     outputs = outputs or {"logits": program.scratch("logits", placement.info(head.outputs[0]))}
     arguments = placement.arguments(head)
-    return program.call(HEAD, arguments, attributes_of(head), outputs=outputs)["logits"]
+    return program.call(head.op_type, arguments, attributes_of(head), outputs=outputs)["logits"]
 
 
 def choose(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -156,10 +157,7 @@ def test_missing_tensors_and_wrong_options(draft: Path, target: TargetGeometry) 
     [
         ({"intermediate_size": 96}, None),
         ({"intermediate_size": 80}, "the draft's intermediate_size is 80, but CUDA kernels need"),
-        (
-            {"intermediate_size": 96, "clustered": True},
-            r"reads clusters of its vocabulary \(use_ordered_embeddings\), which only CPU engines",
-        ),
+        ({"intermediate_size": 96, "clustered": True}, None),
     ],
 )
 def test_what_cuda_supports(
@@ -172,3 +170,23 @@ def test_what_cuda_supports(
         return
     with pytest.raises(SpecbuildError, match=message):
         require_cuda_support(target, geometry)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        (
+            {"clusters": 8192, "read_clusters": 32},
+            "head has 32 of 8192 clusters and rows of 32",
+        ),
+        ({"clusters": 2048, "read_clusters": 65}, "CUDA kernels support up to 64 of 4096"),
+    ],
+)
+def test_clusters_that_cuda_does_not_support(
+    tmp_path: Path, target: TargetGeometry, sizes: dict[str, int], message: str
+) -> None:
+    write_assistant(tmp_path, clustered=True, intermediate_size=96)
+    geometry = read_draft(tmp_path, target, strict=True).geometry
+    assert isinstance(geometry, AssistantGeometry)
+    with pytest.raises(SpecbuildError, match=message):
+        require_cuda_support(target, replace(geometry, **sizes))

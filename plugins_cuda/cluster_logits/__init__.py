@@ -1,0 +1,1 @@
+"""Logits of the tokens in the best clusters of a vocabulary."""
