@@ -140,6 +140,7 @@ RUN = {
     ("cpu", "mtp"): "tests/e2e/test_mtp.py",
     ("cpu", "mtp_latents"): "tests/e2e/test_mtp.py",
     ("cpu", "assistant"): "tests/e2e/test_gemma4_assistant.py",
+    ("cpu", "assistant_clusters"): "tests/e2e/test_gemma4_assistant.py",
     ("cuda", "llama"): "benchmarks/results/h200-2026-11-26/dense.txt",
     ("cuda", "qwen3"): "benchmarks/results/h200-2026-11-26/dense.txt",
     ("cuda", "mistral"): _GROUPED_ON_CUDA,
@@ -185,6 +186,7 @@ DRAFTS = {
     "mtp": "MTP layer of the model",
     "mtp_latents": "MTP layer with MLA",
     "assistant": "Gemma 4's assistant",
+    "assistant_clusters": "Gemma 4's assistant with clusters (E2B, E4B)",
 }
 
 
@@ -219,10 +221,14 @@ def drafts_of(target: TargetGeometry) -> dict[str, DraftGeometry]:
         "dflash": dflash,
         "mtp": mtp,
         "mtp_latents": replace(mtp, mla=mla, kv_heads=1, key_width=0),
-        "assistant": ASSISTANT_SYNTH.geometry(
-            named_geometry("gemma-4-31b").target, DraftSizes(vocab=0, inner=0)
-        ),
+        "assistant": assistant_of("gemma-4-31b"),
+        "assistant_clusters": assistant_of("gemma-4-e4b"),
     }
+
+
+def assistant_of(name: str) -> DraftGeometry:
+    """The assistant of a published Gemma 4."""
+    return ASSISTANT_SYNTH.geometry(named_geometry(name).target, DraftSizes(vocab=0, inner=0))
 
 
 def state(backend: str, kind: str, target: TargetGeometry, draft: DraftGeometry | None) -> str:

@@ -40,7 +40,9 @@ class Made:
 def made(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Made]:
-    """Layers that share caches and have inputs of their own; experts beside a feed-forward."""
+    """Layers that share caches and have inputs of their own, with an assistant whose head reads
+    clusters; experts beside a feed-forward, with a plain head.
+    """
     model = SynthModel(
         SynthOptions(
             request.param, acceptance=0.78, draft_kind="gemma4-assistant", prompts=BATCH,

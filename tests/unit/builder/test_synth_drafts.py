@@ -237,6 +237,21 @@ def test_rejects_mtp_for_a_model_without_such_a_layer(tmp_path: Path) -> None:
         write_checkpoints(model, tmp_path / "m", SilentProgress(), force=False)
 
 
+@pytest.mark.parametrize(
+    ("name", "sizes"),
+    [
+        ("gemma-4-e2b", (256, 2048, 32)),
+        ("gemma-4-e4b", (256, 2048, 32)),
+        ("gemma-4-31b", (1024, 0, 0)),
+        ("tiny-gemma4", (256, 256, 32)),
+    ],
+)
+def test_small_assistants_read_clusters(name: str, sizes: tuple[int, int, int]) -> None:
+    draft = model_of(name, "gemma4-assistant").draft
+    assert isinstance(draft, AssistantGeometry)
+    assert (draft.decoder.hidden, draft.clusters, draft.read_clusters) == sizes
+
+
 def test_an_assistant_needs_a_gemma_4() -> None:
     with pytest.raises(
         SpecbuildError, match="--draft-kind gemma4-assistant: a gpt_oss has no assistant"
