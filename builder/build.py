@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -28,6 +28,7 @@ from specbuild.builder.kept_graphs import keep_graphs, require_new_folder
 from specbuild.builder.options import BuildOptions
 from specbuild.builder.progress import Progress
 from specbuild.plugins_cuda.launches import Unsupported
+from specbuild.runtime.engine_dir.geometry import TargetGeometry
 from specbuild.runtime.errors import SpecbuildError
 
 _REPORT_FILE = "build_report.json"
@@ -61,18 +62,26 @@ class BuildReport:
 
 
 def build(
-    options: BuildOptions, progress: Progress, *, checkpoints: Checkpoints | None = None
+    options: BuildOptions,
+    progress: Progress,
+    *,
+    checkpoints: Checkpoints | None = None,
+    check: Callable[[TargetGeometry], None] | None = None,
 ) -> BuildReport:
     """Build the engine directory ``options.output``: read, export, lower, write.
 
-    ``checkpoints`` replace those of ``options.model`` and ``options.draft``. Raises SpecbuildError
-    for a wrong option, checkpoint or disk; then nothing remains except the graphs of
-    ``options.keep_onnx`` if they were complete.
+    ``checkpoints`` replace those of ``options.model`` and ``options.draft``, which are not read.
+    ``check`` is called with the target's geometry before the export, and raises SpecbuildError to
+    refuse it. Raises SpecbuildError for a wrong option, checkpoint or disk; then nothing remains
+    except the graphs of ``options.keep_onnx`` if they were complete.
     """
     backend = backend_of(options.backend)
     own_options = backend.options(options)
     _require_places(options, (options.model, *options.drafts) if checkpoints is None else ())
-    inputs = settled_inputs(options, backend, checkpoints or read_checkpoints(options, progress))
+    checkpoints = checkpoints or read_checkpoints(options, progress)
+    if check is not None:
+        check(checkpoints[0].geometry)
+    inputs = settled_inputs(options, backend, checkpoints)
     for note in inputs.notes(options):
         progress.note(note)
     for warning in inputs.warnings:

@@ -111,12 +111,6 @@ class SpeculativeConfig:
         given = any(getattr(self, name) is not None for name in _settings(kind))
         return given or self.method == kind if enabled is None else enabled
 
-    @property
-    def wants_latents(self) -> bool | None:
-        """Whether the model must have latents; None if unset."""
-        asked = self.enable_mla_kv_compression
-        return True if asked is None and self.mla_latent_dim is not None else asked
-
     def build_options(self) -> dict[str, Any]:
         """Return the options of a build by flat names, for ``BuildOptions.from_flat``."""
         found: dict[str, Any] = {n: getattr(self, n) for n in (*_SPECPV, *_DSA)}

@@ -93,15 +93,10 @@ def build_checked(
 ) -> BuildReport:
     """Build an engine; SpecbuildError if the model does not match its configuration file."""
     from specbuild.builder.build import build
-    from specbuild.builder.inputs import read_checkpoints
 
     if not speculation.drafts:
         options = replace(options, draft=None)
-    checkpoints = None
-    if speculation.wants_latents is not None:
-        checkpoints = read_checkpoints(options, progress)
-        speculation.check_latents(checkpoints[0].geometry)
-    return build(options, progress, checkpoints=checkpoints)
+    return build(options, progress, check=speculation.check_latents)
 
 
 def _draft_path(draft: str, progress: Progress) -> str:

@@ -133,6 +133,16 @@ def test_rejects_latents_that_a_model_lacks_before_the_build(
     assert not output.exists()
 
 
+def test_a_model_with_checked_latents_is_not_replaced(
+    command: Command, text_target: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "latents.yaml"
+    file.write_text("enable_mla_kv_compression: false\n")
+    result = command("build", "--config", file, "--model", text_target, "--output", text_target)
+    assert result.code == 2
+    assert "would replace" in result.err and "--force" not in result.err
+
+
 def test_suffix_decoding_in_a_file() -> None:
     """With a draft, use a separate key; alone, use the method's. Its numbers enable it too."""
     both = SpeculativeConfig(method="eagle3", enable_suffix_decoding=True, suffix_max_tokens=9)
