@@ -2,7 +2,7 @@
 
 Requests and aborts are messages. The engine thread reads them between two turns of the loop.
 Requests with the same draft setting share a loop; the others wait until that loop has finished. The
-thread exits when no request is left.
+thread exits when no request is left, and no program to load before its first use.
 """
 
 from __future__ import annotations
@@ -222,7 +222,10 @@ class Session:
             self._decoder.device_lock.release()
 
     def abort(self, stream: Stream | None = None) -> threading.Event:
-        """Abort a stream, or all streams. The returned flag is set when their pages are free."""
+        """Abort a stream, or all streams. The returned flag is set when their pages are free.
+
+        The abort of all streams also leaves out programs that are not loaded yet.
+        """
         message = _Abort(stream, threading.Event())
         self._post(message)
         return message.done
@@ -366,6 +369,8 @@ class Session:
             if isinstance(message, _Join | _Scoring):
                 self._waiting.append(message)
                 continue
+            if message.stream is None:
+                self._preparation = None
             try:
                 self._leave(message.stream, served)
             finally:

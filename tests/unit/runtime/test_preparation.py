@@ -183,6 +183,24 @@ def test_the_rest_is_left_out_when_the_engine_closes() -> None:
     assert len(loaded(toy)) <= len(steps_of_one()) + 2
 
 
+def test_the_rest_is_left_out_when_all_requests_are_aborted() -> None:
+    """The caller may let the process end without closing the engine, as Dynamo's worker does."""
+    toy = toy_cuda()
+    session, is_reached = toy.engine.session, threading.Event()
+
+    def wait_for_the_abort(name: str) -> None:
+        if name == "prefill@4":
+            is_reached.set()
+            wait_until(lambda: session._inbox)
+
+    before_loads(toy, wait_for_the_abort)
+    session.prepare(DraftSetting(), GREEDY)
+    assert is_reached.wait(60)
+    session.abort().wait(60)
+    wait_until(lambda: session._thread is None)
+    assert loaded(toy)[-1] == "prefill@4"
+
+
 @pytest.mark.parametrize("name", ["step@1.1-3-3.0", "step@2.0-0-0.0"])
 def test_a_damaged_program_fails_only_the_requests_that_need_it(
     name: str, monkeypatch: pytest.MonkeyPatch
