@@ -119,6 +119,8 @@ class DeviceDecoder(Decoder):
             extends=len(shapes) > 1,
             host_chains=host_record is not None,
         )
+        if params.adjusts_steps is not None and self._programs.has_processor_steps:
+            first.append(self._programs.first_token_processor)
         self._executor.use()
         for entry in first:
             self._executor.prepare(entry)

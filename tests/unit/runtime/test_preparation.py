@@ -94,6 +94,20 @@ def test_the_steps_of_one_sequence_come_first_then_prefill_then_batches() -> Non
     assert any(".rows-" in name for name in rest)
 
 
+def test_default_penalties_need_no_program_that_is_not_loaded() -> None:
+    toy = toy_cuda()
+    params = replace(GREEDY, sampling=SamplingParams(repetition_penalty=1.2))
+    preparation = toy.engine.decoder.preparation(DraftSetting(), params)
+    next(preparation)
+    assert set(loaded(toy)) == {*steps_of_one(full_logits=True), "adjust"}
+    before = prepared(toy, DraftSetting(), params)
+    assert before.count("adjust") == 1
+    for ids in ([[1, 2]], [[1, 2], [3], [4, 5, 6]]):
+        run(toy.engine, ids, params)
+    assert "adjust" in toy.device.started
+    assert loaded(toy) == before
+
+
 @pytest.mark.parametrize("shape", [None, SHAPES[1], SHAPES[2]])
 def test_only_the_programs_of_the_setting_are_loaded(shape: Any) -> None:
     toy = toy_cuda()
