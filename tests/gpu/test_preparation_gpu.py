@@ -11,6 +11,7 @@ from example_engine import on_gpu, outputs, records
 from specbuild.runtime.decode.decoder import DraftSetting
 from specbuild.runtime.engine import Engine
 from specbuild.runtime.executors.cuda.executor import CudaExecutor
+from specbuild.runtime.executors.cuda.memory import RESERVE_BYTES
 from specbuild.runtime.request import GenerateParams, Prompt
 
 PARAMS = GenerateParams(max_new_tokens=256, ignore_eos=True)
@@ -41,6 +42,25 @@ def test_the_first_requests_record_no_graph(directory: Path, prompts: list[Promp
         assert before
         assert [outputs(records(engine, prompts[:n], PARAMS)) for n in (1, 2, 8)] == expected
         assert graphs(engine) == before
+
+
+# It runs alone, because other tests allocate memory of the same GPU.
+@pytest.mark.speed
+def test_loaded_programs_fit_into_the_memory_reserved_for_them(directory: Path) -> None:
+    """An engine may fill all other memory, and further programs are loaded at their first use."""
+    with on_gpu(directory) as engine:
+        executor = engine.executor
+        assert isinstance(executor, CudaExecutor)
+        runner = executor.runner
+        executor.use()
+        free_bytes = runner.gpu.free_bytes()
+        prepare(engine)
+        executor.use()
+        used = free_bytes - runner.gpu.free_bytes()
+        entries = [entry for entry in executor.plan.programs if entry.name in graphs(engine)]
+        launches = sum(len(runner.launches(entry)) for entry in entries)
+    print(f"{len(entries)} programs of {launches} launches: {used / 2**20:.1f} MiB of the GPU")
+    assert used < RESERVE_BYTES
 
 
 @pytest.mark.speed
