@@ -18,6 +18,7 @@ from specbuild.runtime.errors import RequestError
 from specbuild.runtime.generate_params import MAX_TOP_LOGPROBS
 from specbuild.runtime.guides.guide import Guide
 from specbuild.runtime.request import GenerateParams, Prompt, Request
+from specbuild.runtime.sampling import served_sampling
 from specbuild.runtime.serve.bridge import Bridge
 from specbuild.runtime.serve.errors import ApiError, engine_error
 from specbuild.runtime.serve.generation import Generation
@@ -114,7 +115,9 @@ class Service:
         self._text_threads = ThreadPoolExecutor(TEXT_THREADS, "specbuild-text")
         self._guide_threads = ThreadPoolExecutor(GUIDE_THREADS, "specbuild-guides")
         engine.isolate_guides()
-        engine.session.prepare(options.setting, engine.default_params)
+        # A request that sets nothing: the server's temperature is not that of the command line.
+        sampling = served_sampling({}, engine.generation_defaults.sampling)
+        engine.session.prepare(options.setting, GenerateParams(sampling=sampling))
         self._num_open = 0
         self._failure: str | None = None
         self._idle = asyncio.Event()

@@ -22,6 +22,7 @@ from specbuild.runtime.decode.decoder import DraftSetting
 from specbuild.runtime.decode.device import flights, stepper
 from specbuild.runtime.draft.policy import MeasuredPolicy, SequenceDepths, StepOutcome
 from specbuild.runtime.engine_dir.drafters.suffix import SuffixRecord
+from specbuild.runtime.engine_dir.generation_defaults import GenerationDefaults
 from specbuild.runtime.engine_dir.manifest import DraftShape
 from specbuild.runtime.errors import SpecbuildError
 from specbuild.runtime.executors.cuda.executor import CudaExecutor
@@ -140,6 +141,15 @@ def test_a_server_that_answers_has_the_steps_of_one_sequence() -> None:
         assert httpx.get(f"{url}/health").status_code == 200
         assert steps_of_one() <= set(loaded(toy))
         assert app.service.failure is None
+
+
+def test_a_server_loads_the_programs_of_its_default_sampling() -> None:
+    """Its temperature is 1 if the checkpoint recommends none, and then top-k needs full logits."""
+    toy = toy_cuda()
+    toy.engine.generation_defaults = GenerationDefaults(top_k=4)
+    with served(toy.engine):
+        wait_until(lambda: toy.engine.session._preparation is None)
+        assert {name for name in loaded(toy) if "@1." in name} == steps_of_one(full_logits=True)
 
 
 def before_loads(toy: ToyCuda, act: Callable[[str], None]) -> None:
