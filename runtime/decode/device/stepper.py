@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from time import perf_counter
 
 from specbuild.runtime.cache.state_snapshots import StateSnapshots
+from specbuild.runtime.decode.device.deferred_fills import DeferredFills
 from specbuild.runtime.decode.device.flights import (
     PromptsInFlight,
     StepInFlight,
@@ -62,7 +63,7 @@ class DeviceStepper:
         proposals: DeviceProposals | None = None,
         snapshots: StateSnapshots | None = None,
     ) -> None:
-        self._executor = executor
+        self._executor = executor = DeferredFills(executor)
         self._proposals = proposals
         self._eos_token_ids = manifest.target.eos_token_ids
         self._programs = programs
