@@ -100,7 +100,8 @@ class Emission:
             sequence.ids[sequence.num_tokens] = token
             sequence.num_tokens += 1
             sequence.logprobs.append(value)
-            reason, text = self._finish_reason(sequence, token)
+            completes = new.completes and i == len(tokens) - 1
+            reason, text = self._finish_reason(sequence, token, completes)
             event = TokenEvent(sequence.index, token, text, i < accepted, value)
             events.append(event)
             if top:
@@ -133,9 +134,12 @@ class Emission:
         return held
 
     def _finish_reason(
-        self, sequence: SequenceState, token: int
+        self, sequence: SequenceState, token: int, completes: bool | None
     ) -> tuple[FinishReason | None, str]:
-        """Return why this token finishes the request, or None, and the text to emit."""
+        """Return why this token finishes the request, or None, and the text to emit.
+
+        ``completes``: whether the guide's output is complete; None to ask the guide.
+        """
         params, stream, guide = sequence.request.params, sequence.text, sequence.guide
         reason: FinishReason | None = None
         if token in self._eos_token_ids and not params.ignore_eos:
@@ -146,9 +150,9 @@ class Emission:
         if stream is not None and (reason is None or params.include_stop_str_in_output):
             text = stream.push(token)
         if reason is None:
-            if (stream is not None and stream.stopped) or (
-                guide is not None and guide.complete(sequence.output)
-            ):
+            if completes is None and guide is not None:
+                completes = guide.complete(sequence.output)
+            if completes or (stream is not None and stream.stopped):
                 reason = "stop"
             elif sequence.num_tokens == sequence.max_tokens:
                 reason = "length"

@@ -24,7 +24,8 @@ class NewTokens:
     An infinite log-probability is unknown. The launch verified ``proposed`` draft tokens. The first
     ``accepted`` tokens are accepted draft tokens. ``top_logprobs`` lists the most likely tokens at
     each position, if the request asks for them. ``allowed`` counts the first tokens that a guide
-    allowed before it failed.
+    allowed before it failed. ``completes``: whether the last token completes the output for the
+    guide, which the tokens before it do not; None if the guide was not asked.
     """
 
     sequence: SequenceState
@@ -33,6 +34,7 @@ class NewTokens:
     top_logprobs: Sequence[TopLogprobs] = ()
     proposed: int = 0
     allowed: int = 0
+    completes: bool | None = None
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,9 @@ Work and memory for compilation and masks are limited, whatever a client sends. 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -59,6 +58,23 @@ class TokenMask:
         np.copyto(logits, REFUSED, where=allowed == 0)
 
 
+class CheckedTokens(NamedTuple):
+    """The result of :meth:`GuideState.check`.
+
+    The guide allows the first ``num_allowed`` tokens. If it ``is_refused``, it does not allow the
+    next one. Otherwise it allows all tokens, or the output ``is_complete`` after the allowed ones,
+    or the guide failed. ``is_only[i]``: at the place of token i the guide allows a single token.
+    The list ends with the refused token, if there is one. ``forced`` are the tokens that must
+    follow the allowed ones.
+    """
+
+    num_allowed: int
+    is_refused: bool
+    is_complete: bool
+    is_only: Sequence[bool]
+    forced: Sequence[int]
+
+
 class GuideState:
     """The state of a grammar for one output, whose tokens are passed with every call.
 
@@ -99,10 +115,13 @@ class GuideState:
         if self._remote_state is not None:
             mask, self.failure = self._remote_state.mask(output), self._remote_state.failure
             return mask
-        with self._timed():
-            if self.complete(output) or self.failure is not None:
-                return None
-            bits = self._matcher.compute_bitmask()
+        started_s = time.thread_time()
+        if self.complete(output) or self.failure is not None:
+            return None
+        bits = self._matcher.compute_bitmask()
+        self._add_time(started_s)
+        if self.failure is not None:
+            return None
         if self._matcher.is_error():
             self._fail()
             return None
@@ -120,8 +139,47 @@ class GuideState:
         """
         if self._remote_state is not None:
             return self._remote_state.allows(output, token)
-        with self._timed():
-            return self._allows(output, token)
+        started_s = time.thread_time()
+        is_allowed = self._allows(output, token)
+        self._add_time(started_s)
+        return is_allowed
+
+    def check(self, output: np.ndarray, tokens: Sequence[int]) -> CheckedTokens:
+        """Check tokens that follow ``output``, up to the first one that :meth:`allows` refuses.
+
+        The allowed tokens are consumed. Only for a state that :attr:`stays_here`.
+        """
+        assert self._remote_state is None, "another process has the state of this output"
+        started_s = time.thread_time()
+        self._follow(output)
+        num_allowed, is_only, is_refused = 0, list[bool](), False
+        while num_allowed < len(tokens) and not self._is_closed and not is_refused:
+            forced, left = self._forced_tokens(), tokens[num_allowed:]
+            if forced:
+                count = _num_equal(forced, left)
+                if count and not self._matcher.consume_tokens(left[:count]):
+                    # The forced tokens are allowed; none can follow them.
+                    num_allowed += count
+            else:
+                count = self._matcher.try_consume_tokens(left[:1])
+            if self._matcher.is_error():
+                self._fail()
+                break
+            is_refused = not count
+            is_only += [bool(forced)] * max(count, 1)
+            if count:
+                self._append(left[:count])
+                num_allowed += count
+        is_closed = self._is_closed
+        is_complete = is_closed and self.failure is None
+        forced_next = [] if is_closed else self._forced_tokens()
+        self._add_time(started_s)
+        return CheckedTokens(num_allowed, is_refused, is_complete, is_only, forced_next)
+
+    @property
+    def _is_closed(self) -> bool:
+        """Whether nothing may follow the consumed tokens."""
+        return self.failure is not None or bool(self._matcher.is_stopped())
 
     def _allows(self, output: np.ndarray, token: int) -> bool | None:
         if self.complete(output) or self.failure is not None:
@@ -132,7 +190,7 @@ class GuideState:
             self._fail()
             return None
         if is_allowed and not forced:
-            self._append(output, np.array([token], np.int32))
+            self._append([token])
         return bool(is_allowed)
 
     def complete(self, output: np.ndarray) -> bool:
@@ -176,16 +234,11 @@ class GuideState:
         if self._remote_state is not None:
             self._remote_state.close()
 
-    @contextmanager
-    def _timed(self) -> Iterator[None]:
-        """Measure the time of a mask, and add the part above the limit to the total."""
-        started_s = time.thread_time()
-        try:
-            yield
-        finally:
-            self._excess_s += max(0.0, time.thread_time() - started_s - MAX_LOCAL_MASK_S)
-            if self.stays_here and self._excess_s > MAX_STAYING_EXCESS_S:
-                self.failure = "its masks take too much time"
+    def _add_time(self, started_s: float) -> None:
+        """Add the part of a call's time above the limit of a mask to the total."""
+        self._excess_s += max(0.0, time.thread_time() - started_s - MAX_LOCAL_MASK_S)
+        if self.stays_here and self._excess_s > MAX_STAYING_EXCESS_S:
+            self.failure = "its masks take too much time"
 
     def _follow(self, output: np.ndarray) -> None:
         if self.failure is not None:
@@ -197,8 +250,9 @@ class GuideState:
         self._num_consumed = num_common
         new = output[num_common:]
         if len(new):
-            self._append(output[:num_common], new)
-            if not self._matcher.consume_tokens(new.tolist()):
+            tokens = new.tolist()
+            self._append(tokens)
+            if not self._matcher.consume_tokens(tokens):
                 self._fail()
 
     def _num_common(self, output: np.ndarray) -> int:
@@ -211,12 +265,12 @@ class GuideState:
         differing = np.flatnonzero(consumed != begin)
         return int(differing[0]) if len(differing) else count
 
-    def _append(self, output: np.ndarray, new: np.ndarray) -> None:
-        """Record that the matcher consumed ``new`` after ``output``."""
-        count = len(output) + len(new)
+    def _append(self, tokens: Sequence[int]) -> None:
+        """Record that the matcher consumed ``tokens`` after the earlier ones."""
+        first, count = self._num_consumed, self._num_consumed + len(tokens)
         if count > len(self._consumed):
             self._consumed = np.concatenate([self._consumed, np.zeros(count, np.int32)])
-        self._consumed[len(output) : count] = new
+        self._consumed[first:count] = tokens
         self._num_consumed, self._forced = count, None
 
     def _fail(self) -> None:
@@ -233,6 +287,12 @@ class Grammar:
     def begin(self) -> GuideState:
         """Return the state of an output without tokens."""
         return GuideState(self._matcher.deep_copy(), self.move)
+
+
+def _num_equal(first: Sequence[int], second: Sequence[int]) -> int:
+    """Return how many tokens both sequences begin with."""
+    count = min(len(first), len(second))
+    return next((i for i in range(count) if first[i] != second[i]), count)
 
 
 def reason_of(matcher: Any) -> str:

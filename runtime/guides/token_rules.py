@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from specbuild.runtime.guides.grammar import Grammar, GuideState, TokenMask
+from specbuild.runtime.guides.grammar import CheckedTokens, Grammar, GuideState, TokenMask
 from specbuild.runtime.guides.reasoning_budget import ReasoningBudget
 from specbuild.runtime.guides.remote import RemoteGrammar
 
@@ -117,6 +117,23 @@ class RuledState(GuideState):
             return allows
         forced = self._rules.forced(output)
         return forced in (None, token) and not self._rules.refuses(output, token)
+
+    def check(self, output: np.ndarray, tokens: Sequence[int]) -> CheckedTokens:
+        """Check tokens that follow ``output``, up to the first one that :meth:`allows` refuses."""
+        is_only: list[bool] = []
+        is_refused, after = False, output
+        for token in tokens:
+            allows = self.allows(after, token)
+            if allows is None:
+                break
+            is_only.append(bool(self.forced(after)))
+            is_refused = not allows
+            if is_refused:
+                break
+            after = np.append(after, np.int32(token))
+        is_complete = self.failure is None and self.complete(after)
+        num_allowed = len(after) - len(output)
+        return CheckedTokens(num_allowed, is_refused, is_complete, is_only, self.forced(after))
 
     def complete(self, output: np.ndarray) -> bool:
         """Return whether no token may continue ``output``."""

@@ -35,8 +35,8 @@ RUNTIME = {
     "draft lossy settings",
     "decode/host": "errors engine_dir cache guides sampling statistics request executors draft "
     "lossy decode settings",
-    "decode/device": "errors engine_dir cache sampling request executors draft lossy decode "
-    "settings",
+    "decode/device": "errors engine_dir cache guides sampling request executors draft lossy "
+    "decode settings",
     "engine_base": "errors engine_dir executors draft decode request text",
     "request_checks": "engine_dir errors generate_params text",
     "engine": "engine_base request_checks errors engine_dir cache guides sampling text request "

@@ -27,11 +27,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
 from specbuild.runtime.decode.device.processor_rows import LogitProcessorRows
 from specbuild.runtime.decode.device.rows import DeviceRows
+from specbuild.runtime.guides.grammar import CheckedTokens
 from specbuild.runtime.request import SequenceState
 
 # One refusal weighs as much as this many allowed tokens.
@@ -44,7 +46,8 @@ _MAX_REFUSAL_WEIGHT = 6 * _REFUSAL_WEIGHT
 class _CheckedSequence:
     """The guide state of a sequence, whose draft lacks its last ``pending`` tokens.
 
-    ``has_chain``: a step in flight has a chain of forced tokens.
+    ``has_chain``: a step in flight has a chain of forced tokens. ``forced`` are the tokens that
+    must follow the output; None if the check of the last tokens did not find them.
     ``refusal_weight`` is the weight of recent refusals, ``masked_steps`` the number of masked steps
     to come. Both have an entry for positions with several allowed tokens, then one for positions
     with a single allowed token.
@@ -52,12 +55,12 @@ class _CheckedSequence:
 
     pending: int = 1
     has_chain: bool = False
+    forced: Sequence[int] | None = None
     refusal_weight: list[int] = field(default_factory=lambda: [0, 0])
     masked_steps: list[int] = field(default_factory=lambda: [0, 0])
 
 
-@dataclass(frozen=True)
-class ReceivedStep:
+class ReceivedStep(NamedTuple):
     """The tokens of one sequence from a step. The first ``num_masked`` of them were masked.
 
     ``extends``: the draft ingested pending tokens in this step. ``extends_later``: it does so in a
@@ -68,6 +71,16 @@ class ReceivedStep:
     num_masked: int
     extends: bool
     extends_later: bool
+
+
+class KeptTokens(NamedTuple):
+    """How many tokens of a step are kept.
+
+    ``completes``: whether the last one completes the output; None if the guide was not asked.
+    """
+
+    num_kept: int
+    completes: bool | None = None
 
 
 class GuideChecks:
@@ -135,7 +148,9 @@ class GuideChecks:
         if not sequence.num_output_tokens:
             return ()
         assert sequence.guide is not None
-        tokens = sequence.guide.forced(sequence.output)
+        tokens = checked.forced
+        if tokens is None:
+            tokens = checked.forced = sequence.guide.forced(sequence.output)
         gains = len(tokens) > 1 or not sequence.valid_steps_in_flight or checked.refusal_weight[1]
         return tokens if gains else ()
 
@@ -188,13 +203,13 @@ class GuideChecks:
             if not is_last:
                 self._rows.set_needs_mask(sequence, needs_mask=True)
 
-    def received(self, sequence: SequenceState, step: ReceivedStep) -> int:
+    def received(self, sequence: SequenceState, step: ReceivedStep) -> KeptTokens:
         """Return how many tokens the guide allows; roll the sequence back if it refuses one."""
-        checked, tokens = self._checked[sequence.index], step.tokens
-        checked.has_chain = False
-        assert sequence.guide is not None
-        if sequence.guide.failure is not None:
-            return 0
+        checked, tokens, guide = self._checked[sequence.index], step.tokens, sequence.guide
+        checked.has_chain, checked.forced = False, None
+        assert guide is not None
+        if guide.failure is not None:
+            return KeptTokens(0)
         pending = 0 if step.extends else checked.pending
         # A step with a host proposal may emit more than the draft's buffer holds.
         checked.pending = min(pending + len(tokens), self._rows.max_pending)
@@ -204,8 +219,13 @@ class GuideChecks:
                 checked, _is_forced(sequence, tokens)
             ):
                 self._rows.set_step_kind(sequence, uses_logit_processor=False)
-            return len(tokens)
-        num_allowed, needs_mask = self._check_tokens(sequence, checked, step)
+            return KeptTokens(len(tokens))
+        result = guide.check(sequence.output, tokens)
+        num_allowed = result.num_allowed
+        if guide.failure is not None:
+            return KeptTokens(num_allowed)
+        checked.forced = result.forced
+        needs_mask = _takes_masked_step(checked, result, step.num_masked)
         if sequence.needs_mask and num_allowed == len(tokens):
             # Nothing that counts is in flight after a masked step that more follow.
             self._rows.set_needs_mask(sequence, needs_mask=needs_mask)
@@ -221,36 +241,7 @@ class GuideChecks:
                 self._rows.set_needs_mask(sequence, needs_mask=True)
             else:
                 self._rows.set_step_kind(sequence, uses_logit_processor=True)
-        return num_allowed
-
-    def _check_tokens(
-        self, sequence: SequenceState, checked: _CheckedSequence, step: ReceivedStep
-    ) -> tuple[int, bool]:
-        """Return how many tokens the guide allows, and whether a masked step follows."""
-        guide, output, tokens = sequence.guide, sequence.output, step.tokens
-        assert guide is not None
-        for num_allowed, token in enumerate(tokens):
-            allows = guide.allows(_appended(output, tokens[:num_allowed]), token)
-            if allows is None:
-                # The output is complete, or the guide failed.
-                return num_allowed if guide.failure else len(tokens), False
-            # That a mask allows a token says nothing of the model's choice.
-            is_masked = num_allowed < step.num_masked
-            if allows and (is_masked or not any(checked.refusal_weight)):
-                continue
-            forced = _is_forced(sequence, tokens[:num_allowed])
-            if not allows:
-                refusal_weight = min(
-                    checked.refusal_weight[forced] + _REFUSAL_WEIGHT, _MAX_REFUSAL_WEIGHT
-                )
-                checked.refusal_weight[forced] = refusal_weight
-                checked.masked_steps[forced] = 1 << refusal_weight // _REFUSAL_WEIGHT - 1
-                return num_allowed, _use_masked_step(checked, forced)
-            checked.refusal_weight[forced] = max(0, checked.refusal_weight[forced] - 1)
-        takes_masked_step = any(checked.masked_steps) and _use_masked_step(
-            checked, _is_forced(sequence, tokens)
-        )
-        return len(tokens), takes_masked_step
+        return KeptTokens(num_allowed, result.is_complete)
 
     def _roll_back(
         self, sequence: SequenceState, allowed_tokens: Sequence[int], pending: int
@@ -273,6 +264,23 @@ def _appended(output: np.ndarray, tokens: Sequence[int]) -> np.ndarray:
     if not len(tokens):
         return output
     return np.concatenate([output, np.array(tokens, np.int32)])
+
+
+def _takes_masked_step(checked: _CheckedSequence, result: CheckedTokens, num_masked: int) -> bool:
+    """Update the weight of refusals; return whether a masked step follows."""
+    num_allowed, weight = result.num_allowed, checked.refusal_weight
+    if any(weight):
+        # That a mask allows a token says nothing of the model's choice.
+        for is_only in result.is_only[num_masked:num_allowed]:
+            weight[is_only] = max(0, weight[is_only] - 1)
+    if result.is_refused:
+        is_only = result.is_only[num_allowed]
+        weight[is_only] = min(weight[is_only] + _REFUSAL_WEIGHT, _MAX_REFUSAL_WEIGHT)
+        checked.masked_steps[is_only] = 1 << weight[is_only] // _REFUSAL_WEIGHT - 1
+        return _use_masked_step(checked, is_only)
+    if result.is_complete or not any(checked.masked_steps):
+        return False
+    return _use_masked_step(checked, bool(result.forced))
 
 
 def _use_masked_step(checked: _CheckedSequence, forced: bool) -> bool:

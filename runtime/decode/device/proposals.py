@@ -48,26 +48,32 @@ class DeviceProposals:
         Tokens of the drafter follow those that the steps ``in_flight`` may emit, forced tokens
         those that the host has read. Nothing is proposed if no step program has enough rows.
         """
-        rows = context.rows or context.batch
-        unread = max_unread_tokens(sequences, in_flight)
         free = [b for b, sequence in enumerate(sequences) if sequence.guide is None]
         free = [] if self._drafter is None else free
+        # A chain that a guide may refuse is not proposed. After a refusal the draft ingests tokens
+        # from the refused one on, and its buffer must still hold them.
+        tokens: list[Sequence[int]] = [()] * len(sequences)
+        is_checked = [self._forces_rows and s in checks for s in sequences]
+        if any(is_checked):
+            tokens = [
+                checks.forced(s) if c else () for s, c in zip(sequences, is_checked, strict=True)
+            ]
+        if not free and not any(tokens):
+            return replace(context, proposals_wait=False)
+        rows = context.rows or context.batch
+        unread = max_unread_tokens(sequences, in_flight)
         context = replace(
             context,
             has_unread_tokens=any(unread[b] for b in free),
             proposals_wait=bool(free),
         )
-        forced = [self._forces_rows and s in checks for s in sequences]
-        full_logits = context.full_logits or any(forced)
+        full_logits = context.full_logits or any(is_checked)
         longest, most = self._programs.host_chain_limits(batch=rows, full_logits=full_logits)
-        if not longest or not (free or any(forced)):
+        if not longest:
             return context
         max_tokens = [
             min(s.tokens_left - 1, longest + n) for s, n in zip(sequences, unread, strict=True)
         ]
-        # A chain that a guide may refuse is not proposed. After a refusal the draft ingests tokens
-        # from the refused one on, and its buffer must still hold them.
-        tokens: list[Sequence[int]] = [()] * len(sequences)
         probs: list[tuple[float, ...]] = [()] * len(sequences)
         if free and self._drafter is not None:
             proposal = self._drafter.propose_chains(
@@ -77,14 +83,15 @@ class DeviceProposals:
                 free, proposal.tokens, proposal.cumulative_probs, strict=True
             ):
                 tokens[b], probs[b] = chain, of_chain
-        for b, (sequence, is_forced) in enumerate(zip(sequences, forced, strict=True)):
-            if is_forced:
+        for b, sequence in enumerate(sequences):
+            if is_checked[b] and tokens[b]:
                 max_forced = max(min(sequence.tokens_left - 1, longest), 0)
-                tokens[b] = checks.forced(sequence)[:max_forced]
+                tokens[b] = tokens[b][:max_forced]
                 probs[b] = (1.0,) * len(tokens[b])
         self._sequences, self._proposal = sequences, HostProposal(tokens, tuple(probs))
         read = [
-            c if is_forced else c[n:] for c, n, is_forced in zip(probs, unread, forced, strict=True)
+            c if is_forced else c[n:]
+            for c, n, is_forced in zip(probs, unread, is_checked, strict=True)
         ]
         depths = likeliest_depths(read, most)
         probs_by_depth = tuple(c[:depth] for c, depth in zip(read, depths, strict=True))
@@ -149,8 +156,9 @@ def host_chain_values(entry: ProgramEntry, chains: Mapping[int, Sequence[int]]) 
     counts = np.ones(entry.batch, np.int32)
     tokens = np.zeros((entry.batch, entry.draft_tokens + 1), np.int32)
     for row, chain in chains.items():
-        counts[row] += len(chain)
-        tokens[row, 1 : 1 + len(chain)] = chain
+        if len(chain):
+            counts[row] += len(chain)
+            tokens[row, 1 : 1 + len(chain)] = chain
     return np.concatenate([counts, tokens.reshape(-1)])
 
 

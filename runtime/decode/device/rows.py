@@ -101,7 +101,7 @@ class DeviceRows:
 
     def row_of(self, sequence: SequenceState) -> int:
         """Return the row of a sequence."""
-        return next(i for i, other in enumerate(self.sequences) if other is sequence)
+        return self.sequences.index(sequence)
 
     def admit(self, sequence: SequenceState) -> None:
         """Give a sequence the next row. Steps skip it until :meth:`begin`."""

@@ -19,7 +19,7 @@ from specbuild.runtime.decode.device.flights import (
     outcome_of,
     top_logprobs_of,
 )
-from specbuild.runtime.decode.device.guide_checks import GuideChecks, ReceivedStep
+from specbuild.runtime.decode.device.guide_checks import GuideChecks, KeptTokens, ReceivedStep
 from specbuild.runtime.decode.device.pages import DevicePages
 from specbuild.runtime.decode.device.prefill_rows import PromptRows, prefill_arrays, sampling_arrays
 from specbuild.runtime.decode.device.processor_rows import (
@@ -64,9 +64,8 @@ class DeviceStepper:
         snapshots: StateSnapshots | None = None,
     ) -> None:
         self._executor = executor = DeferredFills(executor)
-        self._proposals = proposals
+        self._proposals, self._programs = proposals, programs
         self._eos_token_ids = manifest.target.eos_token_ids
-        self._programs = programs
         self._groups = tuple(group.name for group in manifest.cache_groups)
         self._rows = DeviceRows(executor, self._groups)
         self._pages = DevicePages(self._rows, manifest, snapshots)
@@ -295,8 +294,7 @@ class DeviceStepper:
             check_token_count(flight, result, row)
             for mode, mode_request in zip(self._modes, flight.mode_requests, strict=True):
                 mode.received(sequence, mode_request, result, row)
-            kept = self._count_kept(flight, sequence, row, result.tokens[row][:count])
-            allowed = kept if sequence in self._checks else 0
+            kept, completes = self._kept(flight, sequence, row, result.tokens[row][:count])
             if not kept and sequence.guide is not None and sequence.guide.failure is None:
                 count_discarded(sequence, proposed)
                 continue
@@ -314,7 +312,8 @@ class DeviceStepper:
                 accepted=num_accepted,
                 top_logprobs=top_logprobs_of(flight.top_logprobs, sequence, row, kept),
                 proposed=proposed,
-                allowed=allowed,
+                allowed=kept if sequence in self._checks else 0,
+                completes=completes,
             )
             self._new_tokens.append(new)
         if not self._new_tokens or flight.pending is None:
@@ -323,26 +322,27 @@ class DeviceStepper:
             self._proposals.record(verified)
         return LaunchResult(self._new_tokens, outcome_of(flight, self._new_tokens, depths, step_s))
 
-    def _count_kept(
+    def _kept(
         self, flight: StepInFlight, sequence: SequenceState, row: int, tokens: Sequence[int]
-    ) -> int:
+    ) -> KeptTokens:
         """Return how many tokens of a step are kept: all of them without a guide."""
         num_masked = flight.num_masked.get(row, 0)
         is_counted = num_masked and flight.ahead.proposal_lengths is None
         if is_counted and sequence.guide is not None and not sequence.replay_remaining:
             sequence.counters.mask(1)
         if sequence not in self._checks:
-            return len(tokens)
+            return KeptTokens(len(tokens))
         step = ReceivedStep(tokens, num_masked, flight.extends, self._ingests(sequence))
-        num_kept = self._checks.received(sequence, step)
+        kept = self._checks.received(sequence, step)
         if sequence.needs_mask:
             # After a rollback the draft may lack more tokens than the steps in flight leave.
             self._pending = max(self._pending, self._checks.pending_of(sequence))
-        return num_kept
+        return kept
 
     def _ingests(self, sequence: SequenceState) -> bool:
         """Return whether the draft ingests the pending tokens of a sequence in a step in flight."""
-        steps = (step for step in self._flights if isinstance(step, StepInFlight) and step.extends)
+        flights = self._flights if self._checks.has_draft else ()
+        steps = (step for step in flights if isinstance(step, StepInFlight) and step.extends)
         return any(sequence in step.ahead.rows.values() for step in steps)
 
     def after_emit(self) -> None:

@@ -6,9 +6,12 @@ each mask, are therefore known.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -23,6 +26,7 @@ from toy_language import LETTERS, Language, decode_masked, guided_engine, knowin
 from toy_model import EOS, VOCAB, choose, target_logits
 
 from specbuild.runtime.engine_dir.manifest import DraftShape
+from specbuild.runtime.guides.grammar import GuideState
 from specbuild.runtime.guides.guide import Guide
 from specbuild.runtime.request import GenerateParams
 from specbuild.runtime.sampling import SamplingParams
@@ -223,6 +227,36 @@ def test_a_rejected_end_token_does_not_end_the_sequence() -> None:
     for shape in SHAPES:
         ran = run(knowing_letters(toy_cuda().engine), PROMPTS[:1], guided, speculation=shape)
         assert ran.ids == [output]
+
+
+def test_a_step_asks_the_guide_once_for_each_sequence() -> None:
+    """The check of a step's tokens also tells which tokens are forced, and whether any may follow.
+
+    Each call of the guide takes the host microseconds, which the device may have to wait for.
+    """
+    kinds = [FREE] * 20
+    sampling = next(
+        sampling
+        for seed in range(1000)
+        if not form(PROMPTS[0], sampling := SamplingParams(0.9, seed=seed), kinds)[2]
+    )
+    language, output, _ = form(PROMPTS[0], sampling, kinds)
+    toy, calls = toy_cuda(), Counter[str]()
+    with ExitStack() as patches:
+        for name in ("check", "complete", "forced", "allows"):
+            method = getattr(GuideState, name)
+
+            def counted(*args: object, name: str = name, method=method) -> object:
+                calls[name] += 1
+                return method(*args)
+
+            patches.enter_context(patch.object(GuideState, name, counted))
+        guided = params_of(sampling, guide=language.guide)
+        ran = run(knowing_letters(toy.engine), PROMPTS[:1], guided, speculation=None)
+    assert ran.ids == [output]
+    # The first token comes from the prompt, with a mask.
+    assert calls["check"] == len(output) - 1
+    assert calls["complete"] + calls["forced"] + calls["allows"] <= 4
 
 
 def recorded_pairs(toy: ToyCuda) -> dict[int, tuple[int, float]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from specbuild.runtime.engine_dir.manifest import DraftShape
 from specbuild.runtime.errors import RequestError
 from specbuild.runtime.guides.compiler import GrammarCompiler, Vocabulary
 from specbuild.runtime.guides.guide import MAX_GUIDE_BYTES, Guide
+from specbuild.runtime.guides.token_rules import RuledGrammar
 from specbuild.runtime.request import GenerateParams, SequenceState
 from specbuild.runtime.sampling import SamplingParams
 
@@ -312,3 +314,46 @@ def test_allows_agrees_with_the_mask(guide: Guide) -> None:
             output = np.append(output, np.int32(random.choice(allowed)))
         assert len(output) == 30 or other.allows(output, 0) is None
     assert forced
+
+
+@pytest.mark.parametrize("guide", FORMS, ids=lambda guide: guide.kind)
+def test_check_agrees_with_allows(guide: Guide) -> None:
+    """For tokens of which one is not allowed, and tokens after the end of the output."""
+    path = Path(__file__).parents[3] / "examples" / "tiny-gpt-oss" / "target"
+    config = json.loads((path / "config.json").read_text())
+    size, end = config["vocab_size"], config["eos_token_id"]
+    tokenizer = (path / "tokenizer.json").read_text()
+    grammar = GrammarCompiler(Vocabulary(tokenizer, size, (end,))).compile(guide)
+    ruled = RuledGrammar(grammar, size, [(7, 9)])
+    random, seen = np.random.default_rng(4), Counter[str]()
+    for begin in (grammar.begin, grammar.begin, ruled.begin):
+        state, other, walk = begin(), begin(), np.zeros(0, np.int32)
+        while len(walk) < 40 and (mask := other.mask(walk)) is not None:
+            allowed = [token for token in range(size) if mask.allows(token)]
+            walk = np.append(walk, np.int32(random.choice(allowed)))
+        start = 0
+        while start < len(walk):
+            tokens = walk[start : start + int(random.integers(1, 9))].tolist()
+            if random.random() < 0.5:
+                tokens[int(random.integers(len(tokens)))] = int(random.integers(size))
+            if random.random() < 0.3:
+                tokens += [int(random.integers(size))]
+            output, only, refused = walk[:start], [], False
+            for token in tokens:
+                allows = other.allows(output, token)
+                if allows is None:
+                    break
+                only.append(bool(other.forced(output)))
+                refused = not allows
+                if refused:
+                    break
+                output = np.append(output, np.int32(token))
+            result = state.check(walk[:start], tokens)
+            count = len(output) - start
+            assert (result.num_allowed, result.is_refused) == (count, refused)
+            assert list(result.is_only) == only and list(result.forced) == other.forced(output)
+            assert result.is_complete == other.complete(output)
+            seen.update(refused=refused, complete=result.is_complete, several=count > 1)
+            start += int(random.integers(1, 5))
+    assert seen["refused"] and seen["several"]
+    assert seen["complete"] or guide.kind in ("json", "grammar")
