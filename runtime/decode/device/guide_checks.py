@@ -163,9 +163,9 @@ class GuideChecks:
         """Mask rows of an ordinary step where needed, and let chains of forced tokens decide.
 
         Return how many tokens of a row were forced or masked, for rows with such tokens. A mask
-        takes the host longer than anything else does. So the token after a chain has one only if
-        the guide refused a token recently. ``ingests``: the draft ingests the pending tokens of a
-        sequence in a step in flight.
+        takes the host longer than anything else does. The guide allows several tokens after a
+        chain, so that place has a mask only if the guide recently refused a token at such a place.
+        ``ingests``: the draft ingests the pending tokens of a sequence in a step in flight.
         """
         num_masked: dict[int, int] = {}
         if not self._checked:
@@ -179,7 +179,7 @@ class GuideChecks:
             if discards:
                 checked.pending = 0 if ingests(sequence) else checked.pending
                 self._roll_back(sequence, (), checked.pending)
-            is_masked = sequence.needs_mask or any(checked.refusal_weight)
+            is_masked = bool(checked.refusal_weight[0]) or (sequence.needs_mask and not len(chain))
             self._processors.write_mask(sequence, row, chain, masks=is_masked)
             if discards or sequence.needs_mask:
                 # A discarded step may have ended the output.

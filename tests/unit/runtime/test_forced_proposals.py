@@ -185,6 +185,22 @@ def test_masks_are_computed_after_rejections_only() -> None:
     assert {len(call.args[1]) for call in masks.call_args_list} == {0}
 
 
+def test_refused_forced_tokens_need_no_mask_of_a_choice() -> None:
+    """The model misses every forced token, and all of its choices are allowed."""
+    kinds = ([FREE] * 3 + [LED] + [FREE] * 2 + [LED] * 5) * 3
+    forms = (form(PROMPTS[0], SamplingParams(0.9, seed=seed), kinds) for seed in range(2000))
+    seed, (language, output, _) = next(
+        (seed, each) for seed, each in enumerate(forms) if each[2] == kinds.count(LED)
+    )
+    guided = params_of(SamplingParams(0.9, seed=seed), guide=language.guide)
+    toy = offering(drafted=False)
+    with patch.object(GuideState, "mask", autospec=True, side_effect=GuideState.mask) as masks:
+        ran = run(knowing_letters(toy.engine), PROMPTS[:1], guided)
+    assert ran.ids == [output]
+    places = {len(call.args[1]) for call in masks.call_args_list}
+    assert {kinds[place] for place in places - {0}} <= {LED}
+
+
 @examples(6)
 @example([FREE, FREE, LED, FREE, FREE, REFUSED, LED, FREE, FREE, FREE], 6, 1, 11)
 @given(
