@@ -3,6 +3,11 @@
 The same prompts run with and without a schema, in direct succession, with drafts. The result is
 decoded tokens per wall and CPU second, from the first token of an output to its last. One schema
 forces half of an output; the other has two long texts and forces few tokens.
+
+A last pair of rounds is not part of the rates. On CUDA engines it states where the time of the
+decoding thread goes, without and with the schema: the wait for the device, the calls that queue its
+work, and the guide. It also counts launches by program, and the steps of a sequence whose tokens
+were discarded or masked.
 """
 
 from __future__ import annotations
@@ -10,13 +15,20 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
+from typing import Any
+from unittest.mock import patch
 
+from specbuild.runtime.decode.device import stepper as device_stepper
 from specbuild.runtime.engine import Engine
 from specbuild.runtime.engine_dir.manifest import DraftShape
+from specbuild.runtime.executors.executor import DeviceExecutor
+from specbuild.runtime.guides.grammar import GuideState
 from specbuild.runtime.guides.guide import Guide
 from specbuild.runtime.records import RunRecord
 from specbuild.runtime.request import FinishEvent, GenerateParams, Prompt
@@ -67,6 +79,78 @@ class _Outputs:
         return sum(len(record.output_ids) - 1 for record in self.records) / seconds
 
 
+class _Anatomy:
+    """Seconds of the decoding thread by part, and counts of calls, of a round."""
+
+    def __init__(self) -> None:
+        self.seconds: Counter[str] = Counter()
+        self.counts: Counter[str] = Counter()
+        self.programs: Counter[str] = Counter()
+        self._is_timed = False
+
+    def timed(self, part: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the function, timed where it is not called by another timed one."""
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if self._is_timed:
+                return function(*args, **kwargs)
+            self._is_timed, started_s = True, time.perf_counter()
+            try:
+                return function(*args, **kwargs)
+            finally:
+                self._is_timed = False
+                self.seconds[part] += time.perf_counter() - started_s
+                self.counts[part] += 1
+
+        return call
+
+    @contextmanager
+    def observing(self, executor: DeviceExecutor) -> Iterator[None]:
+        """Time the calls of the executor and of guides."""
+        count_discarded, start = device_stepper.count_discarded, executor.start
+
+        def discarded(*args: Any) -> None:
+            self.counts["discarded"] += 1
+            count_discarded(*args)
+
+        def started(entry: Any, step: int | None = None) -> None:
+            self.programs[entry.name] += 1
+            start(entry, step)
+
+        queue = {name: getattr(executor, name) for name in ("write", "fill", "copy", "fetch")}
+        guide = ("mask", "check", "allows", "forced", "complete")
+        with ExitStack() as patches:
+            patches.enter_context(patch.object(device_stepper, "count_discarded", discarded))
+            for part, name, function in (
+                ("wait", "wait_step", executor.wait_step),
+                ("launch", "start", started),
+                *(("queue", name, function) for name, function in queue.items()),
+            ):
+                patches.enter_context(patch.object(executor, name, self.timed(part, function)))
+            for name in guide:
+                function = self.timed(f"guide.{name}", getattr(GuideState, name))
+                patches.enter_context(patch.object(GuideState, name, function))
+            yield
+
+    def result(self, outputs: _Outputs) -> dict[str, object]:
+        """Return the parts, in microseconds and calls per step of the device."""
+        steps = self.counts["wait"]
+        return {
+            "device_steps": steps,
+            "us_per_step": round(1e6 * outputs.wall_s / steps, 1),
+            "parts_us_per_step": {
+                name: round(1e6 * seconds / steps, 1)
+                for name, seconds in sorted(self.seconds.items())
+            },
+            "calls_per_step": {
+                name: round(self.counts[name] / steps, 2) for name in sorted(self.seconds)
+            },
+            "discarded_steps": self.counts["discarded"],
+            "masks": self.counts["guide.mask"],
+            "programs": dict(self.programs.most_common()),
+        }
+
+
 def main() -> None:
     """Measure alternately, and print the results."""
     parser = argparse.ArgumentParser(
@@ -108,6 +192,13 @@ def _measured(
         pair = [_decoded(engine, prompts, params, args) for params in (plain, guided)]
         if number:  # The first pair measures the draft's costs, and compiles the schema.
             pairs.append(pair)
+    anatomies = []
+    if isinstance(engine.executor, DeviceExecutor):
+        for params in (plain, guided):
+            anatomy = _Anatomy()
+            with anatomy.observing(engine.executor):
+                observed = _decoded(engine, prompts, params, args)
+            anatomies.append(anatomy.result(observed))
     outputs = pairs[-1][1].records
     tokens = sum(len(record.output_ids) for record in outputs)
     return {
@@ -132,6 +223,11 @@ def _measured(
         "ratio_per_sequence": median(b.per_sequence / a.per_sequence for a, b in pairs),
         "ratio": median(b.per_s(b.wall_s) / a.per_s(a.wall_s) for a, b in pairs),
         "cpu_ratio": median(b.per_s(b.cpu_s) / a.per_s(a.cpu_s) for a, b in pairs),
+        "cpu_us_per_token": [
+            round(median(1e6 / side.per_s(side.cpu_s) for side in each), 1)
+            for each in zip(*pairs, strict=True)
+        ],
+        "anatomy": anatomies,
     }
 
 
