@@ -14,7 +14,7 @@ from random import Random
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from left_out import examples
 from test_guide_limits import vocabulary
@@ -274,6 +274,10 @@ def test_a_guide_with_slow_masks_moves_to_another_process(
 
 
 @examples(8)
+@example(
+    Language(({0: 1}, {0: 2}, {0: 3}, {0: 0}), frozenset({3})),
+    SamplingParams(0.0), None, [1], True, True,
+)  # fmt: skip
 @given(
     languages(), samplings, st.sampled_from(SHAPES),
     st.lists(st.integers(1, 4), min_size=1, max_size=3), st.booleans(), st.booleans(),
@@ -293,6 +297,8 @@ def test_outputs_with_late_masks_equal_masked_decoding(
     with pytest.MonkeyPatch.context() as patch:
         # Each mask takes a tenth of a second too long: some move behind others.
         patch.setattr(grammar, "MAX_LOCAL_MASK_S", -0.1)
+        # Guides that cannot move make up to three calls for each token.
+        patch.setattr(grammar, "MAX_STAYING_EXCESS_S", 10.0)
         late = late_engine(engine, delays, moves=moves)
         ran = run(late, PROMPTS, each, speculation=shape)
     assert ran.ids == [decode_masked(*of) for of in zip(PROMPTS, each, known, strict=True)]
