@@ -32,8 +32,7 @@ __device__ __forceinline__ uint32_t shifted(uint32_t word) {
 }
 
 // Convert a byte to a float: it becomes the lowest mantissa bits of 2^23.
-template <int place>
-__device__ __forceinline__ float byte_to_float(uint32_t word) {
+__device__ __forceinline__ float byte_to_float(uint32_t word, int place) {
   return __uint_as_float(__byte_perm(word, 0x4B000000u, 0x7540u + place)) - 8388608.0f;
 }
 // Convert a byte 128 + n to n.
@@ -41,14 +40,20 @@ __device__ __forceinline__ float signed_byte_to_float(uint32_t word, int place) 
   return __uint_as_float(__byte_perm(word, 0x4B000000u, 0x7540u + place)) - 8388736.0f;
 }
 
-// Multiply a bf16 pair by a float, or multiply and add with one rounding (fma) in fp32; then round
-// to bf16.
+// Multiply a bf16 pair by a float in fp32, then round to bf16.
 __device__ __forceinline__ uint32_t scaled_pair(uint32_t pair, float scale) {
   return pack_bf16x2(bf16_low_to_float(pair) * scale, bf16_high_to_float(pair) * scale);
 }
+
+// An integer in the lowest ten bits of an fp16 number is this number of subnormal units. Their
+// conversion to fp32 is exact and takes one instruction, without masks and without an offset.
+constexpr float kUnitsOfF16 = 16777216.0f;  // 2^24
+
+// Multiply an fp16 pair by a float and add another, with one rounding (fma) in fp32; then round to
+// bf16.
 __device__ __forceinline__ uint32_t fused_pair(uint32_t pair, float scale, float addend) {
-  return pack_bf16x2(fmaf(bf16_low_to_float(pair), scale, addend),
-                     fmaf(bf16_high_to_float(pair), scale, addend));
+  const float2 values = unpack_f16x2(pair);
+  return pack_bf16x2(fmaf(values.x, scale, addend), fmaf(values.y, scale, addend));
 }
 
 // fp16 scales of rows g and g + 8 as sums of two bf16. This is exact, because fp16 has eleven bits

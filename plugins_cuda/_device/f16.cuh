@@ -22,6 +22,11 @@ inline float2 unpack_f16x2(uint32_t bits) {
   return make_float2(static_cast<float>(pair[0]), static_cast<float>(pair[1]));
 }
 
+inline uint32_t sub_f16x2(uint32_t a, uint32_t b) {
+  const float2 from = unpack_f16x2(a), by = unpack_f16x2(b);
+  return pack_f16x2(from.x - by.x, from.y - by.y);
+}
+
 // Convert two e4m3 values in the lower 16 bits.
 __device__ inline uint32_t e4m3x2_to_f16x2(uint32_t pair) {
   const auto value = [](uint32_t code) {
@@ -54,6 +59,12 @@ __device__ __forceinline__ float2 unpack_f16x2(uint32_t bits) {
       : "=f"(pair.x), "=f"(pair.y)
       : "r"(bits));
   return pair;
+}
+
+__device__ __forceinline__ uint32_t sub_f16x2(uint32_t a, uint32_t b) {
+  uint32_t difference;
+  asm("sub.rn.f16x2 %0, %1, %2;" : "=r"(difference) : "r"(a), "r"(b));
+  return difference;
 }
 
 // Convert two e4m3 values in the lower 16 bits, exactly.

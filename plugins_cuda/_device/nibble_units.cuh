@@ -14,6 +14,26 @@ __device__ __forceinline__ uint32_t nibble_pair(uint32_t word) {
   return (word >> (4 * pair) & 0x000F000Fu) | 0x43004300u;
 }
 
+// The four pairs of a word as subnormal fp16 numbers. The values of odd pairs are four bits higher,
+// which saves shifts: two pairs share one.
+template <int pair>
+__device__ __forceinline__ uint32_t nibble_units(uint32_t word) {
+  return word >> (8 * (pair / 2)) & (pair % 2 ? 0x00F000F0u : 0x000F000Fu);
+}
+
+// A scale for the values of such pairs. Powers of two are exact factors, so that a product and its
+// rounding are those of the value and the scale.
+struct UnitScale {
+  float even, odd;
+
+  __device__ __forceinline__ explicit UnitScale(float of_units)
+      : even(of_units), odd(of_units * 0.0625f) {}
+  template <int pair>
+  __device__ __forceinline__ float of() const {
+    return pair % 2 ? odd : even;
+  }
+};
+
 // Units of one piece: a word of eight values for each block and row.
 template <int scale_bytes, int scale_words>
 struct NibbleUnits : QuantizedUnits<1, scale_bytes, scale_words> {
@@ -68,8 +88,15 @@ struct Int4Units : NibbleUnits<(group == 32 ? 80 : 48) + Scales::kFreeBytes, 1> 
 // The fifth bits of a pair, in place; they are the lane's word 1.
 template <int block, int row, int pair, class Held>
 __device__ __forceinline__ uint32_t fifth_bits(const Held& held) {
-  constexpr int place = pair + 4 * row + 8 * block;
-  return shifted<4 - place>(held.template own<1>()) & 0x00100010u;
+  constexpr int place = pair + 4 * row + 8 * block, to = pair % 2 ? 8 : 4;
+  return shifted<to - place>(held.template own<1>()) & (0x00010001u << to);
+}
+
+// The values of a pair of four or five bits, as nibble_units().
+template <bool fifth, int block, int row, int pair, class Held>
+__device__ __forceinline__ uint32_t few_bits(const Held& held, uint32_t word) {
+  if constexpr (fifth) return nibble_units<pair>(word) | fifth_bits<block, row, pair>(held);
+  return nibble_units<pair>(word);
 }
 
 // Q4_1 and Q5_1: an fp16 scale and an fp16 minimum per 32 columns.
@@ -89,15 +116,13 @@ struct MinimumUnits : NibbleUnits<bits == 5 ? 272 : 144, bits == 5 ? 2 : 1> {
     const float2 minima = unpack_f16x2(held.template word<0>(2 + block));
     Base::template decode_words<block>(
         held, first, second, [&](auto row, uint32_t word, uint32_t (&pairs)[4]) {
-          const float scale = row.value ? scales.y : scales.x;
+          const UnitScale scale((row.value ? scales.y : scales.x) * kUnitsOfF16);
           const float minimum = row.value ? minima.y : minima.x;
           each_pair([&](auto i) {
-            uint32_t codes = nibble_pair<decltype(i)::value>(word);
-            if constexpr (kFifth) {
-              codes |= fifth_bits<block, decltype(row)::value, decltype(i)::value>(held);
-            }
-            codes = add_bf16x2(codes, 0xC300C300u);
-            pairs[i.value] = fused_pair(codes, scale, minimum);
+            constexpr int pair = decltype(i)::value;
+            pairs[pair] =
+                fused_pair(few_bits<kFifth, block, decltype(row)::value, pair>(held, word),
+                           scale.template of<pair>(), minimum);
           });
         });
   }
@@ -119,23 +144,23 @@ struct KUnits : NibbleUnits<bits == 5 ? 256 : 128, bits == 5 ? 2 : 1> {
   template <int block, class Held>
   static __device__ __forceinline__ void decode(const Held& held, uint32_t (&first)[4],
                                                 uint32_t (&second)[4]) {
-    // Each lane computes the numbers of one row; products of 11 and 6 bits are exact.
-    const int own = threadIdx.x % 2;
-    const float2 of_block = unpack_f16x2(held.template word<0>(own));
+    // Lane t computes the numbers of row t % 2 in block t / 2. Products of 11 and 6 bits are exact.
+    const int own = threadIdx.x % 2, of = threadIdx.x % 4 / 2;
+    const float2 of_unit = unpack_f16x2(held.template word<0>(own));
     const uint32_t multiples = held.template word<0>(2 + own);
-    const float scale = of_block.x * byte_to_float<block>(multiples);
-    const float minimum = of_block.y * byte_to_float<2 + block>(multiples);
-    const float scales[2] = {float_of_lane(scale, 0), float_of_lane(scale, 1)};
-    const float minima[2] = {float_of_lane(minimum, 0), float_of_lane(minimum, 1)};
+    const float scale = of_unit.x * kUnitsOfF16 * byte_to_float(multiples, of);
+    const float minimum = of_unit.y * byte_to_float(multiples, 2 + of);
+    const UnitScale scales[2] = {UnitScale(float_of_lane(scale, 2 * block)),
+                                 UnitScale(float_of_lane(scale, 2 * block + 1))};
+    const float minima[2] = {float_of_lane(minimum, 2 * block),
+                             float_of_lane(minimum, 2 * block + 1)};
     Base::template decode_words<block>(
         held, first, second, [&](auto row, uint32_t word, uint32_t (&pairs)[4]) {
           each_pair([&](auto i) {
-            uint32_t codes = nibble_pair<decltype(i)::value>(word);
-            if constexpr (kFifth) {
-              codes |= fifth_bits<block, decltype(row)::value, decltype(i)::value>(held);
-            }
-            codes = add_bf16x2(codes, 0xC300C300u);
-            pairs[i.value] = fused_pair(codes, scales[row.value], minima[row.value]);
+            constexpr int pair = decltype(i)::value;
+            pairs[pair] =
+                fused_pair(few_bits<kFifth, block, decltype(row)::value, pair>(held, word),
+                           scales[row.value].template of<pair>(), minima[row.value]);
           });
         });
   }
@@ -162,26 +187,32 @@ struct SixBitUnits : NibbleUnits<minima ? 416 : 352, minima ? 4 : 3> {
     // Sixteen columns belong to two lanes; products of 11 and 8 bits are exact.
     const int group = 2 * block + threadIdx.x % 4 / 2;
     const auto scale_of = [&](int row, float scale) {
-      return scale * signed_byte_to_float(held.template word<2>(row), group);
+      return scale * kUnitsOfF16 * signed_byte_to_float(held.template word<2>(row), group);
     };
-    const float scales[2] = {scale_of(0, of_block.x), scale_of(1, of_block.y)};
-    float addends[2] = {0.0f, 0.0f};
+    const UnitScale scales[2] = {UnitScale(scale_of(0, of_block.x)),
+                                 UnitScale(scale_of(1, of_block.y))};
+    // Values are 32 less than their bits. Without minima, 32 times a scale is an exact addend.
+    float addends[2];
     if constexpr (minima) {
       const float2 unit_minima = unpack_f16x2(held.template word<2>(3));
       const uint32_t multiples = held.template own<3>();
-      addends[0] = unit_minima.x * byte_to_float<block>(multiples);
-      addends[1] = unit_minima.y * byte_to_float<2 + block>(multiples);
+      addends[0] = unit_minima.x * byte_to_float(multiples, block);
+      addends[1] = unit_minima.y * byte_to_float(multiples, 2 + block);
+    } else {
+      addends[0] = scales[0].even * (-32.0f / kUnitsOfF16);
+      addends[1] = scales[1].even * (-32.0f / kUnitsOfF16);
     }
     Base::template decode_words<block>(
         held, first, second, [&](auto row, uint32_t word, uint32_t (&pairs)[4]) {
           each_pair([&](auto i) {
-            constexpr int place = 2 * decltype(i)::value + 8 * decltype(row)::value;
-            const uint32_t high = shifted<4 - place>(held.template own<block>()) & 0x00300030u;
-            // 128 + value - 160, exact.
-            const uint32_t codes =
-                add_bf16x2(nibble_pair<decltype(i)::value>(word) | high, 0xC320C320u);
-            pairs[i.value] = minima ? fused_pair(codes, scales[row.value], addends[row.value])
-                                    : scaled_pair(codes, scales[row.value]);
+            constexpr int pair = decltype(i)::value, to = pair % 2 ? 8 : 4;
+            constexpr int place = 2 * pair + 8 * decltype(row)::value;
+            const uint32_t high =
+                shifted<to - place>(held.template own<block>()) & (0x00030003u << to);
+            uint32_t codes = nibble_units<pair>(word) | high;
+            if constexpr (minima) codes = sub_f16x2(codes, 0x00020002u << to);
+            pairs[pair] =
+                fused_pair(codes, scales[row.value].template of<pair>(), addends[row.value]);
           });
         });
   }
