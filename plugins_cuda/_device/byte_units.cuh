@@ -77,7 +77,8 @@ struct MixedUnits : ByteCodeUnits<384, 3> {
   }
 };
 
-// e4m3 with an fp32 scale per 64 columns, of one row or of eight rows.
+// e4m3 with a scale per 64 columns, of one row or of eight rows: the sum of two bf16 numbers, the
+// larger one in the lower half of a word.
 template <bool of_row>
 struct Fp8CodeUnits : ByteCodeUnits<of_row ? 80 : 16> {
   using Base = ByteCodeUnits<of_row ? 80 : 16>;
@@ -89,14 +90,18 @@ struct Fp8CodeUnits : ByteCodeUnits<of_row ? 80 : 16> {
   template <int block, class Held>
   static __device__ __forceinline__ void decode(const Held& held, uint32_t (&first)[4],
                                                 uint32_t (&second)[4]) {
-    // A value of a pair is the e4m3 value times 2^-120.
-    constexpr float kUnit = 1.329227995784916e36f;
-    const float scales[2] = {__uint_as_float(held.template word<0>(0)) * kUnit,
-                             __uint_as_float(held.template word<0>(1)) * kUnit};
+    const uint32_t scales[2] = {held.template word<0>(0), held.template word<0>(1)};
     Base::template decode_words<block>(
         held, first, second, [&](auto row, uint32_t word, uint32_t& low, uint32_t& high) {
-          low = scaled_pair(E4m3Code::low_pair(word), scales[row.value]);
-          high = scaled_pair(E4m3Code::high_pair(word), scales[row.value]);
+          low = scaled(E4m3Code::low_pair(word), scales[row.value]);
+          high = scaled(E4m3Code::high_pair(word), scales[row.value]);
         });
+  }
+
+ private:
+  // A value of a pair is the e4m3 value times 2^-120, the parts of a scale have the factor 2^120.
+  // byte_codes.py selects parts with which two roundings give the bf16 number of one fp32 scale.
+  static __device__ __forceinline__ uint32_t scaled(uint32_t pair, uint32_t scale) {
+    return fma_bf16x2_by_half<0>(pair, scale, mul_bf16x2_by_half<1>(pair, scale));
   }
 };

@@ -9,8 +9,15 @@ For lane 4·g + t, blocks of 32 columns and halves h (rows g + 8·h), a unit has
                 [g][h][4] fp32            scales of 16 columns each
                 [g][h][block] fp32        minima
     fp8         [block][lane][h][2] u32   e4m3 of the same columns, as ``E4M3_WORDS``
-    fp8-block   [h] fp32                  the scale of eight rows' 64 columns
-    fp8-rows    [g][h] fp32               the scale of a row's 64 columns
+    fp8-block   [h][2] bf16               two parts of the scale of eight rows' 64 columns
+    fp8-rows    [g][h][2] bf16            two parts of the scale of a row's 64 columns
+
+A kernel multiplies an e4m3 value by both parts of its scale in bf16 arithmetic: with one rounding
+of the product with the second part, and one of the product with the first part plus it. The second
+part is about the difference between the scale and the first part. It is chosen so that the result
+is the bf16 number of the product in fp32, for every e4m3 value. Values with the same mantissa have
+the same roundings, so a scale has eight products to check. A suitable second part exists for every
+mantissa of a scale (``tests/ops/test_exact_scales.py``), at most two steps from the difference.
 """
 
 from __future__ import annotations
@@ -28,6 +35,7 @@ from specbuild.plugins_cuda.linear.code_units import (
     split_bytes,
     spread,
     whole_units,
+    within,
 )
 from specbuild.plugins_cuda.linear.codec import MINIMUM, SCALE, Codec, CodeForm, GroupedCodes
 from specbuild.plugins_cuda.linear.packing import BLOCK, HALF_ROWS, TILE_ROWS
@@ -58,8 +66,10 @@ E4M3_WORDS = PlacedWords(
         (16, 17, 18, 27, 28, 29, 30, 3),
     )
 )
-# Kernels multiply by 2^120 times a scale.
-_SCALE_LIMIT = 128.0
+# Kernels multiply by 2^120 times a scale. The products of its second part are normal numbers.
+_SCALE_LIMIT, _SCALE_UNIT, _SMALL_SCALE = 128.0, 2.0**120, 2.0**-90
+_E4M3_MANTISSAS = range(8, 16)
+_PART_STEPS = (0, 1, -1, 2, -2)
 _MIXED_COLUMNS = 16
 
 
@@ -137,37 +147,82 @@ def _pack_fp8_rows(weight: GroupedCodes) -> torch.Tensor:
 def _pack_fp8(weight: GroupedCodes, scales: torch.Tensor, storage: Storage) -> torch.Tensor:
     import torch
 
-    if not (scales.abs() < _SCALE_LIMIT).all():
+    wrong = scales[~((scales == 0) | within(scales, _SMALL_SCALE, _SCALE_LIMIT))]
+    if len(wrong):
         raise SpecbuildError(
-            f"an FP8 weight has a scale of {float(scales.abs().max()):g}, expected less than "
+            f"an FP8 weight has a scale of {float(wrong[0]):g}, expected 0 or {_SMALL_SCALE:g} to "
             f"{_SCALE_LIMIT:g}, which kernels decode; build with --weights-dtype bf16"
         )
     codes = whole_units(weight.codes.view(torch.uint8))
     words = E4M3_WORDS.placed(_lane_bytes(codes).contiguous())
-    return joined_bytes(words, scales.float(), size=storage.elements)
+    distinct, places = scales.float().unique(return_inverse=True)
+    parts = (scale_parts(distinct).float() * _SCALE_UNIT).to(torch.bfloat16)
+    return joined_bytes(words, parts[places], size=storage.elements)
+
+
+def scale_parts(scales: torch.Tensor) -> torch.Tensor:
+    """Split fp32 scales [N] into bf16 parts [N, 2] whose products have the bits of fp32 products.
+
+    Raises AssertionError if a scale has no such parts.
+    """
+    import torch
+
+    mantissas = torch.tensor(_E4M3_MANTISSAS, dtype=torch.float32)[:, None]
+    first = scales.to(torch.bfloat16)
+    difference = (scales - first.float()).to(torch.bfloat16).view(torch.int16)
+    second = torch.empty_like(first)
+    left = torch.arange(len(scales))
+    for step in _PART_STEPS:
+        second[left] = (difference[left] + step).view(torch.bfloat16)
+        parts = torch.stack((first[left], second[left]), dim=-1)
+        expected = (mantissas * scales[left]).to(torch.bfloat16)
+        products = scaled_by_parts(mantissas, parts).to(torch.bfloat16)
+        left = left[(products != expected).any(0)]
+        if not len(left):
+            return torch.stack((first, second), dim=-1)
+    raise AssertionError(f"the scale {float(scales[left[0]])!r} has no two parts in bf16")
+
+
+def scaled_by_parts(values: torch.Tensor, parts: torch.Tensor) -> torch.Tensor:
+    """Multiply fp32 values by scales of two parts, in fp32 numbers that round to a kernel's bf16.
+
+    ``values`` is broadcast to the shape of ``parts`` without its last axis, of two bf16 numbers.
+    """
+    import torch
+
+    first, second = parts.double().unbind(-1)
+    # Products of four and eight bits are exact in fp32, and their sum in fp64.
+    exact = values.double() * first + (values * second.float()).to(torch.bfloat16).double()
+    nearest = exact.float()
+    error = exact - nearest.double()
+    # Round to odd, so that the second rounding to bf16 is that of the exact sum.
+    bits = nearest.view(torch.int32)
+    step = torch.where((error > 0) == (nearest > 0), 1, -1).to(torch.int32)
+    return torch.where((error != 0) & (bits % 2 == 0), bits + step, bits).view(torch.float32)
 
 
 def _read_fp8_block(packed: torch.Tensor) -> torch.Tensor:
     import torch
 
     raw, scales = split_bytes(packed, 2 * LOAD_BYTES, 8)
-    halves = scales.view(torch.float32)[:, :, None, :, None].expand(-1, -1, HALF_ROWS, -1, -1)
-    return _e4m3_values(raw) * spread(halves, UNIT_COLUMNS)
+    halves = scales.view(torch.bfloat16).unflatten(-1, (1, 2, 1, 2))
+    return _fp8_values(raw, halves.expand(-1, -1, HALF_ROWS, -1, -1, -1))
 
 
 def _read_fp8_rows(packed: torch.Tensor) -> torch.Tensor:
     import torch
 
     raw, scales = split_bytes(packed, 2 * LOAD_BYTES, 4 * TILE_ROWS)
-    rows = scales.view(torch.float32).unflatten(-1, (HALF_ROWS, 2, 1))
-    return _e4m3_values(raw) * spread(rows, UNIT_COLUMNS)
+    return _fp8_values(raw, scales.view(torch.bfloat16).unflatten(-1, (HALF_ROWS, 2, 1, 2)))
 
 
-def _e4m3_values(raw: torch.Tensor) -> torch.Tensor:
+def _fp8_values(raw: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    """Return fp32 values [N, K] of e4m3 words and the parts of scales [tile, unit, g, h, 1, 2]."""
     import torch
 
     codes = E4M3_WORDS.natural(raw.view(torch.int32)).view(torch.float8_e4m3fn)
-    return _from_lane_bytes(codes.float())
+    parts = [spread(part / _SCALE_UNIT, UNIT_COLUMNS) for part in scales.unbind(-1)]
+    return scaled_by_parts(_from_lane_bytes(codes.float()), torch.stack(parts, dim=-1))
 
 
 def _takes_fp8_block(form: CodeForm) -> bool:

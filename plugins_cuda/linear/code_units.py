@@ -26,6 +26,11 @@ def exact(scales: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return stored
 
 
+def within(scales: torch.Tensor, least: float, limit: float) -> torch.Tensor:
+    """Return which scales have an absolute value from ``least`` to less than ``limit``."""
+    return (scales.abs() >= least) & (scales.abs() < limit)
+
+
 def scale_type(name: str) -> torch.dtype:
     """Return the type of scales with this safetensors name."""
     import torch

@@ -1,0 +1,82 @@
+"""Scales in the form that kernels multiply by: every product has the bits of fp32 arithmetic.
+
+e4m3: a scale has two bf16 parts, and a kernel rounds twice to bf16. The products of a scale with
+e4m3 values of one mantissa, and the scales with one mantissa, differ by powers of two only.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from specbuild.plugins_cuda.linear.byte_codes import scale_parts, scaled_by_parts
+from specbuild.plugins_cuda.linear.codec import SCALE, GroupedCodes, GroupPart
+from specbuild.plugins_cuda.linear.group_codes import pack_codes
+from specbuild.plugins_cuda.linear.storage import (
+    FP8_BLOCK,
+    FP8_ROWS,
+    Storage,
+)
+from specbuild.runtime.errors import SpecbuildError
+
+_MANTISSAS = 1 << 23
+_CHUNK = 1 << 19
+# All finite e4m3 values.
+VALUES = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
+VALUES = VALUES[VALUES.isfinite()][:, None]
+
+
+def differing(values: torch.Tensor, scales: torch.Tensor) -> int:
+    """Count products whose bf16 number is not that of the fp32 product."""
+    products = scaled_by_parts(values, scale_parts(scales)).to(torch.bfloat16)
+    return int((products != (values * scales).to(torch.bfloat16)).sum())
+
+
+def scales_with(mantissas: torch.Tensor, exponent: int = 0) -> torch.Tensor:
+    """Return the fp32 numbers of these mantissas (23 bits) from 2^exponent on."""
+    return (mantissas.to(torch.int32) | (127 + exponent) << 23).view(torch.float32)
+
+
+@pytest.mark.slow
+def test_every_mantissa_has_parts() -> None:
+    """Eight mantissas of e4m3 stand for all values."""
+    eight = torch.arange(8, 16, dtype=torch.float32)[:, None]
+    for first in range(0, _MANTISSAS, _CHUNK):
+        scales = scales_with(torch.arange(first, first + _CHUNK))
+        assert differing(eight, scales) == 0, f"mantissas from {first} on"
+
+
+@pytest.mark.parametrize("exponent", [-90, -40, -9, 0, 6])
+def test_every_value_has_the_bits_of_fp32(exponent: int) -> None:
+    drawn = torch.randint(_MANTISSAS, (20000,), generator=torch.Generator().manual_seed(exponent))
+    scales = scales_with(drawn, exponent)
+    assert differing(VALUES, torch.cat((scales, -scales))) == 0
+
+
+def test_the_difference_alone_is_not_enough() -> None:
+    """Scales near the middle of two bf16 products need another second part."""
+    scales = scales_with(torch.arange(0, _MANTISSAS, 1 << 9))
+    first = scales.to(torch.bfloat16)
+    parts = torch.stack((first, (scales - first.float()).to(torch.bfloat16)), dim=-1)
+    products = scaled_by_parts(VALUES, parts).to(torch.bfloat16)
+    wrong = (products != (VALUES * scales).to(torch.bfloat16)).any(0)
+    assert 0.001 < float(wrong.float().mean()) < 0.01
+    assert differing(VALUES, scales[wrong]) == 0
+
+
+def test_zero_and_powers_of_two_need_one_part() -> None:
+    scales = torch.tensor([0.0, 2.0**-60, 0.25, 64.0, -0.5])
+    parts = scale_parts(scales)
+    assert torch.equal(parts[:, 0].float(), scales)
+    assert not parts[:, 1].any()
+
+
+@pytest.mark.parametrize(
+    ("storage", "dtype", "scale"),
+    [(FP8_BLOCK, torch.uint8, 128.0), (FP8_ROWS, torch.uint8, float("nan")),
+     (FP8_ROWS, torch.uint8, 2.0**-91)],
+)  # fmt: skip
+def test_rejects_scales_out_of_range(storage: Storage, dtype: torch.dtype, scale: float) -> None:
+    part = GroupPart(torch.full((16, 1), scale), 64)
+    with pytest.raises(SpecbuildError, match=f"a scale of {scale:g}, expected 0 or"):
+        pack_codes(GroupedCodes(torch.zeros(16, 64, dtype=dtype), {SCALE: part}), storage)
