@@ -20,7 +20,7 @@ OPSET_VERSION = 1
 TYPE_NAMES: Mapping[str, tuple[str, ...]] = {
     "T": ("float", "float16", "bfloat16"),
     "C": ("uint8", "float", "float16", "bfloat16"),
-    "W": ("uint8", "float", "float16", "bfloat16"),
+    "W": ("uint8", "int32", "float", "float16", "bfloat16"),
     "float32": ("float",),
     "int32": ("int32",),
 }

@@ -85,6 +85,32 @@ struct Int4Units : NibbleUnits<(group == 32 ? 80 : 48) + Scales::kFreeBytes, 1> 
   }
 };
 
+// Four bits without zero points, and a bf16 scale per 64 columns. (q - 8) * scale is one fma of q.
+// At bits 7:4 of a bf16 number, q is q * 2^-129: bit 7 belongs to the exponent, but subnormal
+// numbers and those of the lowest exponent have the same units. The stored scale has the factor
+// 2^129.
+struct SymmetricUnits : NibbleUnits<32, 1> {
+  static constexpr SeparateSteps kSeparateSteps = SeparateSteps::kAllAtOnce;
+
+  static __device__ __forceinline__ int scale_place(int, int g, int) {
+    return g * 4;
+  }
+
+  template <int block, class Held>
+  static __device__ __forceinline__ void decode(const Held& held, uint32_t (&first)[4],
+                                                uint32_t (&second)[4]) {
+    const uint32_t scales = held.template own<0>();
+    // Times -2^-126: minus eight scales, exact.
+    const uint32_t offsets = mul_bf16x2(scales, 0x80808080u);
+    decode_words<block>(held, first, second, [&](auto row, uint32_t word, uint32_t (&pairs)[4]) {
+      each_pair([&](auto i) {
+        const uint32_t codes = shifted<4 - 4 * decltype(i)::value>(word) & 0x00F000F0u;
+        pairs[i.value] = fma_bf16x2_by_halves<decltype(row)::value>(codes, scales, offsets);
+      });
+    });
+  }
+};
+
 // The fifth bits of a pair, in place; they are the lane's word 1.
 template <int block, int row, int pair, class Held>
 __device__ __forceinline__ uint32_t fifth_bits(const Held& held) {

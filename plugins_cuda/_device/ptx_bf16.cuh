@@ -35,6 +35,12 @@ __device__ inline uint32_t fma_bf16x2_by_half(uint32_t a, uint32_t b, uint32_t c
                      float_to_odd(bf16_high_to_float(a) * factor + bf16_high_to_float(c)));
 }
 
+template <int half>
+__device__ inline uint32_t fma_bf16x2_by_halves(uint32_t a, uint32_t b, uint32_t c) {
+  const uint32_t addend = half ? c >> 16 : c & 0xFFFFu;
+  return fma_bf16x2_by_half<half>(a, b, addend << 16 | addend);
+}
+
 #else
 
 // Written so that ptxas encodes the half in the operand, without an extra instruction.
@@ -73,6 +79,28 @@ __device__ __forceinline__ uint32_t fma_bf16x2_by_half(uint32_t a, uint32_t b, u
   } else {
     asm("{\n.reg .b16 low, high;\n.reg .b32 both;\nmov.b32 {low, high}, %2;\n"
         "mov.b32 both, {high, high};\nfma.rn.bf16x2 %0, %1, both, %3;\n}"
+        : "=r"(sum)
+        : "r"(a), "r"(b), "r"(c));
+  }
+  return sum;
+}
+
+// a times one half of b, plus the same half of c.
+template <int half>
+__device__ __forceinline__ uint32_t fma_bf16x2_by_halves(uint32_t a, uint32_t b, uint32_t c) {
+  uint32_t sum;
+  if constexpr (half == 0) {
+    asm("{\n.reg .b16 low, high, low_c, high_c;\n.reg .b32 both, both_c;\n"
+        "mov.b32 {low, high}, %2;\nmov.b32 both, {low, low};\n"
+        "mov.b32 {low_c, high_c}, %3;\nmov.b32 both_c, {low_c, low_c};\n"
+        "fma.rn.bf16x2 %0, %1, both, both_c;\n}"
+        : "=r"(sum)
+        : "r"(a), "r"(b), "r"(c));
+  } else {
+    asm("{\n.reg .b16 low, high, low_c, high_c;\n.reg .b32 both, both_c;\n"
+        "mov.b32 {low, high}, %2;\nmov.b32 both, {high, high};\n"
+        "mov.b32 {low_c, high_c}, %3;\nmov.b32 both_c, {high_c, high_c};\n"
+        "fma.rn.bf16x2 %0, %1, both, both_c;\n}"
         : "=r"(sum)
         : "r"(a), "r"(b), "r"(c));
   }

@@ -92,3 +92,7 @@ template <>
 struct WeightUnits<20> {
   using Units = MixedUnits;
 };
+template <>
+struct WeightUnits<21> {
+  using Units = SymmetricUnits;
+};

@@ -24,7 +24,7 @@ def vectors_of(op: str, width: int) -> int:
 
 def lower(request: LoweringRequest) -> Lowering:
     """Return one launch, for any number of rows."""
-    if request.tensors["table"].dtype == "uint8":
+    if request.tensors["table"].dtype in ("uint8", "int32"):
         return _lower_coded(request)
     rows, width = request.tensors["x"].shape
     vectors = vectors_of("Embed", width)

@@ -17,13 +17,12 @@ if TYPE_CHECKING:
 
 def table_rows(table: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
     """Return rows ``ids`` [T] of a ``table`` [V, H] in row order, packed or quantized: [T, H]."""
-    import torch
 
     ids = ids.long()
     if table.ndim == 2:
         return table[ids]
     tiles = table[ids // TILE_ROWS]
-    if table.dtype == torch.uint8:
+    if not table.dtype.is_floating_point:
         tiles = decoded(tiles, UNIT_COLUMNS * table.shape[1])
     tiles = tiles.unflatten(2, (2, HALF_ROWS, BLOCK))
     half, row = ids % TILE_ROWS // HALF_ROWS, ids % HALF_ROWS

@@ -151,9 +151,10 @@ def decoded(packed: torch.Tensor, columns: int, storage: Storage | None = None) 
     """
     import torch
 
-    if packed.dtype != torch.uint8:
+    if packed.dtype.is_floating_point:
         return packed
-    storage = storage or storage_of(TensorInfo(tuple(packed.shape), "uint8"))
+    dtype = str(packed.dtype).removeprefix("torch.")
+    storage = storage or storage_of(TensorInfo(tuple(packed.shape), dtype))
     if storage in GROUP_STORAGES:
         return decoded_codes(packed, columns, storage)
     tiles, units, _ = packed.shape

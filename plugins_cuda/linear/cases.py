@@ -24,6 +24,7 @@ from specbuild.plugins_cuda.linear.storage import (
     FP8_ROWS,
     INT4_BF16,
     INT4_G32_BF16,
+    INT4_SYMMETRIC,
     K_MIXED,
     LOAD_BYTES,
     MIXED,
@@ -103,7 +104,7 @@ def draw_groups(
             sign = sign if name in (MINIMUM, BLOCK_MINIMUM) else 1.0
             rate = columns**-0.5 / size / (32 if products else 1)
             made = (sign * rng.uniform(0.5, 1.0, shape) * rate).astype(np.float16)
-            if storage in (INT4_BF16, INT4_G32_BF16, Q8_BF16):
+            if storage in (INT4_SYMMETRIC, INT4_BF16, INT4_G32_BF16, Q8_BF16):
                 made = torch.from_numpy(made).bfloat16().float().numpy()
         if storage is FP8_BLOCK:
             made = np.repeat(made[::8].astype(np.float32) * np.float32(1.1), 8, axis=0)[:rows]

@@ -47,11 +47,14 @@ def aligned_parts(weight: GroupedCodes, storage: Storage) -> GroupedCodes:
 
 
 def pack_codes(weight: GroupedCodes, storage: Storage) -> torch.Tensor:
-    """Pack a weight in ``storage``: u8 [tiles, units, elements].
+    """Pack a weight in ``storage``: [tiles, units, elements] of its type.
 
     Raises SpecbuildError if a scale is not representable in the type that kernels decode.
     """
-    return _CODECS[storage].pack(aligned_parts(weight, storage))
+    import torch
+
+    packed = _CODECS[storage].pack(aligned_parts(weight, storage))
+    return packed.view(getattr(torch, storage.dtype))
 
 
 def decoded_codes(packed: torch.Tensor, columns: int, storage: Storage) -> torch.Tensor:
@@ -59,6 +62,6 @@ def decoded_codes(packed: torch.Tensor, columns: int, storage: Storage) -> torch
     import torch
 
     tiles = packed.shape[0]
-    values = _CODECS[storage].values(packed)
+    values = _CODECS[storage].values(packed.view(torch.uint8))
     rows = values.view(tiles, 2, HALF_ROWS, -1, BLOCK).permute(0, 3, 1, 2, 4)
     return rows.reshape(tiles, -1, TILE_VALUES)[:, : columns // BLOCK].to(torch.bfloat16)

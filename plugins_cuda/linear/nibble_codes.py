@@ -6,6 +6,9 @@ For lane 4·g + t, blocks of 32 columns and halves h (rows g + 8·h), a unit has
                                        at 16 + 4i
     int4        [g][h] fp16, or bf16   the scale of a row's 64 columns
                 [g][h] u8              its zero point
+    int4-symmetric
+                [g][h] bf16            2^129 times the scale of a row's 64 columns; values are 8
+                                       less than their bits
     int4-g32    [g][block][h] the same scales
                 [g][h] u8              zero points, that of the first block in the low nibble
     q5_k, q5_1  [lane] u32             fifth bits: of column 2i at bit i + 4h + 8·block, of column
@@ -40,6 +43,7 @@ from specbuild.plugins_cuda.linear.code_units import (
     split_bytes,
     spread,
     whole_units,
+    within,
 )
 from specbuild.plugins_cuda.linear.codec import (
     BLOCK_MINIMUM,
@@ -57,6 +61,7 @@ from specbuild.plugins_cuda.linear.storage import (
     INT4_BF16,
     INT4_G32,
     INT4_G32_BF16,
+    INT4_SYMMETRIC,
     K_MIXED,
     LOAD_BYTES,
     Q4_1,
@@ -72,6 +77,9 @@ if TYPE_CHECKING:
     import torch
 
 _NIBBLE, _NIBBLE_BITS, _SIX_BITS = 15, 4, 6
+# Four bits are multiples of 2^-129 in kernels, and scales times 2^129 are bf16 numbers.
+_SYMMETRIC_MIDDLE, _SYMMETRIC_UNIT = 8, 2.0**129
+_SYMMETRIC_LIMIT, _SMALL_SYMMETRIC = 0.5, 2.0**-120
 _SIX_BIT_COLUMNS, _SIX_BIT_MIDDLE, _MULTIPLE_BIAS = 16, 32, 128
 
 
@@ -156,6 +164,36 @@ def _int4_codec(columns: int, storage: Storage, scale_dtype: str) -> Codec:
         return fits and form.scale_dtype == scale_dtype
 
     return Codec({SCALE: columns, ZERO: columns}, _NIBBLE_BITS, takes, pack, values)
+
+
+def _pack_symmetric(weight: GroupedCodes) -> torch.Tensor:
+    import torch
+
+    numbers = weight.numbers(SCALE)
+    wrong = numbers[~((numbers == 0) | within(numbers, _SMALL_SYMMETRIC, _SYMMETRIC_LIMIT))]
+    if len(wrong):
+        raise SpecbuildError(
+            f"an int4 weight has a scale of {float(wrong[0]):g}, expected 0 or less than "
+            f"{_SYMMETRIC_LIMIT:g}, which kernels decode; build with --weights-dtype bf16"
+        )
+    codes = whole_units(weight.codes).to(torch.int16) + _SYMMETRIC_MIDDLE
+    scales = exact(numbers, torch.bfloat16).double() * _SYMMETRIC_UNIT
+    parts = by_row(scales.to(torch.bfloat16), 1)
+    return joined_bytes(nibble_words(codes), parts, size=INT4_SYMMETRIC.unit_bytes)
+
+
+def _read_symmetric(packed: torch.Tensor) -> torch.Tensor:
+    import torch
+
+    words, parts = split_bytes(packed, LOAD_BYTES, 2 * TILE_ROWS)
+    scales = parts.view(torch.bfloat16).unflatten(-1, (HALF_ROWS, 2, 1)).double()
+    codes = from_lanes(nibbles(words)).float() - _SYMMETRIC_MIDDLE
+    return codes * spread(scales / _SYMMETRIC_UNIT, UNIT_COLUMNS)
+
+
+def _takes_symmetric(form: CodeForm) -> bool:
+    is_signed = not form.has_minima and not form.has_zero_points
+    return _few_bits(form, _NIBBLE_BITS) and is_signed and form.scale_dtype == "BF16"
 
 
 def _zero_points(numbers: torch.Tensor) -> torch.Tensor:
@@ -311,6 +349,9 @@ def _six_bit_codec(storage: Storage) -> Codec:
 
 
 NIBBLE_CODECS = {
+    INT4_SYMMETRIC: Codec(
+        {SCALE: UNIT_COLUMNS}, _NIBBLE_BITS, _takes_symmetric, _pack_symmetric, _read_symmetric
+    ),
     INT4: _int4_codec(UNIT_COLUMNS, INT4, "F16"),
     INT4_G32: _int4_codec(BLOCK, INT4_G32, "F16"),
     INT4_BF16: _int4_codec(UNIT_COLUMNS, INT4_BF16, "BF16"),

@@ -10,6 +10,8 @@ completely:
     int4, int4-g32, q8 (each also -bf16), q4_1, q5_1, iq4, nvfp4, q4_k, q5_k, q6_k, k-mixed,
     fp8-block, fp8-rows, mixed
            [N/16, ⌈K/64⌉, elements]  uint8  values of a checkpoint (``group_codes.py``)
+    int4-symmetric
+           [N/16, ⌈K/64⌉, 136]       int32  the same, in words
 
 fp8, mxfp4 and int8 have powers of two as scales and round a bf16 weight. The others keep the
 quantized values of a checkpoint. The shape and type of a weight determine its format; K is that of
@@ -22,6 +24,7 @@ from dataclasses import dataclass
 
 from specbuild.plugins_cuda.launches import TensorInfo
 from specbuild.plugins_cuda.linear.packing import BLOCK, TILE_ROWS
+from specbuild.runtime.engine_dir.plan import ITEM_BYTES
 from specbuild.runtime.errors import SpecbuildError
 
 LOAD_BYTES = 512
@@ -50,7 +53,12 @@ class Storage:
     @property
     def scaled(self) -> bool:
         """Whether a unit has scales besides its values."""
-        return self.dtype == "uint8"
+        return self.dtype != "bfloat16"
+
+    @property
+    def unit_bytes(self) -> int:
+        """The bytes of a unit."""
+        return self.elements * ITEM_BYTES[self.dtype]
 
     def units(self, blocks: int) -> int:
         """Return the units of ``blocks`` blocks."""
@@ -90,8 +98,11 @@ MIXED = Storage("mixed", 20, "uint8", 2, 2, 2 * LOAD_BYTES + 24 * TILE_ROWS, Tru
 INT4_BF16 = Storage("int4-bf16", 13, "uint8", 2, 1, INT4.elements + TILE_ROWS, heavy=True)
 INT4_G32_BF16 = Storage("int4-g32-bf16", 14, "uint8", 2, 1, INT4_G32.elements + TILE_ROWS, True)
 Q8_BF16 = Storage("q8-bf16", 15, "uint8", 2, 2, Q8.elements + 2 * TILE_ROWS, heavy=True)
+# Words, because bytes of this size are MXFP4.
+INT4_SYMMETRIC = Storage("int4-symmetric", 21, "int32", 2, 1, MXFP4.elements // 4, heavy=True)
 _OF_BF16 = (INT4_BF16, INT4_G32_BF16, Q8_BF16)
 CODE_STORAGES = (
+    INT4_SYMMETRIC,
     *_OF_BF16,
     INT4,
     INT4_G32,

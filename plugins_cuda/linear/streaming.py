@@ -22,7 +22,6 @@ from itertools import pairwise
 
 from specbuild.plugins_cuda.launches import LoweringRequest, Tactic, Target
 from specbuild.plugins_cuda.linear.storage import BF16, Storage
-from specbuild.runtime.engine_dir.plan import ITEM_BYTES
 from specbuild.runtime.errors import SpecbuildError
 
 MAX_ROWS = 256
@@ -126,10 +125,7 @@ class Dense:
     @property
     def weight_bytes(self) -> int:
         """Bytes of the weight."""
-        storage = self.storage
-        return (
-            self.tiles * storage.units(self.blocks) * storage.elements * ITEM_BYTES[storage.dtype]
-        )
+        return self.tiles * self.storage.units(self.blocks) * self.storage.unit_bytes
 
     @property
     def token_bytes(self) -> int:
@@ -297,7 +293,7 @@ def _cut(dense: Dense, token_tiles: int, target: Target, tactic: Tactic) -> Stre
         if left < 0:
             continue
         if in_places:
-            ring_step = warps * tiles * storage.elements
+            ring_step = warps * tiles * storage.unit_bytes
             wanted = _MIN_PLACES if dense.normed and chunks == 1 else _MAX_PLACES
             depth = ring = min(left // ring_step, wanted)
             if ring < _MIN_PLACES:

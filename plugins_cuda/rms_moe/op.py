@@ -152,9 +152,8 @@ def _unpacked_down(packed: torch.Tensor, inner: int, hidden: int) -> _Unpacked:
 
 
 def _storage(packed: torch.Tensor, tiles: int, steps: int) -> Storage:
-    import torch
-
-    dtype = "uint8" if packed.dtype == torch.uint8 else "bfloat16"
+    is_bf16 = packed.dtype.is_floating_point
+    dtype = "bfloat16" if is_bf16 else str(packed.dtype).removeprefix("torch.")
     return storage_of_experts(TensorInfo(tuple(packed.shape), dtype), len(packed), tiles, steps)
 
 

@@ -55,7 +55,16 @@ def test_quantized_weights_have_the_bits_of_dequantized_ones(file: Path) -> None
 
 
 @pytest.mark.parametrize(
-    "name", ["compressed-tensors nvfp4", "modelopt nvfp4", "awq", "gptq of 8 bits"]
+    "name",
+    [
+        "compressed-tensors nvfp4",
+        "modelopt nvfp4",
+        "awq",
+        "gptq of 8 bits",
+        "compressed-tensors w3a16",
+        "compressed-tensors fp8 blocks",
+        "fbgemm fp8",
+    ],
 )
 def test_no_bit_of_safetensors_differs(name: str, tmp_path: Path) -> None:
     """compressed-tensors' NVFP4 divides by the scale of a tensor, ModelOpt's multiplies."""

@@ -2,6 +2,8 @@
 
 e4m3: a scale has two bf16 parts, and a kernel rounds twice to bf16. The products of a scale with
 e4m3 values of one mantissa, and the scales with one mantissa, differ by powers of two only.
+
+int4 without zero points: a kernel rounds once, after an fma whose operands are exact.
 """
 
 from __future__ import annotations
@@ -10,11 +12,14 @@ import pytest
 import torch
 
 from specbuild.plugins_cuda.linear.byte_codes import scale_parts, scaled_by_parts
+from specbuild.plugins_cuda.linear.code_units import split_bytes
 from specbuild.plugins_cuda.linear.codec import SCALE, GroupedCodes, GroupPart
 from specbuild.plugins_cuda.linear.group_codes import pack_codes
 from specbuild.plugins_cuda.linear.storage import (
     FP8_BLOCK,
     FP8_ROWS,
+    INT4_SYMMETRIC,
+    LOAD_BYTES,
     Storage,
 )
 from specbuild.runtime.errors import SpecbuildError
@@ -71,10 +76,29 @@ def test_zero_and_powers_of_two_need_one_part() -> None:
     assert not parts[:, 1].any()
 
 
+def test_symmetric_products_are_exact_before_their_rounding() -> None:
+    """All scales from 2^-120 to 0.5, and all codes."""
+    first, last = (int(torch.tensor(x).bfloat16().view(torch.int16)) for x in (2.0**-120, 0.5))
+    scales = torch.arange(first, last, dtype=torch.int16).view(torch.bfloat16)
+    rows = torch.zeros(len(scales), 64, dtype=torch.int8)
+    packed = pack_codes(
+        GroupedCodes(rows, {SCALE: GroupPart(scales.float()[:, None], 64)}), INT4_SYMMETRIC
+    )
+    _, stored = split_bytes(packed.view(torch.uint8), LOAD_BYTES, 32)
+    # [tile, 1, g, h] to rows g + 8h of a tile.
+    factors = stored.view(torch.bfloat16).view(-1, 8, 2).transpose(1, 2).flatten()
+    assert factors.isfinite().all()
+    offsets = (factors.float() * -(2.0**-126)).to(torch.bfloat16)
+    assert torch.equal(offsets.float(), -8 * scales.float())
+    codes = torch.arange(16, dtype=torch.float64)[:, None]
+    sums = codes * 2.0**-129 * factors.double() + offsets.double()
+    assert torch.equal(sums, (codes - 8) * scales.double())
+
+
 @pytest.mark.parametrize(
     ("storage", "dtype", "scale"),
     [(FP8_BLOCK, torch.uint8, 128.0), (FP8_ROWS, torch.uint8, float("nan")),
-     (FP8_ROWS, torch.uint8, 2.0**-91)],
+     (INT4_SYMMETRIC, torch.int8, 0.5), (INT4_SYMMETRIC, torch.int8, 2.0**-121)],
 )  # fmt: skip
 def test_rejects_scales_out_of_range(storage: Storage, dtype: torch.dtype, scale: float) -> None:
     part = GroupPart(torch.full((16, 1), scale), 64)

@@ -237,15 +237,16 @@ def _quantized_experts(
     halves = len(experts[0]) == 1  # rows of a tile are halves of a row of down
     units = storage.units(down_steps(columns) if halves else gate_up_steps(columns))
     shape = (len(experts), rows // TILE_OUTPUTS * units, storage.elements)
+    dtype: torch.dtype = getattr(torch, storage.dtype)
 
     def load() -> torch.Tensor:
-        whole = torch.empty(shape, dtype=torch.uint8)
+        whole = torch.empty(shape, dtype=dtype)
         for place, parts in enumerate(experts):
             sources = [recipe.quantized for recipe in parts if recipe.quantized is not None]
             whole[place] = pack(*(_grouped(one.load(), storage) for one in sources), storage)
         return whole
 
-    return Recipe(shape, torch.uint8, packed.sources, load)
+    return Recipe(shape, dtype, packed.sources, load)
 
 
 def _mxfp4_experts(
@@ -359,7 +360,7 @@ def _quantized_recipe(packed: Recipe, rows: JoinedRows, storage: Storage) -> Rec
         )
 
     shape = (tiles, storage.units(blocks), storage.elements)
-    return Recipe(shape, torch.uint8, packed.sources, load)
+    return Recipe(shape, getattr(torch, storage.dtype), packed.sources, load)
 
 
 def _grouped(weight: QuantizedTensor, storage: Storage) -> GroupedCodes:
