@@ -34,6 +34,15 @@ struct DenseFew {
   using Places = DensePlaces<Shape, kFragments, kNormed, C::kOverlay != 0, C::kTokenRows, C::kHeld>;
   static_assert(C::kSharedBytes == Places::kBytes, "as the launch says");
 
+  // CTAs of a multiprocessor. With normed tokens as rows, the next launch can load its first
+  // weights while this one runs, if both fit. Registers suffice if a CTA has few tiles at once.
+  static constexpr bool kFewRegisters = Units::kScaled && Shape::kRing > 0 && !C::kOneChunk;
+  static constexpr int kResident = kFewRegisters && kNormed && C::kTokenRows < kTokensPerTile &&
+                                           Shape::kTiles <= 2 &&
+                                           2 * (Places::kBytes + 1024) <= 228 * 1024
+                                       ? 2
+                                       : 1;
+
   // Whether every thread has at most one pair of outputs.
   static constexpr bool kAllEarly = C::kOneChunk && Shape::kOneElement;
 

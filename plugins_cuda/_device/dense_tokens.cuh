@@ -43,6 +43,7 @@ __device__ __forceinline__ void stream_tokens(Stream& stream, unsigned char* sha
     __syncwarp();
     if constexpr (kNormed) {
       fragments.template norm<rounding>(shared + Places::kNorm, eps);
+      if constexpr (!Places::Fragments::kWhole) __syncwarp();  // lanes read bytes of others
     }
     SharedTokens<Shape, Places::Fragments::kBlockBytes> input{
         fragments.at(slice_of_warp<Shape>() * Shape::kSliceBlocks, 0)};

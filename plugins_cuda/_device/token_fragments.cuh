@@ -4,8 +4,8 @@
 // multiplies them, reads the blocks of slice w, so each lane accesses only bytes that it wrote. The
 // norm has one barrier, and its time is constant up to 8 tokens.
 //
-// For a few wide tokens, only the bytes of live tokens are stored (kRows): [block][token][64
-// bytes]. The other lanes read the same bytes; their results are not used.
+// For a few tokens, only the bytes of live tokens can be stored (kRows): [block][token][64 bytes].
+// The other lanes read the same bytes; their results are not used.
 //
 // The sum of squares of a token is computed over a lane's blocks in order, over lanes t by
 // butterfly, and over slices in order. This order depends on the width only.
@@ -74,11 +74,13 @@ struct TokenFragments {
   __device__ __forceinline__ void norm(unsigned char* norm, float eps) const {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4;
     const bool works = warp < kSlices;
-    static_assert(kWhole, "each lane normalizes its bytes only");
     float* sums = reinterpret_cast<float*>(norm + kNormWeightBytes);
     if (works) add_slice(sums, warp, lane);
     __syncthreads();
     if (!works) return;
+    if constexpr (!kWhole) {
+      if (g >= kRows) return;  // lanes that wrote no bytes
+    }
     const unsigned char* weight = norm + warp * kSliceBlocks * 64 + lane % 4 * 16;
 #pragma unroll
     for (int n = 0; n < kTokenTiles; ++n) {
@@ -144,6 +146,9 @@ struct TokenFragments {
       }
       sum += __shfl_xor_sync(kAllLanes, sum, 1);
       sum += __shfl_xor_sync(kAllLanes, sum, 2);
+      if constexpr (!kWhole) {
+        if (lane / 4 >= kRows) continue;
+      }
       if (lane % 4 == 0) sums[(n * kTokensPerTile + lane / 4) * kSumStride + warp] = sum;
     }
   }

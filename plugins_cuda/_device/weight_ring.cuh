@@ -36,6 +36,14 @@ struct PlacedUnit {
   }
 };
 
+// The same number, which ptxas keeps in a register instead of computing it again for every copy.
+__device__ __forceinline__ int kept(int value) {
+#ifndef SPECBUILD_EMULATE
+  asm("" : "+r"(value));
+#endif
+  return value;
+}
+
 template <class Shape, class Chunks>
 class WeightRing {
  public:
@@ -53,17 +61,15 @@ class WeightRing {
     blocks_ = min(Shape::kSliceBlocks, Shape::kBlocks - first);
     skipped_ = Shape::kWholeUnits ? 0 : first % Shape::kUnitBlocks;
     units_ = blocks_ > 0 ? ceil_div(skipped() + blocks_, Shape::kUnitBlocks) : 0;
-    ring_ = ring + threadIdx.x / 32 * kRingBytes + lane() * 16;
+    ring_ = ring + kept(threadIdx.x / 32 * kRingBytes + lane() * 16);
     request_chunk(0);
   }
 
   __device__ __forceinline__ void start() {
-#pragma unroll
-    for (int place = 0; place < kEarly; ++place) request(ring_ + place * kPlaceBytes);
+    start_stages<0, kEarly>();
   }
   __device__ __forceinline__ void start_ring() {
-#pragma unroll
-    for (int place = kEarly; place < Shape::kRing; ++place) request(ring_ + place * kPlaceBytes);
+    start_stages<kEarly, Shape::kRing>();
   }
 
   // Pass the sums of every chunk over this warp's slice to finish(chunk, sums).
@@ -74,14 +80,26 @@ class WeightRing {
 #pragma unroll 1
     for (int chunk = 0; chunk < count; ++chunk) {
       Sums sums = {};
+      if constexpr (kRounds) {
 #pragma unroll 1
-      for (int unit = 0; unit < units_; ++unit) {
-        cp_async_wait<Shape::kRing - 1>();
-        __syncwarp();  // other lanes copy the scales
-        multiply(sums, tokens, ring_ + place, unit);
-        __syncwarp();
-        request(ring_ + place);
-        place = place + kPlaceBytes == kRingBytes ? 0 : place + kPlaceBytes;
+        for (int unit = 0; unit < Shape::kSliceUnits; unit += Shape::kRing) {
+          if (unit + Shape::kRing == Shape::kSliceUnits) {
+            request_chunk(chunk + 1);
+          } else {
+            from_ += Shape::kRing * Units::kBytes;
+          }
+#pragma unroll
+          for (int i = 0; i < Shape::kRing; ++i) {
+            step(sums, tokens, ring_ + i * kPlaceBytes, unit + i,
+                 [&](unsigned char* stage) { copy(stage, from_ + i * Units::kBytes); });
+          }
+        }
+      } else {
+#pragma unroll 1
+        for (int unit = 0; unit < units_; ++unit) {
+          step(sums, tokens, ring_ + place, unit, [&](unsigned char* stage) { request(stage); });
+          place = place + kPlaceBytes == kRingBytes ? 0 : place + kPlaceBytes;
+        }
       }
       finish(chunk, sums);
     }
@@ -92,6 +110,9 @@ class WeightRing {
   using Held = PlacedUnit<Units>;
   static constexpr int kPlaceBytes = Shape::kTiles * Units::kBytes;
   static constexpr int kRingBytes = Shape::kRing * kPlaceBytes;
+  // Whether all slices are a whole number of rounds through the stages. The compiler then knows the
+  // stage and the address of every step of a round. Otherwise each step computes them.
+  static constexpr bool kRounds = Shape::kEven;
   static constexpr int kScalePieces = (Units::kBytes - Units::kLoads * kLoadBytes) / 16;
   static_assert(Units::kBytes % 16 == 0 && kScalePieces <= 32, "a lane copies at most one piece");
 
@@ -119,12 +140,37 @@ class WeightRing {
     }
   }
 
-  // Start to copy a step to this lane's bytes of a stage: one group, possibly empty.
-  __device__ __forceinline__ void request(unsigned char* to) {
+  template <int first, int last>
+  __device__ __forceinline__ void start_stages() {
+#pragma unroll
+    for (int place = first; place < last; ++place) {
+      unsigned char* const stage = ring_ + place * kPlaceBytes;
+      if constexpr (kRounds) {
+        copy(stage, from_ + place * Units::kBytes);
+      } else {
+        request(stage);
+      }
+    }
+  }
+
+  // Multiply the step in a stage, then start to copy another one to it.
+  template <class Input, class Refill>
+  __device__ __forceinline__ void step(Sums& sums, const Input& tokens, unsigned char* stage,
+                                       int unit, const Refill& refill) {
+    cp_async_wait<Shape::kRing - 1>();
+    __syncwarp();  // other lanes copy the scales
+    multiply(sums, tokens, stage, unit);
+    __syncwarp();
+    refill(stage);
+  }
+
+  // Start to copy a step to this lane's bytes of a stage: one group, possibly empty. ``step`` is
+  // the unit of the first tile.
+  __device__ __forceinline__ void copy(unsigned char* to, const unsigned char* step) {
     constexpr int kScales = Units::kLoads * kLoadBytes;
 #pragma unroll
     for (int t = 0; t < Shape::kTiles; ++t) {
-      const unsigned char* const from = from_ + t * (Shape::kUnits * Units::kBytes);
+      const unsigned char* const from = step + t * (Shape::kUnits * Units::kBytes);
       unsigned char* const tile = to + t * Units::kBytes;
       if (requested_ >> t & 1) {
 #pragma unroll
@@ -133,6 +179,11 @@ class WeightRing {
       if (requested_ >> (Shape::kTiles + t) & 1) cp_async_16(tile + kScales, from + kScales);
     }
     cp_async_commit();
+  }
+
+  // Copy the next step, and advance.
+  __device__ __forceinline__ void request(unsigned char* to) {
+    copy(to, from_);
     from_ += Units::kBytes;
     if (--units_left_ <= 0) request_chunk(next_chunk_ + 1);
   }
@@ -181,8 +232,8 @@ class WeightRing {
   const unsigned char* weight_;  // of this lane, in the first unit of the slice of tile 0
   unsigned char* ring_;          // of this lane, in the first stage
   int blocks_, skipped_, units_;
-  // The next request: a unit of a chunk, this lane's bytes of it, and a mask of the pieces that the
-  // lane copies: values of tiles in the lowest bits, scales above.
+  // The next request: a unit of a chunk (the first one of a round), this lane's bytes of it, and a
+  // mask of the pieces that the lane copies: values of tiles in the lowest bits, scales above.
   const unsigned char* from_ = nullptr;
   int next_chunk_, units_left_;
   unsigned requested_;

@@ -8,8 +8,8 @@ The other sizes affect the speed. They are tactics:
 
 - ``ctas``; ``unit``: pairs of weight rows that stay together; ``loads`` in flight in registers;
 - ``ring``: whether as many steps as fit are in flight in shared memory too, or all steps of a
-  quantized weight with few tokens;
-- ``rows``: whether few tokens that do not fit in shared memory as fragments are stored as rows;
+  quantized weight with few tokens (above 1: at least so many);
+- ``rows``: whether few tokens are rows in shared memory, which are smaller than fragments;
 - ``held``: whether the sums of all chunks of a CTA are added at once, if they fit;
 - ``many``: whether the kernels of ``many_tokens.py`` are used, and ``panels``: whether with panels.
 """
@@ -61,7 +61,7 @@ _FEW_LOADS_REFILLED = 10
 _MAX_GROUP_BLOCKS = 36
 # Steps of a quantized weight in shared memory: more are no faster, fewer do not overlap. Two are
 # faster if all steps of a CTA follow normalized tokens at once.
-_MAX_PLACES, _MIN_PLACES = 3, 2
+_MAX_PLACES, _MIN_PLACES, _MAX_ROUND = 3, 2, 7
 # The switch in small_linear.cuh has cases for this number of steps in shared memory.
 _MAX_RING = 5
 # With few rows, O and QKV leave multiprocessors to small launches that run at the same time. This
@@ -226,11 +226,15 @@ def streaming_tactics(request: LoweringRequest, dense: Dense) -> tuple[Tactic, .
         candidates.append({"loads": _FEW_LOADS_REFILLED})
     if cut["FRAGMENTS"] and (cut["TOKEN_TILES"] == 1 if coded else cut["ONE_CHUNK"]):
         candidates.append({"ring": int(cut["RING"] == 0)})
+    if coded and cut["RING"] and dense.slice_units % int(cut["RING"]):
+        # Whole rounds: the compiler knows the stage of every step.
+        more = range(int(cut["RING"]), _MAX_ROUND + 1)
+        candidates += [{"ring": n} for n in more if dense.slice_units % n == 0][:1]
     if dense.op in _HOLDING and not cut["ONE_CHUNK"]:
         candidates.append({"held": int(cut["HELD"] == 1)})
     if cut["TOKEN_ROWS"] != TOKENS_PER_TILE:
         candidates.append({"rows": 0})
-    elif not cut["FRAGMENTS"] and _rows_held(dense, 1) < TOKENS_PER_TILE:
+    elif (coded or not cut["FRAGMENTS"]) and _rows_held(dense, 1) < TOKENS_PER_TILE:
         candidates.append({"rows": 1})
     # Single pairs, if complete units leave many CTAs idle at the end.
     pairs, ctas = dense.tiles * PAIRS_PER_TILE, int(cut["CTAS"])
@@ -259,9 +263,9 @@ def _cut(dense: Dense, token_tiles: int, target: Target, tactic: Tactic) -> Stre
     span = _most_tiles_touched(units, ctas, unit)
     fragments = dense.normed or dense.fragment_bytes(token_tiles) <= _MAX_FRAGMENT_BYTES
     held_rows = TOKENS_PER_TILE
-    if not fragments and tactic.get("rows", int(storage.scaled)):
+    if tactic.get("rows", int(storage.scaled and not fragments)):
         held_rows = _rows_held(dense, token_tiles)
-        fragments = held_rows < TOKENS_PER_TILE
+        fragments = fragments or held_rows < TOKENS_PER_TILE
     token_bytes = dense.fragment_bytes(token_tiles, held_rows) if fragments else 0
     if dense.normed:
         token_bytes += norm_bytes(dense.blocks, token_tiles)
@@ -294,8 +298,8 @@ def _cut(dense: Dense, token_tiles: int, target: Target, tactic: Tactic) -> Stre
             continue
         if in_places:
             ring_step = warps * tiles * storage.unit_bytes
-            wanted = _MIN_PLACES if dense.normed and chunks == 1 else _MAX_PLACES
-            depth = ring = min(left // ring_step, wanted)
+            usual_ring = _MIN_PLACES if dense.normed and chunks == 1 else _MAX_PLACES
+            depth = ring = min(left // ring_step, max(usual_ring, tactic.get("ring", 1)))
             if ring < _MIN_PLACES:
                 continue
         else:

@@ -24,7 +24,7 @@ using Places = Dense::Places;
 
 constexpr int kWidth = Config::kKBlocks * 32, kInner = Config::kTileCount * 8;
 
-extern "C" __global__ void __launch_bounds__(Config::kWarps * 32, 1)
+extern "C" __global__ void __launch_bounds__(Config::kWarps * 32, Dense::kResident)
     rms_swiglu(const uint16_t* x, const uint16_t* norm, const Units::Stored* gate_up,
                const uint16_t* bias, uint16_t* h, int rows) {
   DYNAMIC_SHARED(unsigned char, shared);

@@ -40,6 +40,7 @@ WIDTHS = (1024, 1504, 1536, 224)
 FORMS: tuple[tuple[int, Phase, Tactic], ...] = (
     (1, "decode", {}),
     (7, "decode", {"unit": 1}),
+    (3, "decode", {"rows": 1, "ring": 4}),
     (14, "decode", {"many": 1, "panels": 0}),
     (20, "decode", {"many": 0}),
     (40, "decode", {"many": 1, "panels": 1}),
