@@ -64,21 +64,15 @@ def lower(request: LoweringRequest) -> Lowering:
     if refused is not None:
         raise SpecbuildError(f"LazyGatedDelta: a state has {refused}; build with --backend cpu")
     rows, words = shapes["rows"][0], shapes["ancestor_bits"][1]
-    taps = shapes["conv_weight"][2]
     batch, path = shapes["replay_path"]
     nodes = shapes["factor_pool"][1]
     key_heads, stores = int(request.attributes["key_heads"]), int(request.attributes["stores"])
-    held = PROMPT_ROWS if stores else -(-rows // batch)
-    if held > nodes and not stores:
+    if -(-rows // batch) > nodes and not stores:
         raise SpecbuildError(
-            f"LazyGatedDelta: a sequence has {held} rows, but its slot keeps {nodes}; build for "
-            "the largest draft"
+            f"LazyGatedDelta: a sequence has {-(-rows // batch)} rows, but its slot keeps {nodes}; "
+            "build for the largest draft"
         )
-    held = max(held, path)
-    mixed = 2 * key_width + value_width
-    numbers = held * (2 * key_width + 3 * value_width + 2) + (held + taps - 1) * mixed // 2
-    numbers += held * (taps - 1 + words) + taps
-    shared = numbers * ITEM_BYTES["float32"]
+    held, shared = _held_rows(request), _shared_bytes(request)
     if shared > request.target.shared_bytes_per_block:
         raise SpecbuildError(
             f"LazyGatedDelta: {held} rows of a sequence take {shared} bytes of shared memory; "
@@ -135,8 +129,27 @@ def _default_tactic(request: LoweringRequest) -> dict[str, int]:
         return {"ctas": 1, "warms": 0}
     launched = request.tensors["state_pool"].shape[1] * request.tensors["replay_path"].shape[0]
     multiprocessors = request.target.multiprocessors
-    ctas = 2 if launched > multiprocessors and _halves(request) else 1
+    # With many rows, a multiprocessor holds the rows of one CTA only.
+    fits = _halves(request) and request.target.fits_twice(_shared_bytes(request))
+    ctas = 2 if launched > multiprocessors and fits else 1
     return {"ctas": ctas, "warms": int(launched <= ctas * multiprocessors)}
+
+
+def _held_rows(request: LoweringRequest) -> int:
+    """Return the rows of a sequence that a CTA holds in shared memory."""
+    rows, (batch, path) = request.tensors["rows"].shape[0], request.tensors["replay_path"].shape
+    return max(PROMPT_ROWS if request.attributes["stores"] else -(-rows // batch), path)
+
+
+def _shared_bytes(request: LoweringRequest) -> int:
+    """Return the shared memory of a CTA."""
+    shapes = {name: info.shape for name, info in request.tensors.items()}
+    _, _, key_width, value_width = shapes["state_pool"]
+    taps, words, held = shapes["conv_weight"][2], shapes["ancestor_bits"][1], _held_rows(request)
+    mixed = 2 * key_width + value_width
+    numbers = held * (2 * key_width + 3 * value_width + 2) + (held + taps - 1) * mixed // 2
+    numbers += held * (taps - 1 + words) + taps
+    return numbers * ITEM_BYTES["float32"]
 
 
 def _halves(request: LoweringRequest) -> bool:

@@ -28,10 +28,8 @@ def compile_default(op: OpSpec, request: LoweringRequest) -> None:
     required(compiler().compile(kernels, lambda: None))
 
 
-@pytest.mark.parametrize("value_heads", [48, 32, 64], ids=["27B", "35B-A3B", "397B"])
-@pytest.mark.parametrize("rows", [1, 4, 8, 0], ids=["1 row", "4 rows", "8 rows", "prompts"])
-def test_recurrent_states_do_not_spill(value_heads: int, rows: int) -> None:
-    """Prompts use the kernels for chunks."""
+def recurrent_states(value_heads: int, rows: int, *, nodes: int = NODES) -> LoweringRequest:
+    """Return a request for ``rows`` rows of each of four sequences, 0 for prompts."""
     batch, keys, values = 4, KEY_HEADS * WIDTH, value_heads * WIDTH
     total, channels = batch * rows or 2048, 2 * keys + values
     shapes = {
@@ -42,13 +40,13 @@ def test_recurrent_states_do_not_spill(value_heads: int, rows: int) -> None:
         "norm": (WIDTH,),
         "positions": (total,),
         "row_start": (batch + 1,),
-        "ancestor_bits": (total, 1),
+        "ancestor_bits": (total, -(-nodes // 32)),
         "state_slot": (batch,),
         "replay_path": (batch, NODES),
         "replay_count": (batch,),
-        "tail_pool": (batch, TAPS - 1 + NODES, channels),
+        "tail_pool": (batch, TAPS - 1 + nodes, channels),
         "state_pool": (batch, value_heads, WIDTH, WIDTH),
-        "factor_pool": (batch, NODES, values + keys + value_heads),
+        "factor_pool": (batch, nodes, values + keys + value_heads),
     }
     kinds = {"T": "bfloat16", "float32": "float32", "int32": "int32"}
     tensors = {
@@ -57,7 +55,24 @@ def test_recurrent_states_do_not_spill(value_heads: int, rows: int) -> None:
     }
     attributes = {"key_heads": KEY_HEADS, "eps": 1e-6, "stores": int(not rows)}
     phase: Phase = "decode" if rows else "prefill"
-    compile_default(LAZY_GATED_DELTA, LoweringRequest(tensors, attributes, phase))
+    return LoweringRequest(tensors, attributes, phase)
+
+
+@pytest.mark.parametrize("value_heads", [48, 32, 64], ids=["27B", "35B-A3B", "397B"])
+@pytest.mark.parametrize("rows", [1, 4, 8, 0], ids=["1 row", "4 rows", "8 rows", "prompts"])
+def test_recurrent_states_do_not_spill(value_heads: int, rows: int) -> None:
+    """Prompts use the kernels for chunks."""
+    compile_default(LAZY_GATED_DELTA, recurrent_states(value_heads, rows))
+
+
+@pytest.mark.parametrize(("rows", "threads"), [(8, 256), (32, 256), (48, 512), (64, 512)])
+def test_ctas_have_half_the_warps_if_two_fit_a_multiprocessor(rows: int, threads: int) -> None:
+    """The rows of a larger tree take more than half of its shared memory."""
+    request = recurrent_states(48, rows, nodes=rows)
+    assert LAZY_GATED_DELTA.lower is not None
+    [launch] = LAZY_GATED_DELTA.lower(request).launches
+    assert launch.block == threads
+    assert request.target.fits_twice(launch.shared_bytes) == (threads == 256)
 
 
 @pytest.mark.parametrize(("heads", "kv_heads"), [(24, 4), (16, 2)], ids=["27B", "35B-A3B"])
