@@ -14,7 +14,8 @@ from specbuild.plugins_cuda.linear.byte_codes import BYTE_CODECS
 from specbuild.plugins_cuda.linear.codec import Codec, CodeForm, GroupedCodes
 from specbuild.plugins_cuda.linear.nibble_codes import NIBBLE_CODECS
 from specbuild.plugins_cuda.linear.packing import BLOCK, HALF_ROWS, TILE_VALUES
-from specbuild.plugins_cuda.linear.storage import Storage
+from specbuild.plugins_cuda.linear.storage import INT4_SYMMETRIC, Storage
+from specbuild.plugins_cuda.linear.streaming import has_whole_rounds
 from specbuild.plugins_cuda.linear.table_codes import TABLE_CODECS
 
 if TYPE_CHECKING:
@@ -27,6 +28,9 @@ GROUP_STORAGES = tuple(_CODECS)
 def code_storage(forms: Collection[CodeForm], columns: int) -> Storage | None:
     """Return the storage of a weight of ``columns`` columns with rows of these forms, or None."""
     for storage, codec in _CODECS.items():
+        # Without whole rounds it takes a quarter more time than INT4_BF16.
+        if storage is INT4_SYMMETRIC and not has_whole_rounds(columns // BLOCK, storage):
+            continue
         whole = all(f.block[1] >= columns or f.block[1] % codec.columns == 0 for f in forms)
         if whole and all(codec.takes(form) for form in forms):
             return storage
