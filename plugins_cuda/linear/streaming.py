@@ -193,7 +193,7 @@ def require_tactic(op: str, tactic: Tactic, known: tuple[str, ...]) -> None:
         )
 
 
-def whole_round(steps: int, least: int, most: int) -> int | None:
+def _whole_round(steps: int, least: int, most: int) -> int | None:
     """Return the smallest number of stages whose rounds are all the steps, or None."""
     return next((n for n in range(least, most + 1) if steps % n == 0), None)
 
@@ -201,15 +201,18 @@ def whole_round(steps: int, least: int, most: int) -> int | None:
 def has_whole_rounds(blocks: int, storage: Storage) -> bool:
     """Return whether the slices of ``blocks`` of K are rounds of few stages."""
     units = storage.units(-(-blocks // slices_of(blocks)))
-    return whole_round(units, _MIN_PLACES, _MAX_ROUND) is not None
+    return _whole_round(units, _MIN_PLACES, _MAX_ROUND) is not None
 
 
 def _usual_ring(dense: Dense, *, at_once: bool) -> int:
-    least = _MIN_PLACES if at_once else _USUAL_PLACES
+    """Return the steps in flight; ``at_once``: all of a CTA's follow its tokens."""
+    least, steps = _MIN_PLACES if at_once else _USUAL_PLACES, dense.slice_units
     if dense.storage is INT4_SYMMETRIC:
-        whole = (whole_round(dense.slice_units, n, _MAX_ROUND) for n in (least, _MIN_PLACES))
-        return next(filter(None, whole), least)
-    return least if at_once else whole_round(dense.slice_units, least, _MAX_USUAL_ROUND) or least
+        whole = _whole_round(steps, least, _MAX_ROUND) or _whole_round(
+            steps, _MIN_PLACES, _MAX_ROUND
+        )
+        return whole or least
+    return least if at_once else _whole_round(steps, least, _MAX_USUAL_ROUND) or least
 
 
 def deep_enough(steps: int, wanted: int) -> int:
