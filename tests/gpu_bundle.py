@@ -21,8 +21,9 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 CUBINS = ROOT / "out" / "gpu-cubins.tar.xz"
 PACKAGES = (
-    *("annotated-doc", "annotated-types", "cuda-bindings", "cuda-pathfinder", "gguf", "httptools"),
-    *("llguidance", "onnx-graphsurgeon", "onnxruntime", "pydantic", "pydantic-core", "rich"),
+    *("annotated-doc", "annotated-types", "compressed-tensors", "cuda-bindings", "cuda-pathfinder"),
+    *("gguf", "httptools", "llguidance", "loguru", "onnx-graphsurgeon", "onnxruntime"),
+    *("pydantic", "pydantic-core", "rich"),
     *("starlette", "typer", "typing-inspection", "uvicorn", "xxhash"),
     *("hypothesis", "pytest", "pytest-timeout", "pytest-xdist", "execnet", "iniconfig", "pluggy"),
 )
