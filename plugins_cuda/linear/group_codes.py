@@ -14,8 +14,8 @@ from specbuild.plugins_cuda.linear.byte_codes import BYTE_CODECS
 from specbuild.plugins_cuda.linear.codec import Codec, CodeForm, GroupedCodes
 from specbuild.plugins_cuda.linear.nibble_codes import NIBBLE_CODECS
 from specbuild.plugins_cuda.linear.packing import BLOCK, HALF_ROWS, TILE_VALUES
+from specbuild.plugins_cuda.linear.slices import has_whole_rounds
 from specbuild.plugins_cuda.linear.storage import INT4_SYMMETRIC, Storage
-from specbuild.plugins_cuda.linear.streaming import has_whole_rounds
 from specbuild.plugins_cuda.linear.table_codes import TABLE_CODECS
 
 if TYPE_CHECKING:

@@ -21,6 +21,13 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from specbuild.plugins_cuda.launches import LoweringRequest, Tactic, Target
+from specbuild.plugins_cuda.linear.slices import (
+    MAX_ROUND,
+    MIN_PLACES,
+    group_slices_of,
+    slices_of,
+    whole_round,
+)
 from specbuild.plugins_cuda.linear.storage import BF16, INT4_SYMMETRIC, Storage
 from specbuild.runtime.errors import SpecbuildError
 
@@ -28,7 +35,6 @@ MAX_ROWS = 256
 STREAMING_KEYS = ("ctas", "unit", "loads", "ring", "rows", "held", "many", "panels")
 TOKENS_PER_TILE = 8
 PAIRS_PER_TILE = 8
-_MAX_WARPS = 16
 _LOAD_BYTES, _FRAGMENT_BYTES = 512, 512
 # Bytes of a token's sums of a tile.
 _PARTIAL_BYTES = 64
@@ -57,12 +63,10 @@ _LOADS_OF_CODES_AND_TOKENS = {1: 15, 2: 14, 4: 14}
 _MAX_LOADS_REFILLED = 12
 # A candidate with fewer loads, because long slices of some widths have too few registers.
 _FEW_LOADS_REFILLED = 10
-# Blocks of K with which 64 tokens have 144 KB.
-_MAX_GROUP_BLOCKS = 36
 # Steps of a quantized weight in shared memory: fewer than three do not overlap. Two are faster if
 # all steps of a CTA follow normalized tokens at once. Whole rounds of four take 2 to 10 % less time
 # than three steps, and longer ones more time, except those of INT4_SYMMETRIC.
-_USUAL_PLACES, _MIN_PLACES, _MAX_USUAL_ROUND, _MAX_ROUND = 3, 2, 4, 7
+_USUAL_PLACES, _MAX_USUAL_ROUND = 3, 4
 # The switch in small_linear.cuh has cases for this number of steps in shared memory.
 _MAX_RING = 5
 # With few rows, O and QKV leave multiprocessors to small launches that run at the same time. This
@@ -157,23 +161,6 @@ def norm_bytes(blocks: int, token_tiles: int) -> int:
     return _round_up(64 * blocks) + token_tiles * TOKENS_PER_TILE * 20 * 4
 
 
-def slices_of(blocks: int) -> int:
-    """Return the warps that split ``blocks`` of K: as many as are evenly busy, at most 16."""
-    if blocks <= _MAX_WARPS:
-        return blocks
-
-    def busy(warps: int) -> float:
-        return blocks / (warps * -(-blocks // warps))
-
-    return max(range(_MAX_WARPS // 2, _MAX_WARPS + 1), key=lambda warps: (busy(warps), warps))
-
-
-def group_slices_of(slices: int, slice_blocks: int) -> int:
-    """Return the slices that are added before groups are: as many as 64 tokens leave memory for."""
-    max_slices = max(1, _MAX_GROUP_BLOCKS // slice_blocks)
-    return max(size for size in range(1, min(max_slices, slices) + 1) if slices % size == 0)
-
-
 def require_decode_rows(op: str, rows: int) -> None:
     """Raise SpecbuildError for more rows than a decode launch may have."""
     if rows > MAX_ROWS:
@@ -193,26 +180,13 @@ def require_tactic(op: str, tactic: Tactic, known: tuple[str, ...]) -> None:
         )
 
 
-def _whole_round(steps: int, least: int, most: int) -> int | None:
-    """Return the smallest number of stages whose rounds are all the steps, or None."""
-    return next((n for n in range(least, most + 1) if steps % n == 0), None)
-
-
-def has_whole_rounds(blocks: int, storage: Storage) -> bool:
-    """Return whether the slices of ``blocks`` of K are rounds of few stages."""
-    units = storage.units(-(-blocks // slices_of(blocks)))
-    return _whole_round(units, _MIN_PLACES, _MAX_ROUND) is not None
-
-
 def _usual_ring(dense: Dense, *, at_once: bool) -> int:
     """Return the steps in flight; ``at_once``: all of a CTA's follow its tokens."""
-    least, steps = _MIN_PLACES if at_once else _USUAL_PLACES, dense.slice_units
+    least, steps = MIN_PLACES if at_once else _USUAL_PLACES, dense.slice_units
     if dense.storage is INT4_SYMMETRIC:
-        whole = _whole_round(steps, least, _MAX_ROUND) or _whole_round(
-            steps, _MIN_PLACES, _MAX_ROUND
-        )
-        return whole or least
-    return least if at_once else _whole_round(steps, least, _MAX_USUAL_ROUND) or least
+        whole = whole_round(steps, least, MAX_ROUND)
+        return whole or whole_round(steps, MIN_PLACES, MAX_ROUND) or least
+    return least if at_once else whole_round(steps, least, _MAX_USUAL_ROUND) or least
 
 
 def deep_enough(steps: int, wanted: int) -> int:
@@ -251,7 +225,7 @@ def streaming_tactics(request: LoweringRequest, dense: Dense) -> tuple[Tactic, .
         candidates.append({"ring": int(cut["RING"] == 0)})
     if coded and cut["RING"] and dense.slice_units % int(cut["RING"]):
         # Whole rounds: the compiler knows the stage of every step.
-        more = range(int(cut["RING"]), _MAX_ROUND + 1)
+        more = range(int(cut["RING"]), MAX_ROUND + 1)
         candidates += [{"ring": n} for n in more if dense.slice_units % n == 0][:1]
     if dense.op in _HOLDING and not cut["ONE_CHUNK"]:
         candidates.append({"held": int(cut["HELD"] == 1)})
@@ -323,7 +297,7 @@ def _cut(dense: Dense, token_tiles: int, target: Target, tactic: Tactic) -> Stre
             ring_step = warps * tiles * storage.unit_bytes
             usual_ring = _usual_ring(dense, at_once=dense.normed and chunks == 1)
             depth = ring = min(left // ring_step, max(usual_ring, tactic.get("ring", 1)))
-            if ring < _MIN_PLACES:
+            if ring < MIN_PLACES:
                 continue
         else:
             beside = 0 if fragments else storage.unit_blocks * token_tiles

@@ -26,6 +26,7 @@ from specbuild.plugins_cuda.linear.many_tokens import (
     panel_depth,
 )
 from specbuild.plugins_cuda.linear.packing import TILE_ROWS
+from specbuild.plugins_cuda.linear.slices import slices_of
 from specbuild.plugins_cuda.linear.storage import BF16, Storage, weight_tiles
 from specbuild.plugins_cuda.linear.streaming import (
     TOKENS_PER_TILE,
@@ -36,7 +37,6 @@ from specbuild.plugins_cuda.linear.streaming import (
     norm_bytes,
     require_decode_rows,
     require_tactic,
-    slices_of,
     token_tiles_for,
 )
 from specbuild.plugins_cuda.rms_norms import rounding_code, rounding_of

@@ -19,8 +19,9 @@ from left_out import slow
 from specbuild.builder.backends.cuda.tuning.kernel_case import bits
 from specbuild.plugins_cuda.launches import LoweringRequest, Phase, Tactic, Target, TensorInfo
 from specbuild.plugins_cuda.linear.block_scaled import quantised
+from specbuild.plugins_cuda.linear.slices import slices_of
 from specbuild.plugins_cuda.linear.storage import BF16, FP8, MXFP4, Storage
-from specbuild.plugins_cuda.linear.streaming import MAX_ROWS, slices_of
+from specbuild.plugins_cuda.linear.streaming import MAX_ROWS
 from specbuild.plugins_cuda.registry import op_named
 from specbuild.runtime.errors import SpecbuildError
 
