@@ -118,7 +118,7 @@ def tactics(request: LoweringRequest) -> tuple[Tactic, ...]:
     if request.attributes["stores"]:
         return ({},)
     default = _default_tactic(request)
-    numbers = (1, 2) if _halves(request) else (1,)
+    numbers = (1, 2) if _can_halve_warps(request) else (1,)
     explicit = tuple({"ctas": ctas, "warms": warms} for ctas in numbers for warms in (0, 1))
     return ({}, *(tactic for tactic in explicit if tactic != default))
 
@@ -130,7 +130,7 @@ def _default_tactic(request: LoweringRequest) -> dict[str, int]:
     launched = request.tensors["state_pool"].shape[1] * request.tensors["replay_path"].shape[0]
     multiprocessors = request.target.multiprocessors
     # With many rows, a multiprocessor holds the rows of one CTA only.
-    fits = _halves(request) and request.target.fits_twice(_shared_bytes(request))
+    fits = _can_halve_warps(request) and request.target.fits_twice(_shared_bytes(request))
     ctas = 2 if launched > multiprocessors and fits else 1
     return {"ctas": ctas, "warms": int(launched <= ctas * multiprocessors)}
 
@@ -152,6 +152,6 @@ def _shared_bytes(request: LoweringRequest) -> int:
     return numbers * ITEM_BYTES["float32"]
 
 
-def _halves(request: LoweringRequest) -> bool:
+def _can_halve_warps(request: LoweringRequest) -> bool:
     """Return whether a CTA can have half as many warps, each with twice the columns."""
     return request.tensors["state_pool"].shape[3] % (2 * WARP_COLUMNS) == 0

@@ -28,7 +28,7 @@ GROUP_STORAGES = tuple(_CODECS)
 def code_storage(forms: Collection[CodeForm], columns: int) -> Storage | None:
     """Return the storage of a weight of ``columns`` columns with rows of these forms, or None."""
     for storage, codec in _CODECS.items():
-        # Without whole rounds it takes a quarter more time than INT4_BF16.
+        # Where steps are no whole rounds, this storage takes a quarter more time than INT4_BF16.
         if storage is INT4_SYMMETRIC and not has_whole_rounds(columns // BLOCK, storage):
             continue
         whole = all(f.block[1] >= columns or f.block[1] % codec.columns == 0 for f in forms)
