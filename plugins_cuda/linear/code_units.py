@@ -55,6 +55,18 @@ def by_lane(codes: torch.Tensor) -> torch.Tensor:
     return parts.permute(0, 3, 2, 5, 4, 1, 6)
 
 
+def lane_octets(codes: torch.Tensor) -> torch.Tensor:
+    """Return the eight columns of each lane as one number, int64 [tile, unit, g, t, block, h].
+
+    ``codes`` are u8 [N, columns of complete units]; the first column is the lowest byte.
+    """
+    import torch
+
+    octets = codes.contiguous().view(torch.int64)
+    parts = octets.reshape(-1, 2, HALF_ROWS, codes.shape[1] // UNIT_COLUMNS, 2, 4)
+    return parts.permute(0, 3, 2, 5, 4, 1).contiguous()
+
+
 def from_lanes(lanes: torch.Tensor) -> torch.Tensor:
     """Invert :func:`by_lane`."""
     tiles, units = lanes.shape[:2]
@@ -80,10 +92,12 @@ def spread(parts: torch.Tensor, columns: int) -> torch.Tensor:
 def joined_bytes(*parts: torch.Tensor, size: int) -> torch.Tensor:
     """Concatenate parts [tile, unit, …] as bytes, u8 [tile, unit, size]."""
     import torch
-    from torch.nn import functional as F
 
-    flat = torch.cat([part.flatten(2).contiguous().view(torch.uint8) for part in parts], dim=2)
-    return F.pad(flat, (0, size - flat.shape[2]))
+    flat = [part.flatten(2).contiguous().view(torch.uint8) for part in parts]
+    padding = size - sum(part.shape[2] for part in flat)
+    if padding:
+        flat.append(flat[0].new_zeros(1, 1, 1).expand(*flat[0].shape[:2], padding))
+    return torch.cat(flat, dim=2)
 
 
 def split_bytes(packed: torch.Tensor, *sizes: int) -> list[torch.Tensor]:

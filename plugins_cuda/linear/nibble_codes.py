@@ -34,11 +34,11 @@ from typing import TYPE_CHECKING
 
 from specbuild.plugins_cuda.linear.code_units import (
     UNIT_COLUMNS,
-    by_lane,
     by_row,
     exact,
     from_lanes,
     joined_bytes,
+    lane_octets,
     scale_type,
     split_bytes,
     spread,
@@ -80,22 +80,39 @@ _NIBBLE, _NIBBLE_BITS, _SIX_BITS = 15, 4, 6
 # Four bits are multiples of 2^-129 in kernels, and scales times 2^129 are bf16 numbers.
 _SYMMETRIC_MIDDLE, _SYMMETRIC_UNIT = 8, 2.0**129
 _SYMMETRIC_LIMIT, _SMALL_SYMMETRIC = 0.5, 2.0**-120
+# Numbers of eight columns that are packed together, so that they stay in a CPU's cache.
+_CACHED_OCTETS = 1 << 15
 _SIX_BIT_COLUMNS, _SIX_BIT_MIDDLE, _MULTIPLE_BIAS = 16, 32, 128
 
 
 def nibble_words(codes: torch.Tensor) -> torch.Tensor:
-    """Convert four bits of values [N, complete units] to int32 [tile, unit, g, t, block, h]."""
-    return _bit_words(by_lane(codes), _NIBBLE_BITS)
+    """Convert four bits of u8 values [N, complete units] to int32 [tile, unit, g, t, block, h]."""
+    return _bit_words(codes, _NIBBLE_BITS)
 
 
-def _bit_words(lanes: torch.Tensor, step: int) -> torch.Tensor:
-    """Pack small values [..., 8] to int32: column 2i at bits step · i, column 2i + 1 at 16 more."""
+def _bit_words(codes: torch.Tensor, step: int) -> torch.Tensor:
+    """Pack u8 values of up to ``step`` bits: column 2i at bits step · i, column 2i + 1 at 16 more.
+
+    Eight columns are packed at once, within a number of 64 bits.
+    """
     import torch
 
-    pairs = lanes.to(torch.int32).unflatten(-1, (4, 2))
-    shifts = torch.arange(4, dtype=torch.int32) * step
-    halves = (pairs << shifts[:, None]).sum(-2, dtype=torch.int32)
-    return halves[..., 0] | halves[..., 1] << 16
+    octets = lane_octets(codes)
+    words = torch.empty(octets.shape, dtype=torch.int32)
+    for some, packed in zip(
+        octets.view(-1).split(_CACHED_OCTETS), words.view(-1).split(_CACHED_OCTETS), strict=True
+    ):
+        packed.copy_(_every_second(some, step) | _every_second(some >> 8, step) << 16)
+    return words
+
+
+def _every_second(octets: torch.Tensor, step: int) -> torch.Tensor:
+    """Move bytes 0, 2, 4 and 6 to bits 0, step, 2 · step and 3 · step."""
+    columns = octets & 0x00FF00FF00FF00FF
+    moved = columns.clone()
+    for i in (1, 2, 3):
+        moved |= columns >> i * (16 - step)
+    return moved & 0xFFFF
 
 
 def _word_bits(words: torch.Tensor, step: int, bits: int, first: torch.Tensor) -> torch.Tensor:
@@ -176,7 +193,7 @@ def _pack_symmetric(weight: GroupedCodes) -> torch.Tensor:
             f"an int4 weight has a scale of {float(wrong[0]):g}, expected 0 or less than "
             f"{_SYMMETRIC_LIMIT:g}, which kernels decode; build with --weights-dtype bf16"
         )
-    codes = whole_units(weight.codes).to(torch.int16) + _SYMMETRIC_MIDDLE
+    codes = (whole_units(weight.codes) + _SYMMETRIC_MIDDLE).to(torch.uint8)
     scales = exact(numbers, torch.bfloat16).double() * _SYMMETRIC_UNIT
     parts = by_row(scales.to(torch.bfloat16), 1)
     return joined_bytes(nibble_words(codes), parts, size=INT4_SYMMETRIC.unit_bytes)
@@ -239,10 +256,10 @@ def _few_words(weight: GroupedCodes, bits: int) -> list[torch.Tensor]:
     """Return the words of values of four bits; with five, also those of the fifth bits."""
     import torch
 
-    codes = whole_units(weight.codes).to(torch.int32)
+    codes = whole_units(weight.codes).to(torch.uint8)
     words = [nibble_words(codes & _NIBBLE)]
     if bits > _NIBBLE_BITS:
-        fifth = _bit_words(by_lane(codes >> _NIBBLE_BITS), 1)
+        fifth = _bit_words(codes >> _NIBBLE_BITS, 1)
         words.append((fifth << _fifth_places()).sum((-1, -2), dtype=torch.int32))
     return words
 
@@ -310,8 +327,8 @@ def _six_bit_codec(storage: Storage) -> Codec:
     def pack(weight: GroupedCodes) -> torch.Tensor:
         import torch
 
-        codes = whole_units(weight.codes).to(torch.int32) + _SIX_BIT_MIDDLE
-        high = _bit_words(by_lane(codes >> _NIBBLE_BITS), 2)
+        codes = (whole_units(weight.codes) + _SIX_BIT_MIDDLE).to(torch.uint8)
+        high = _bit_words(codes >> _NIBBLE_BITS, 2)
         high = high[..., 0] | high[..., 1] << 8
         groups = by_row((weight.numbers(SCALE) + _MULTIPLE_BIAS).to(torch.uint8), 4)
         scales = [by_row(exact(weight.numbers(BLOCK_SCALE), torch.float16), 1)]
