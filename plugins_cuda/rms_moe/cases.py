@@ -41,8 +41,9 @@ class Layer:
     ``popular``: the router's bias assigns most rows to the first ``top_k`` experts. ``twins``:
     experts 2i and 2i + 1 have equal router rows and selection biases, so they tie. ``bf16``:
     experts are stored in bf16; ``units``: the storages of gate/up and down in quantized values.
-    ``shared`` experts are in addition to ``experts``. ``router_norm``: the router's input has
-    another norm. ``expert_scale``: each expert has a factor.
+    ``shared`` experts are in addition to ``experts``; with ``shared_gates``, the router gives the
+    logits of their weights. ``router_norm``: the router's input has another norm.
+    ``expert_scale``: each expert has a factor.
     """
 
     rows: int = 4
@@ -68,6 +69,7 @@ class Layer:
     group_score: str = "sum_of_two"
     scaling: float = 1.0
     shared: int = 0
+    shared_gates: bool = False
     router_norm: bool = False
     expert_scale: bool = False
     residual: int = 1
@@ -88,6 +90,7 @@ class Layer:
             "group_score": self.group_score,
             "scaling": self.scaling,
             "shared": self.shared,
+            "shared_gates": int(self.shared_gates),
             "residual": self.residual,
         }
 
@@ -141,6 +144,10 @@ class Layer:
             bias[: self.top_k] += 8.0
         if self.twins:
             weight[1::2], bias[1::2] = weight[0::2], bias[0::2]
+        if self.shared_gates:
+            gates = rng.standard_normal((self.shared, self.hidden)) * self.hidden**-0.5
+            weight = np.concatenate([weight, gates])
+            bias = np.concatenate([bias, np.zeros(self.shared)])
         return weight.astype(np.float32), bias.astype(np.float32)
 
     def arrays(self, rng: np.random.Generator) -> Arrays:
@@ -199,6 +206,8 @@ _EXAMPLE = Layer(hidden=192, inner=32, experts=8, top_k=4)
 _QWEN3 = Layer(hidden=2048, inner=768, experts=128, top_k=8, rounding="llama", activation="swiglu")
 QWEN3_BF16 = replace(_QWEN3, bf16=True)
 QWEN3_NEXT = replace(QWEN3_BF16, inner=512, experts=512, top_k=10, rounding="offset")
+# With a shared expert whose weight is the sigmoid of a logit.
+QWEN35_MOE = replace(QWEN3_NEXT, experts=256, top_k=8, shared=1, shared_gates=True)
 _GPT_OSS = Layer(hidden=2880, inner=2880, experts=32, top_k=4)
 
 # DeepSeek-V3's: groups by their two best scores, sigmoids with a bias, one shared expert.
@@ -266,6 +275,17 @@ CASES: tuple[Case, ...] = (
         "sigmoids of rounded logits, without a bias"
     ),
     _V2.case("DeepSeek-V2's choice and two shared experts"),
+    replace(QWEN35_MOE, **_SMALL, rows=5, experts=16, top_k=3, bf16=False).case(
+        "a shared expert with a gate"
+    ),
+    replace(QWEN35_MOE, **_SMALL, rows=1, live=0, experts=16, top_k=3).case(
+        "a shared expert with a gate, a row of padding"
+    ),
+    replace(_V2, rows=9, live=7, shared_gates=True).case("two shared experts with gates"),
+    replace(_V3, rows=9, shared_gates=True).case("biased sigmoids, a shared expert with a gate"),
+    replace(GEMMA4, **_SMALL, rows=3, experts=32, top_k=4, shared=2, shared_gates=True).case(
+        "factors of experts, two shared ones with gates"
+    ),
     replace(_V2, rows=1, experts=12, groups=12, groups_chosen=3).case("groups of one expert"),
     replace(_V2, rows=3, experts=63, groups=1, groups_chosen=1).case(
         "shared experts in two sets of 32"
@@ -323,6 +343,7 @@ KERNEL_CASES: tuple[Case, ...] = (
     replace(DEEPSEEK_V3, rows=64, experts=32).case("gpu: deepseek-v3, 32 experts, 64 rows"),
     replace(KIMI_K2, rows=8, inner=128).case("gpu: kimi-k2, experts of 128, 8 rows"),
     *(replace(QWEN3_NEXT, rows=t).case(f"gpu: qwen3-next, bf16, {t} rows") for t in (1, 8, 64)),
+    *(replace(QWEN35_MOE, rows=t).case(f"gpu: qwen3.5-35b-a3b, {t} rows") for t in (1, 4, 64)),
     replace(GEMMA4, **_SMALL, rows=35, live=33).case("Gemma 4's router and GELU, many rows"),
     *(replace(GEMMA4, rows=t).case(f"gpu: gemma-4-26b-a4b, {t} rows") for t in (1, 4, 16, 64)),
 )

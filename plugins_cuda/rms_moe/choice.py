@@ -18,6 +18,9 @@ BIASED_GATINGS = ("sigmoid", "sigmoid_norm")
 # Inputs of some routers only.
 ROUTER_PARTS = ("choice_bias", "router_norm", "expert_scale")
 MAX_EXPERTS, MAX_TOP_K, MAX_SHARED, MAX_GROUPS = 512, 10, 2, 32
+# With more routed experts besides a shared one, the lists of 256 rows do not fit into the static
+# shared memory of a CTA.
+MAX_BESIDE_SHARED = 384
 
 
 @dataclass(frozen=True)
@@ -26,8 +29,9 @@ class Choice:
     rows.
 
     ``rounded``: the router's logits are rounded to bf16, like a linear layer's output. ``biased``:
-    experts are selected by sigmoids plus a bias. ``scaled``: each expert's weight has a factor. The
-    other fields are those of ``moe.op.route``.
+    experts are selected by sigmoids plus a bias. ``scaled``: each expert's weight has a factor.
+    ``gated``: the weight of a shared expert is the sigmoid of a logit, otherwise 1; the router's
+    last rows give these logits. The other fields are those of ``moe.op.route``.
     """
 
     routed: int
@@ -41,6 +45,12 @@ class Choice:
     scaling: float = 1.0
     shared: int = 0
     scaled: bool = False
+    gated: bool = False
+
+    @property
+    def router_rows(self) -> int:
+        """Return the rows of the router's weight: routed experts, then gates of shared ones."""
+        return self.routed + self.shared * self.gated
 
     @property
     def experts(self) -> int:
@@ -62,12 +72,16 @@ class Choice:
         return self != Choice(self.routed, self.top_k)
 
     def logits_bytes(self, rows: int) -> int:
-        """Return the bytes of the router's workspace: scores if any, logits, factors if any."""
-        return 4 * rows * self.routed * (1 + self.biased + self.scaled)
+        """Return the bytes of the router's workspace: scores, logits, factors and gates.
+
+        All but the logits are optional.
+        """
+        return 4 * rows * self.routed * (1 + self.biased + self.scaled + self.gated)
 
     def of_router(self, rows: int) -> tuple[tuple[str, int], ...]:
         """Return the constants of kernels that write logits."""
-        return ("ROUNDED", int(self.rounded)), *self._places(rows)
+        gates = ("SHARED_GATES", self.router_rows - self.routed)
+        return ("ROUNDED", int(self.rounded)), gates, *self._places(rows)
 
     def of_experts(self, rows: int) -> tuple[tuple[str, int | float], ...]:
         """Return the constants of kernels that select experts by logits."""
@@ -85,11 +99,12 @@ class Choice:
         )
 
     def _places(self, rows: int) -> tuple[tuple[str, int], ...]:
-        """Return the number of values before the logits and before the factors; 0 without them."""
+        """Return the values before the logits, the factors and the gates; 0 without these."""
         some = rows * self.routed
         return (
             ("SCORES", some if self.biased else 0),
             ("FACTORS", some * (1 + self.biased) if self.scaled else 0),
+            ("GATES", some * (1 + self.biased + self.scaled) if self.gated else 0),
         )
 
 
@@ -109,6 +124,7 @@ def choice_of(request: LoweringRequest) -> Choice:
         scaling=float(attributes["scaling"]),
         shared=shared,
         scaled="expert_scale" in tensors,
+        gated=bool(attributes["shared_gates"]),
     )
     wrong = unknown_choice(choice)
     if wrong is not None:

@@ -318,7 +318,7 @@ def _route(request: LoweringRequest, sizes: Sizes) -> OpLaunch:
     )
     return OpLaunch(
         kernel=Kernel(FOLDER, entry, constants, file=file),
-        grid=(-(-choice.routed // experts), -(-sizes.rows // 8), 1),
+        grid=(-(-choice.router_rows // experts), -(-sizes.rows // 8), 1),
         block=32 * warps,
         shared_bytes=512 * warps * of_a_warp if staged else 0,
         arguments=(

@@ -83,12 +83,14 @@ def experts_sum(
     rounding: str,
     logits: str,
     shared: int,
+    shared_gates: int = 0,
     **choice: Any,
 ) -> torch.Tensor:
     """Return ``moe(rms(x))`` [T, H] in fp32, not rounded, of the op's ``inputs`` in order.
 
     ``gate_up``, ``gate_up_bias`` and ``down`` are packed (``packing.py``, ``expert_codes.py``). The
-    last ``shared`` experts apply to every row, with weight 1. ``choice`` has attributes of ``Moe``.
+    last ``shared`` experts apply to every row, with weight 1 or, with ``shared_gates``, the sigmoid
+    of their logits, which the last rows of the router give. ``choice`` has attributes of ``Moe``.
     """
     required = [tensor for tensor in inputs[:8] if tensor is not None]
     x, norm, router_weight, router_bias, gate_up, gate_up_bias, down, down_bias = required
@@ -96,9 +98,11 @@ def experts_sum(
     choice_bias, router_norm, expert_scale = (*inputs[9:], None, None, None)[:3]
     router = (router_weight, router_bias, router_norm)
     normed, of_router = router_input(x, norm, router, eps, rounding, logits)
-    routed, packed = router_weight.shape[0], gate_up.shape[0]
+    gates, packed = shared * shared_gates, gate_up.shape[0]
+    routed = router_weight.shape[0] - gates
     if routed + shared != packed:
         raise ValueError(f"RmsMoe: {packed} experts, {routed} routed and {shared} shared")
+    weights = of_router[:, routed:].sigmoid() if gates else of_router.new_ones(len(x), shared)
     rows, inner, hidden = normed.float(), gate_up_bias.shape[1] // 2, normed.shape[1]
 
     def mixed(
@@ -109,10 +113,11 @@ def experts_sum(
         b1, b2 = unpack_gate_up_bias(gate_up_bias)[some], down_bias[some]
         return moe_reference(rows, scores, w1, s1, b1, w2, s2, b2, *of_choice, **how)
 
-    experts = mixed(slice(routed), of_router, (choice_bias, expert_scale), choice)
-    for each in range(routed, packed):
-        certain = of_router.new_zeros(len(rows), 1)
-        experts = experts + mixed(slice(each, each + 1), certain, (), {**choice, **_ALL_ROWS})
+    experts = mixed(slice(routed), of_router[:, :routed], (choice_bias, expert_scale), choice)
+    certain = of_router.new_zeros(len(rows), 1)
+    for i in range(shared):
+        one = mixed(slice(routed + i, routed + i + 1), certain, (), {**choice, **_ALL_ROWS})
+        experts = experts + weights[:, i : i + 1] * one
     return experts
 
 
@@ -193,8 +198,8 @@ OP = OpSpec(
     inputs=(
         TensorSpec("x", "T", ("T", "hidden")),
         TensorSpec("norm", "W", ("hidden",)),
-        TensorSpec("router_weight", "W", ("experts", "hidden")),
-        TensorSpec("router_bias", "W", ("experts",)),
+        TensorSpec("router_weight", "W", ("router_rows", "hidden")),
+        TensorSpec("router_bias", "W", ("router_rows",)),
         TensorSpec("gate_up", "W", ("all_experts", "gate_up_tiles", "gate_up_tile_bytes")),
         TensorSpec("gate_up_bias", "W", ("all_experts", "two_inner")),
         TensorSpec("down", "W", ("all_experts", "down_tiles", "down_tile_bytes")),
@@ -219,6 +224,7 @@ OP = OpSpec(
         AttributeSpec("group_score", str, "sum_of_two"),
         AttributeSpec("scaling", float, 1.0),
         AttributeSpec("shared", int, 0),
+        AttributeSpec("shared_gates", int, 0),
         AttributeSpec("residual", int, 1),
     ),
     reference=reference,

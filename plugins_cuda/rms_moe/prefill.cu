@@ -3,8 +3,8 @@
 //
 //   x              bf16 [rows, H]                 in    from row_start[SEQUENCES] on padding
 //   norm           bf16 [H]                       in
-//   router_weight  bf16 [EXPERTS, H]              in
-//   router_bias    bf16 [EXPERTS]                 in
+//   router_weight  bf16 [EXPERTS + SHARED_GATES, H]  in
+//   router_bias    bf16 [EXPERTS + SHARED_GATES]  in
 //   gate_up        u8 [EXPERTS, I/8, tile bytes]  in    packed (packing.py): MXFP4, or with BF16
 //                                                       bf16 [EXPERTS, I/8, 16·H]
 //   gate_up_bias   bf16 [EXPERTS, 2·I]            in    packed: 8 gates, then their 8 ups
@@ -13,7 +13,7 @@
 //   down_bias      bf16 [EXPERTS, H]              in
 //   row_start      int32 [SEQUENCES + 1]          in
 //   y              bf16 [rows, H]                 out   live rows
-//   workspace_logits    fp32 [rows, EXPERTS]      of the first launch; logits of routed experts
+//   workspace_logits    fp32                      of the first launch, as in route.cu
 //   workspace_chosen    int32 [rows, TOP_K]       a row's experts, ascending
 //   workspace_shares    fp32 [rows, TOP_K]        their weights
 //   workspace_position  int32 [rows, TOP_K]       their places among the sorted rows

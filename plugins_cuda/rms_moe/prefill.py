@@ -230,7 +230,7 @@ def _kernel(
 def _row_constants(request: LoweringRequest, layer: Layer) -> tuple[tuple[str, int | float], ...]:
     choice = choice_of(request)
     of_choice = dict((*choice.of_router(layer.rows), *choice.of_experts(layer.rows)))
-    rows = _router_rows(layer, choice.routed)
+    rows = _router_rows(layer, choice.router_rows)
     return layer.constants(
         K_BLOCKS=layer.hidden // BLOCK,
         SEQUENCES=layer.sequences,
@@ -239,15 +239,15 @@ def _row_constants(request: LoweringRequest, layer: Layer) -> tuple[tuple[str, i
         ROUTER_NORM=int("router_norm" in request.tensors),
         RESIDUAL=int(request.attributes["residual"]),
         ROUTER_ROWS=rows,
-        SHARED_BYTES=_router_bytes(layer, choice.routed, rows),
+        SHARED_BYTES=_router_bytes(layer, choice.router_rows, rows),
         **of_choice,
     )
 
 
-def _router_rows(layer: Layer, routed: int) -> int:
+def _router_rows(layer: Layer, outputs: int) -> int:
     """Return the rows of a routing CTA; SpecbuildError if no number fits."""
     for rows in _ROUTER_ROWS:
-        if _router_bytes(layer, routed, rows) <= _MAX_ROUTER_BYTES:
+        if _router_bytes(layer, outputs, rows) <= _MAX_ROUTER_BYTES:
             return rows
     raise SpecbuildError(
         f"RmsMoe got hidden {layer.hidden}, of which {_ROUTER_ROWS[-1]} rows do not fit shared "
@@ -255,9 +255,9 @@ def _router_rows(layer: Layer, routed: int) -> int:
     )
 
 
-def _router_bytes(layer: Layer, routed: int, rows: int) -> int:
+def _router_bytes(layer: Layer, outputs: int, rows: int) -> int:
     """Return the shared memory of ``rows``, 8 values apart, and the logits of every slice."""
-    tiles = ceil_div(routed, PACKED_ROWS)
+    tiles = ceil_div(outputs, PACKED_ROWS)
     slices = 1 if tiles >= _ROUTER_WARPS else _ROUTER_WARPS // tiles
     sums = 4 * slices * rows * PACKED_ROWS * tiles
     return 2 * rows * (layer.hidden + 8) + sums
@@ -265,7 +265,7 @@ def _router_bytes(layer: Layer, routed: int, rows: int) -> int:
 
 def _sorting(request: LoweringRequest, layer: Layer) -> tuple[OpLaunch, ...]:
     constants, choice = _row_constants(request, layer), choice_of(request)
-    rows = _router_rows(layer, choice.routed)
+    rows = _router_rows(layer, choice.router_rows)
     parts = router_parts(request)
     entry, file = (
         ("moe_route_with_parts", "prefill_with_parts.cu") if parts else ("moe_route", "prefill.cu")
@@ -274,7 +274,7 @@ def _sorting(request: LoweringRequest, layer: Layer) -> tuple[OpLaunch, ...]:
         _kernel(entry, constants, file),
         grid=(ceil_div(layer.rows, rows), 1, 1),
         block=ROWS_THREADS,
-        shared_bytes=_router_bytes(layer, choice.routed, rows),
+        shared_bytes=_router_bytes(layer, choice.router_rows, rows),
         arguments=(
             *("x", "norm", "router_weight", "router_bias", "row_start"),
             *parts,

@@ -12,6 +12,7 @@ from specbuild.plugins_cuda.rms_moe.cases import (
     KIMI_K2,
     QWEN3_BF16,
     QWEN3_NEXT,
+    QWEN35_MOE,
     V2_LITE,
     Layer,
 )
@@ -31,6 +32,9 @@ KERNEL_CASES: tuple[Case, ...] = (
     ).case("rows of 7168 values"),
     replace(KIMI_K2, rows=40, live=37, hidden=96, inner=32).case("384 experts"),
     replace(QWEN3_NEXT, rows=40, live=37, hidden=96, inner=32).case("top 10 of 512 experts"),
+    replace(QWEN35_MOE, rows=150, live=141, hidden=96, inner=96, experts=16, top_k=3).case(
+        "several tiles of a shared expert with a gate"
+    ),
     replace(GEMMA4, rows=150, live=141, hidden=96, inner=96, experts=16).case(
         "Gemma 4's router and GELU"
     ),
@@ -43,6 +47,7 @@ KERNEL_CASES: tuple[Case, ...] = (
     ),
     replace(KIMI_K2, rows=1024, inner=128).case("gpu: kimi-k2, experts of 128, 1024 rows"),
     replace(QWEN3_BF16, rows=512, live=500).case("gpu: qwen3-30b-a3b, bf16, 512 rows"),
+    replace(QWEN35_MOE, rows=512, live=500).case("gpu: qwen3.5-35b-a3b, 512 rows"),
     replace(QWEN3_NEXT, rows=512, live=500).case("gpu: qwen3-next, bf16, 512 rows"),
     Layer(rows=150, live=141, hidden=1056, inner=96, experts=6, top_k=2).case(
         "weights of several stages, an odd number of blocks"

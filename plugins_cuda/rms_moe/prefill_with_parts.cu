@@ -2,8 +2,8 @@
 //
 //   x              bf16 [rows, H]       in    from row_start[SEQUENCES] on padding
 //   norm           bf16 [H]             in
-//   router_weight  bf16 [EXPERTS, H]    in
-//   router_bias    bf16 [EXPERTS]       in
+//   router_weight  bf16 [EXPERTS + SHARED_GATES, H]  in
+//   router_bias    bf16 [EXPERTS + SHARED_GATES]  in
 //   row_start      int32 [SEQUENCES+1]  in
 //   choice_bias    fp32 [EXPERTS]       in    null without SCORES
 //   router_norm    fp32 [H]             in    null without ROUTER_NORM

@@ -2,11 +2,12 @@
 //
 //   x               [ROWS, HIDDEN] bf16, in; rows from row_start[SEQUENCES] on are padding
 //   norm            [HIDDEN] bf16, in, constant
-//   router_weight   [EXPERTS, HIDDEN] bf16, in, constant
-//   router_bias     [EXPERTS] bf16, in, constant
+//   router_weight   [EXPERTS + SHARED_GATES, HIDDEN] bf16, in, constant
+//   router_bias     [EXPERTS + SHARED_GATES] bf16, in, constant
 //   row_start       [SEQUENCES + 1] i32, in
 //   workspace_normed    [ROWS, HIDDEN] bf16, out: the live rows, normalized
-//   workspace_logits    [ROWS, EXPERTS] f32, out: of the live rows
+//   workspace_logits    f32, out, of the live rows: logits [ROWS, EXPERTS]; with SHARED_GATES, from
+//                       GATES on, those of the gates, in the first columns of [ROWS, EXPERTS]
 //
 // route_with_parts.cu has routers with a selection bias, another norm, or factors of experts.
 //

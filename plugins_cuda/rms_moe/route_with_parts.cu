@@ -2,17 +2,18 @@
 //
 //   x               [ROWS, HIDDEN] bf16, in; rows from row_start[SEQUENCES] on are padding
 //   norm            [HIDDEN] bf16, in, constant
-//   router_weight   [EXPERTS, HIDDEN] bf16, in, constant
-//   router_bias     [EXPERTS] bf16, in, constant
+//   router_weight   [EXPERTS + SHARED_GATES, HIDDEN] bf16, in, constant
+//   router_bias     [EXPERTS + SHARED_GATES] bf16, in, constant
 //   row_start       [SEQUENCES + 1] i32, in
 //   choice_bias     [EXPERTS] f32, in, constant; null without SCORES
 //   router_norm     [HIDDEN] f32, in, constant: the norm of the router's input; null without
 //                   ROUTER_NORM
 //   expert_scale    [EXPERTS] f32, in, constant; null without FACTORS
 //   workspace_normed    [ROWS, HIDDEN] bf16, out: the live rows, normed
-//   workspace_logits    f32, out, live rows of up to three arrays [ROWS, EXPERTS]: with SCORES,
+//   workspace_logits    f32, out, live rows of up to four arrays [ROWS, EXPERTS]: with SCORES,
 //                       sigmoids plus biases, which select experts (DeepSeek-V3); logits; with
-//                       FACTORS, the factors of the experts, repeated for each row
+//                       FACTORS, the factors of the experts, repeated for each row; with
+//                       SHARED_GATES, the logits of the gates in the first columns
 #include "../_device/ptx.cuh"
 #include "device/config.cuh"
 #include "device/router.cuh"

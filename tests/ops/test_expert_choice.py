@@ -16,6 +16,7 @@ from specbuild.plugins_cuda.rms_moe.cases import (
     GLM_FLASH,
     KIMI_K2,
     QWEN3_NEXT,
+    QWEN35_MOE,
     V2_LITE,
     Layer,
 )
@@ -27,7 +28,7 @@ LAYERS: dict[str, Layer] = {
     "DeepSeek-V2": replace(V2_LITE, experts=160, groups=8, groups_chosen=3, scaling=16.0),
     "DeepSeek-V2-Lite": V2_LITE,
     "Kimi-K2": KIMI_K2,
-    "Qwen3-Next": QWEN3_NEXT,
+    "Qwen3-Next": QWEN3_NEXT, "Qwen3.5": QWEN35_MOE,
     "GLM-4.7-Flash": GLM_FLASH,
     "sigmoids of groups that share sets of 32": replace(
         DEEPSEEK_V3, experts=60, groups=5, groups_chosen=2, gating="sigmoid", shared=0
@@ -56,11 +57,13 @@ def test_a_prompt_row_selects_the_experts_of_the_definition(name: str) -> None:
     for _ in range(DRAWS):
         logits = rng.choice(np.float32([-1.0, 0.25, 0.5, 2.0]), layer.experts)
         bias = rng.choice(np.float32([0.0, 0.125, 0.75]), layer.experts)
+        gates = rng.choice(np.float32([-1.5, 0.5]), layer.shared * layer.shared_gates)
+        router_bias = np.concatenate([logits, gates])
         memory = {
             "x": guarded(bf16_bits(np.ones((1, 32), np.float32))),
             "norm": guarded(bf16_bits(np.ones(32, np.float32))),
-            "router_weight": guarded(bf16_bits(np.zeros((layer.experts, 32), np.float32))),
-            "router_bias": guarded(bf16_bits(logits)),
+            "router_weight": guarded(bf16_bits(np.zeros((len(router_bias), 32), np.float32))),
+            "router_bias": guarded(bf16_bits(router_bias)),
             "choice_bias": guarded(bias),
             "row_start": guarded(np.array([0, 1, 1], np.int32)),
             **{name: Guarded(nbytes) for name, nbytes in sizes.items()},
@@ -77,7 +80,8 @@ def test_a_prompt_row_selects_the_experts_of_the_definition(name: str) -> None:
         )[0]  # fmt: skip
         every = list(range(layer.experts, layer.packed))
         assert chosen.tolist() == torch.nonzero(weights)[:, 0].tolist() + every
-        expected = np.append(weights[weights != 0].numpy(), np.ones(layer.shared))
+        of_shared = 1 / (1 + np.exp(-gates)) if layer.shared_gates else np.ones(layer.shared)
+        expected = np.append(weights[weights != 0].numpy(), of_shared)
         np.testing.assert_allclose(shares, expected, rtol=1e-6)
         selected.add(tuple(chosen.tolist()))
     assert len(selected) > DRAWS // 2

@@ -16,6 +16,7 @@ from specbuild.plugins_cuda.rms_moe.cases import (
     GLM_FLASH,
     KIMI_K2,
     QWEN3_NEXT,
+    QWEN35_MOE,
     V2_LITE,
 )
 from specbuild.plugins_cuda.rms_moe.memory import (
@@ -31,7 +32,7 @@ from specbuild.runtime.errors import SpecbuildError
 
 FAMILIES = {
     "V2-Lite": V2_LITE, "V3": DEEPSEEK_V3, "K2": KIMI_K2, "GLM-4.7": GLM_FLASH,
-    "Qwen3-Next": QWEN3_NEXT, "Gemma 4": GEMMA4,
+    "Qwen3-Next": QWEN3_NEXT, "Qwen3.5": QWEN35_MOE, "Gemma 4": GEMMA4,
 }  # fmt: skip
 
 

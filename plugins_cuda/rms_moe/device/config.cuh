@@ -7,7 +7,8 @@
 //   of selection    kRounded (logits, to bf16), kScored (scored_choice.cuh selects experts, which
 //                   reads kGating, kGroups, kGroupsChosen, kGroupBest, kScaling, kSharedExperts;
 //                   otherwise rounded_choice.cuh), kScores (values before the logits), kFactors
-//                   (values before the experts' factors)
+//                   (values before the experts' factors), kGates (values before the logits of
+//                   gates of shared experts), kSharedGates (their number)
 //   of the launch   kRows (of the bucket), kSequences
 //   of decoding     kRouterExperts and kRouterWarps of a CTA, kStaged (router weights); kCtas,
 //                   kWarps, kRingStages, kPieces (of a stage), kTiles (of a group),

@@ -5,7 +5,7 @@
 //
 // Config: kKBlocks (hidden/32), kExperts, kTopK, kSequences, kEps, kSharedBytes, kRouterRows,
 // kNormRounding, kRounded (logits, as a linear layer's output is), kScored, kScores, kFactors,
-// kRouterNorm.
+// kSharedGates, kGates, kRouterNorm.
 #pragma once
 
 #include "../../_device/prefill_rows.cuh"
@@ -21,7 +21,9 @@ constexpr int kRouterWarps = kRowsThreads / 32;
 constexpr int kHidden = 32 * Config::kKBlocks;
 // 16-bit values between rows in shared memory: the 8 rows of a B operand start in other banks.
 constexpr int kRouterStride = kHidden + 8;
-constexpr int kExpertTiles = ceil_div(Choice::kLogits, 16);
+// Rows of the router's weight: logits, then gates of shared experts.
+constexpr int kOutputs = Choice::kLogits + Config::kSharedGates;
+constexpr int kExpertTiles = ceil_div(kOutputs, 16);
 constexpr int kSlices = kExpertTiles >= kRouterWarps ? 1 : kRouterWarps / kExpertTiles;
 constexpr int kSliceBlocks = ceil_div(Config::kKBlocks, kSlices);
 // Blocks of router weights in flight. The choice of many experts needs registers too.
@@ -67,8 +69,7 @@ __device__ __forceinline__ void multiply_router(const uint16_t* router_weight, c
   const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   for (int unit = threadIdx.x / 32; unit < kExpertTiles * kSlices; unit += kRouterWarps) {
     const int tile = unit % kExpertTiles, slice = unit / kExpertTiles;
-    const int low = min(16 * tile + g, Choice::kLogits - 1),
-              high = min(16 * tile + g + 8, Choice::kLogits - 1);
+    const int low = min(16 * tile + g, kOutputs - 1), high = min(16 * tile + g + 8, kOutputs - 1);
     const int end = min(Config::kKBlocks, (slice + 1) * kSliceBlocks);
     float d[kRouterRowTiles][4] = {};
     for (int first = slice * kSliceBlocks; first < end; first += kBlocksAhead) {
@@ -117,13 +118,17 @@ __device__ __forceinline__ void route(unsigned char* shared, const uint16_t* x,
   multiply_router(router_weight, rows, sums);
   __syncthreads();
   const int count = min(kRouterRows, live - first);
-  for (int i = threadIdx.x; i < count * kLogits; i += kRowsThreads) {
-    const int r = i / kLogits, e = i % kLogits;
+  for (int i = threadIdx.x; i < count * kOutputs; i += kRowsThreads) {
+    const int r = i / kOutputs, e = i % kOutputs;
     float logit = 0.0f;
 #pragma unroll
     for (int slice = 0; slice < kSlices; ++slice) logit += sums.of[slice][r][e];
     logit = router_logit(logit + bf16_to_float(router_bias[e]));
     const size_t at = static_cast<size_t>(first + r) * kLogits + e;
+    if (Config::kSharedGates > 0 && e >= kLogits) {
+      logits[Config::kGates + at - kLogits] = logit;
+      continue;
+    }
     if constexpr (Config::kScores > 0) {
       logits[at] = sigmoid_of(logit) + parts.choice_bias[e];
       logits[Config::kScores + at] = logit;

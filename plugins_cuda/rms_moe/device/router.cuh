@@ -5,7 +5,7 @@
 //
 // Config: kRows, kSequences, kHidden, kExperts (the candidates), kRouterExperts,
 // kRouterWarps, kNormRounding, kEps, kStaged, kRounded (logits, as a linear layer's output is),
-// kScores, kFactors, kRouterNorm.
+// kScores, kFactors, kSharedGates, kGates, kRouterNorm.
 #pragma once
 
 #include "../../_device/bf16.cuh"
@@ -18,6 +18,8 @@
 
 constexpr int kBlocks = Config::kHidden / 32;
 constexpr int kSteps = ceil_div(kBlocks, Config::kRouterWarps);
+// Rows of the router's weight: candidates, then gates of shared experts.
+constexpr int kOutputs = Config::kExperts + Config::kSharedGates;
 constexpr int kCtaExperts = Config::kRouterExperts, kHalves = kCtaExperts / 8;
 constexpr int kThreads = 32 * Config::kRouterWarps;
 static_assert(kCtaExperts == 8 || kCtaExperts == 16, "rows of one mma");
@@ -81,7 +83,7 @@ __device__ __forceinline__ void route(SharedRouter& shared, OwnNorm* own, uint4*
   for (int step = 0; step < kSteps; ++step) {
     const bool inside = first_block + step < kBlocks;
     if constexpr (Config::kStaged) {
-      if (inside && first_expert + g < Config::kExperts) {
+      if (inside && first_expert + g < kOutputs) {
         cp_async_16(own_staged + 32 * step, expert_weight + 32 * step);
       } else {
         own_staged[32 * step] = nothing;
@@ -89,7 +91,7 @@ __device__ __forceinline__ void route(SharedRouter& shared, OwnNorm* own, uint4*
     } else {
 #pragma unroll
       for (int half = 0; half < kHalves; ++half) {
-        const bool there = inside && first_expert + 8 * half + g < Config::kExperts;
+        const bool there = inside && first_expert + 8 * half + g < kOutputs;
         weights[step][half] =
             there ? load_early16(expert_weight + 8 * half * Config::kHidden + 32 * step) : nothing;
       }
@@ -110,14 +112,17 @@ __device__ __forceinline__ void route(SharedRouter& shared, OwnNorm* own, uint4*
   // The logit that this thread finishes, if any.
   const int own_expert = first_expert + static_cast<int>(threadIdx.x) / 8;
   const int own_row = first_row + static_cast<int>(threadIdx.x) % 8;
-  const bool finishes = threadIdx.x < 8 * kCtaExperts && own_expert < Config::kExperts;
+  const bool finishes = threadIdx.x < 8 * kCtaExperts && own_expert < kOutputs;
+  const bool is_gate = Config::kSharedGates > 0 && own_expert >= Config::kExperts;
   const float bias = finishes ? bf16_to_float(load_early_bf16(router_bias + own_expert)) : 0.0f;
   float of_choice = 0.0f, factor = 1.0f;
   if constexpr (Config::kScores > 0) {
-    if (finishes) of_choice = __uint_as_float(load_early4(parts.choice_bias + own_expert));
+    if (finishes && !is_gate)
+      of_choice = __uint_as_float(load_early4(parts.choice_bias + own_expert));
   }
   if constexpr (Config::kFactors > 0) {
-    if (finishes) factor = __uint_as_float(load_early4(parts.expert_scale + own_expert));
+    if (finishes && !is_gate)
+      factor = __uint_as_float(load_early4(parts.expert_scale + own_expert));
   }
   for (int i = threadIdx.x; i < 8 * kSlices; i += kThreads) {
     reinterpret_cast<float*>(shared.squares)[i] = 0.0f;
@@ -195,6 +200,10 @@ __device__ __forceinline__ void route(SharedRouter& shared, OwnNorm* own, uint4*
     }
     const float logit = (sum_of[0] + sum_of[1]) + (sum_of[2] + sum_of[3]);
     const int at = own_row * Config::kExperts + own_expert;
+    if (is_gate) {
+      logits[Config::kGates + at - Config::kExperts] = router_logit(logit + bias);
+      return;
+    }
     if constexpr (Config::kScores > 0) {
       logits[at] = sigmoid_of(router_logit(logit + bias)) + of_choice;
       logits[Config::kScores + at] = router_logit(logit + bias);

@@ -29,8 +29,10 @@ __device__ __forceinline__ float sigmoid_of(float logit) {
 
 // C: kExperts and kTopK, including the kSharedExperts of every row, which are the last; kGating,
 // kScaling; kScores (the number of scores before the logits; 0: experts are selected by logits);
-// kFactors (the number of values before the experts' factors; 0: there are none); kGroups,
-// kGroupsChosen, kGroupBest (the number of a group's best scores that make up the group's).
+// kFactors (the number of values before the experts' factors; 0: there are none); kGates (the
+// number of values before logits whose sigmoids are the weights of shared experts; 0: these are 1);
+// kGroups, kGroupsChosen, kGroupBest (the number of a group's best scores that make up the
+// group's).
 template <class C>
 struct ScoredChoice {
   static constexpr int kLogits = C::kExperts - C::kSharedExperts;
@@ -149,7 +151,8 @@ struct ScoredChoice {
 #pragma unroll
     for (int k = kChosen; k < C::kTopK; ++k) {
       if (chosen != nullptr) chosen[k] = best.expert(k);
-      weights[k] = 1.0f;
+      weights[k] =
+          C::kGates > 0 ? sigmoid_of(load_l2_float(logits + C::kGates + k - kChosen)) : 1.0f;
     }
   }
 

@@ -25,6 +25,8 @@ PROMPT, TOKENS = 70, 40
 # Widths that kernels support, and a shared expert whose width is no multiple of a routed one's.
 SIZES = {"linear_key_head_dim": 16, "linear_value_head_dim": 16}
 EXPERTS = {"moe_intermediate_size": 32, "shared_expert_intermediate_size": 96}
+# A shared expert that RmsMoe includes.
+EQUAL_EXPERTS = {"moe_intermediate_size": 32, "shared_expert_intermediate_size": 32}
 # Of a Gemma 4 with experts and a dense MLP, and of one with shared caches and layer embeddings.
 GEMMA4_EXPERTS = {
     "enable_moe_block": True, "num_experts": 8, "top_k_experts": 2, "moe_intermediate_size": 32,
@@ -37,6 +39,7 @@ GEMMA4_INPUTS = {
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_5_text": ("qwen3_5_text", SIZES),
     "qwen3_5_moe_text": ("qwen3_5_moe_text", SIZES | EXPERTS),
+    "qwen3_5_moe_text, experts of one width": ("qwen3_5_moe_text", SIZES | EQUAL_EXPERTS),
     "qwen3_next": ("qwen3_next", SIZES | EXPERTS),
     "gemma4 with experts": ("gemma4_text", GEMMA4_EXPERTS),
     "gemma4 with layer embeddings": ("gemma4_text", GEMMA4_INPUTS),

@@ -128,6 +128,24 @@ def test_layers_share_caches_and_have_separate_embeddings(tmp_path: Path) -> Non
     require_rounding_only(logits_in_chunks(model, ids), reference_model, ids, tolerance=TOLERANCE)
 
 
+@pytest.mark.parametrize(("width", "is_part"), [(32, True), (96, False)])
+def test_a_gated_shared_expert_of_equal_width_is_part_of_the_experts(
+    tmp_path: Path, width: int, is_part: bool
+) -> None:
+    write_llama(
+        tmp_path, "qwen3_5_moe_text", linear_key_head_dim=16, linear_value_head_dim=16,
+        moe_intermediate_size=32, shared_expert_intermediate_size=width,
+    )  # fmt: skip
+    fused = fused_model(tmp_path, max_seq_len=64, max_batch_size=2, page_size=PAGE)
+    require_cuda_support(fused.target.geometry, None)
+    nodes = list(fused.models["target"].graph)
+    experts = [node for node in nodes if node.op_type == "RmsMoe"]
+    assert len(experts) == fused.target.geometry.layers
+    for node in experts:
+        assert [node.attributes[name].value for name in ("shared", "shared_gates")] == [is_part] * 2
+    assert any(node.op_type == "RmsSwiglu" for node in nodes) != is_part
+
+
 @pytest.mark.parametrize(("kind", "changes"), [
     ("glm4_moe", {"moe_intermediate_size": 32, "use_qk_norm": True}),
     ("minimax_m2", {"head_dim": 32, "intermediate_size": 32, "num_local_experts": 16}),

@@ -151,6 +151,7 @@ class InParts(PlanInterpreter):
         choice = dict(attributes)
         eps, rounding, logits, shared = map(choice.pop, ("eps", "rounding", "logits", "shared"))
         assert choice.pop("residual")
+        assert not choice.pop("shared_gates")
         x, router = bindings["x"], (bindings["router_weight"], bindings["router_bias"])
         normed, scores = router_input(x, bindings["norm"], router, eps, rounding, logits)
         bias = unpack_gate_up_bias(bindings["gate_up_bias"])

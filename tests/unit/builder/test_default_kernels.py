@@ -60,6 +60,7 @@ from specbuild.plugins_cuda.rms_moe.cases import (
     KIMI_K2,
     QWEN3_BF16,
     QWEN3_NEXT,
+    QWEN35_MOE,
     V2_LITE,
     Layer,
 )
@@ -136,7 +137,7 @@ def test_screened_heads_of_other_widths_do_not_spill(columns: int, rows: int) ->
     [
         (DEEPSEEK_V3, 1), (GLM_FLASH, 64), (GEMMA4, 4), *[
             pytest.param(layer, rows, marks=pytest.mark.slow)
-            for layer in (DEEPSEEK_V3, KIMI_K2, GLM_FLASH, V2_LITE, QWEN3_NEXT, GEMMA4)
+            for layer in (DEEPSEEK_V3, KIMI_K2, GLM_FLASH, V2_LITE, QWEN3_NEXT, QWEN35_MOE, GEMMA4)
             for rows in (1, 8, 64, 256)
             if (layer, rows) not in ((DEEPSEEK_V3, 1), (GLM_FLASH, 64))
         ],

@@ -11,7 +11,7 @@ from specbuild.builder.backends.cuda.fusions.matching import (
     layout_origin,
     linear_of,
     origin,
-    origin_node,
+    sigmoid_gate,
 )
 from specbuild.builder.graph.passes.rewriting import take_place
 from specbuild.plugins_cuda.linear.packing import TILE_ROWS, pack_rows
@@ -23,7 +23,7 @@ def fuse_gate(graph: ir.Graph, node: ir.Node) -> bool:
     In the second form a row has one gate value, and ``h`` is gated instead. The projection ``down``
     can then also add its output to that of the routed experts.
     """
-    sides = None if node.op_type != "Mul" else _sides(node)
+    sides = sigmoid_gate(node)
     if sides is None:
         return False
     value, gate = sides
@@ -37,16 +37,6 @@ def fuse_gate(graph: ir.Graph, node: ir.Node) -> bool:
     (y,) = place(node, "SigmoidGate", inputs, [(ROWS, width)])
     take_place(node.outputs[0], y, graph)
     return True
-
-
-def _sides(node: ir.Node) -> tuple[ir.Value, ir.Node] | None:
-    """Return the gated value and the gate's projection; None for SiLU and other products."""
-    for value, other in (node.inputs, node.inputs[::-1]):
-        sigmoid = origin_node(other, "Sigmoid")
-        gate = None if sigmoid is None else linear_of(sigmoid.inputs[0])
-        if gate is not None and value is not None and linear_of(value) is not gate:
-            return value, gate
-    return None
 
 
 def _gate_rows(graph: ir.Graph, node: ir.Node, down: ir.Node | None, gate: ir.Node) -> bool:

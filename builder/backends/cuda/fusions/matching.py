@@ -58,6 +58,21 @@ def linear_of(value: ir.Value | None) -> ir.Node | None:
     return producer(layout_origin(value), "Gemm")
 
 
+def sigmoid_gate(node: ir.Node | None) -> tuple[ir.Value, ir.Node] | None:
+    """Return the value and the gate's projection of ``value · sigmoid(gate(x))``.
+
+    None for SiLU, other products and other nodes.
+    """
+    if node is None or node.op_type != "Mul":
+        return None
+    for value, other in (node.inputs, node.inputs[::-1]):
+        sigmoid = origin_node(other, "Sigmoid")
+        gate = None if sigmoid is None else linear_of(sigmoid.inputs[0])
+        if gate is not None and value is not None and linear_of(value) is not gate:
+            return value, gate
+    return None
+
+
 def norm_of(value: ir.Value | None) -> Norm | None:
     """Return the norm that produces ``value``, through casts."""
     node = origin_node(value, "RMSNormalization")

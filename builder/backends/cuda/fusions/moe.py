@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import onnx_ir as ir
 import torch
+from torch.nn import functional as F
 
 from specbuild.builder.backends.cuda.fusions.expert_weights import packed_experts
 from specbuild.builder.backends.cuda.fusions.fused_node import (
@@ -71,6 +73,8 @@ def fuse_moe(graph: ir.Graph, node: ir.Node) -> bool:
         if add is None or norm.x not in map(origin, add.inputs):
             return False
     shared = shared_experts_of(shared_output, node, norm)
+    if shared is not None and shared.row_gate is not None and routed.router_norm is not None:
+        shared = None  # the gate and the router are one projection, of rows with one norm
     y = _place(graph, node, add, routed, shared)
     if shared_output is None or shared is not None:
         take_place(add.outputs[0], y, graph)
@@ -102,7 +106,7 @@ def _place(  # noqa: PLR0917
     norm, router, router_norm = routed.norm, routed.router, routed.router_norm
     attributes = {name: value.value for name, value in moe.attributes.items()}
     inputs = {
-        **_router(graph, norm, router),
+        **_router(graph, norm, router, None if shared is None else shared.row_gate),
         **packed_experts(graph, moe, shared),
         "row_start": _row_start(graph),
         "choice_bias": _optional(moe, _CHOICE_BIAS),
@@ -118,6 +122,7 @@ def _place(  # noqa: PLR0917
         rounding=norm.rounding,
         logits="fp32" if router.outputs[0].dtype == ir.DataType.FLOAT else "rounded",
         shared=0 if shared is None else shared.count,
+        shared_gates=int(shared is not None and shared.row_gate is not None),
         residual=residual,
         **op_named("Moe").complete(attributes),
     )
@@ -129,21 +134,38 @@ def _optional(moe: ir.Node, index: int) -> ir.Value | None:
     return as_fp32(moe.inputs[index]) if len(moe.inputs) > index else None
 
 
-def _router(graph: ir.Graph, norm: Norm, router: ir.Node) -> dict[str, ir.Value | None]:
-    weight, bias = router.inputs[1], as_bf16(bias_of(router))
+def _router(
+    graph: ir.Graph, norm: Norm, router: ir.Node, row_gate: ir.Value | None
+) -> dict[str, ir.Value | None]:
+    """Return rows, norm, and the projection of the router; the last row of it is ``row_gate``."""
+    weight, bias = as_bf16(router.inputs[1]), as_bf16(bias_of(router))
+    experts, name = static(weight, 0), stem(router.inputs[1])
     if bias is None:
-        shape = (static(weight, 0),)
-
-        def zeros(weight: torch.Tensor) -> torch.Tensor:
-            return torch.zeros(shape, dtype=torch.bfloat16, device=weight.device)
-
-        bias = packed(graph, f"{stem(weight)}.no_bias", [weight], zeros)
+        bias = packed(graph, f"{name}.no_bias", [weight], _zeros(experts))
+    if row_gate is not None:
+        weight = packed(graph, f"{name}.with_gate", [weight, as_bf16(row_gate)], _joined)
+        bias = packed(graph, f"{name}.gate_bias", [bias], _with_zero)
     return {
         "x": norm.x,
         "norm": as_bf16(norm.weight),
-        "router_weight": as_bf16(weight),
+        "router_weight": weight,
         "router_bias": bias,
     }
+
+
+def _zeros(experts: int) -> Callable[[torch.Tensor], torch.Tensor]:
+    def make(weight: torch.Tensor) -> torch.Tensor:
+        return torch.zeros((experts,), dtype=torch.bfloat16, device=weight.device)
+
+    return make
+
+
+def _joined(router: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+    return torch.cat([router, gate])
+
+
+def _with_zero(bias: torch.Tensor) -> torch.Tensor:
+    return F.pad(bias, (0, 1))
 
 
 def _row_start(graph: ir.Graph) -> ir.Value:

@@ -14,9 +14,10 @@ from specbuild.builder.backends.cuda.fusions.matching import (
     linear_of,
     norm_of,
     origin_node,
+    sigmoid_gate,
 )
 from specbuild.builder.graph.passes.rewriting import attribute
-from specbuild.plugins_cuda.rms_moe.choice import MAX_SHARED
+from specbuild.plugins_cuda.rms_moe.choice import MAX_BESIDE_SHARED, MAX_SHARED
 
 # The indices of weights and scales of experts among the inputs of Moe.
 _DOWN, _GATE_UP_SCALES = 5, 3
@@ -24,12 +25,16 @@ _DOWN, _GATE_UP_SCALES = 5, 3
 
 @dataclass(frozen=True)
 class SharedExperts:
-    """``count`` experts of one SwiGLU: ``gate`` and ``up`` [count·I, H], ``down`` [H, count·I]."""
+    """``count`` experts of one SwiGLU: ``gate`` and ``up`` [count·I, H], ``down`` [H, count·I].
+
+    With ``row_gate`` [1, H], a single expert is multiplied by the sigmoid of its output.
+    """
 
     gate: ir.Value
     up: ir.Value
     down: ir.Value
     count: int
+    row_gate: ir.Value | None = None
 
 
 def shared_experts_of(
@@ -38,29 +43,42 @@ def shared_experts_of(
     """Return the shared experts of a layer if they have the form of routed ones and the same input.
 
     Returns None without shared experts, with another activation or biases, if their inner width is
-    not a multiple of the routed one, or if the checkpoint has routed experts in MXFP4.
+    not a multiple of the routed one, if there are too many routed ones, or if the checkpoint has
+    those in MXFP4.
     """
-    down = linear_of(shared_output)
-    mul = None if down is None else origin_node(down.inputs[0], "Mul")
-    if down is None or mul is None or attribute(moe, "activation", "") != "swiglu":
+    gated = sigmoid_gate(origin_node(shared_output, "Mul"))
+    row_gate = None if gated is None else gated[1]
+    down = linear_of(shared_output if gated is None else gated[0])
+    read = None if down is None else _swiglu_of(down)
+    if down is None or read is None or attribute(moe, "activation", "") != "swiglu":
+        return None
+    readers = read if row_gate is None else (*read, row_gate)
+    if any(norm_of(gemm.inputs[0]) != norm for gemm in readers):
+        return None
+    biased = any(bias_of(gemm) is not None for gemm in (*readers, down))
+    experts, inner = (static(moe.inputs[_DOWN], axis) for axis in (0, 1))
+    if biased or moe.inputs[_GATE_UP_SCALES] is not None or experts > MAX_BESIDE_SHARED:
+        return None
+    first, second, third, *of_rows = (gemm.inputs[1] for gemm in (*read, down, *readers[2:]))
+    count, remainder = divmod(static(first, 0), inner)
+    most = MAX_SHARED if row_gate is None else 1
+    if remainder or not 1 <= count <= most or any(static(gate, 0) != 1 for gate in of_rows):
+        return None
+    assert first is not None and second is not None and third is not None
+    return SharedExperts(first, second, third, count, of_rows[0] if of_rows else None)
+
+
+def _swiglu_of(down: ir.Node) -> tuple[ir.Node, ir.Node] | None:
+    """Return the projections of gate and up whose SwiGLU ``down`` reads, or None."""
+    mul = origin_node(down.inputs[0], "Mul")
+    if mul is None:
         return None
     silu, up = origin_node(mul.inputs[0], "Mul"), linear_of(mul.inputs[1])
     gate = None if silu is None else linear_of(silu.inputs[0])
     sigmoid = None if silu is None else origin_node(silu.inputs[1], "Sigmoid")
     if gate is None or up is None or sigmoid is None or linear_of(sigmoid.inputs[0]) is not gate:
         return None
-    if norm_of(gate.inputs[0]) != norm or norm_of(up.inputs[0]) != norm:
-        return None
-    biased = any(bias_of(gemm) is not None for gemm in (gate, up, down))
-    if biased or moe.inputs[_GATE_UP_SCALES] is not None:
-        return None
-    weights = [gemm.inputs[1] for gemm in (gate, up, down)]
-    count, remainder = divmod(static(weights[0], 0), static(moe.inputs[_DOWN], 1))
-    if remainder or not 1 <= count <= MAX_SHARED:
-        return None
-    first, second, third = weights
-    assert first is not None and second is not None and third is not None
-    return SharedExperts(first, second, third, count)
+    return gate, up
 
 
 def as_gate_up(gate: torch.Tensor, up: torch.Tensor, count: int) -> torch.Tensor:
