@@ -26,7 +26,7 @@ _EXAMPLES = """examples:
 
 
 def main() -> None:
-    """Time every batch, with and without a draft."""
+    """Time every batch, without a draft and, if the engine has one, with it."""
     parser = argparse.ArgumentParser(
         description=__doc__, epilog=_EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -42,7 +42,9 @@ def main() -> None:
     result: dict[str, object] = {"load_s": round(time.perf_counter() - started_s, 2)}
     lines = Path(f"{args.engine}.prompts.jsonl").read_text(encoding="utf-8").splitlines()
     prompts = [tuple(json.loads(line)["prompt_ids"]) for line in lines]
-    shapes = {"none": None, f"chain of {args.depth}": DraftShape(1, args.depth, args.depth)}
+    shapes: dict[str, DraftShape | None] = {"none": None}
+    if engine.manifest.draft is not None:
+        shapes[f"chain of {args.depth}"] = DraftShape(1, args.depth, args.depth)
     for batch in args.batch or (1, 4, 16):
         inputs = [Prompt(str(i), prompts[i % len(prompts)]) for i in range(batch)]
         for name, shape in shapes.items():

@@ -184,6 +184,7 @@ def compared(world: Sequence[Rank], rows: int, rng: np.random.Generator) -> None
 
 def run(world: Sequence[Rank], graphs: Sequence[Handle], times: int = 1) -> float:
     """Run every rank's graph repeatedly; return the seconds of rank 0 from first to last."""
+    world[0].gpu.use()
     first, last = (world[0].gpu.new_event(timed=True) for _ in range(2))
     for i in range(times):
         for rank, graph in zip(world, graphs, strict=True):
