@@ -12,12 +12,15 @@
 //
 // Splits start at absolute positions, have separate states and are merged in order, in registers or
 // from the workspace, by the same operations. The bits of a row therefore depend neither on the
-// grid nor on other rows. The kernel reads 4·WIDTH bytes per key and KV head, once for two rows.
+// grid nor on other rows. From the workspace, all CTAs of the rows merge a part of the columns
+// each. The kernel reads 4·WIDTH bytes per key and KV head, once for two rows.
 #include "../_device/arrival.cuh"
 #include "../_device/attention_rows.cuh"
 #include "../_device/attention_tile.cuh"
 #include "../_device/bf16.cuh"
+#include "../_device/cta_barrier.cuh"
 #include "../_device/infinity.cuh"
+#include "../_device/l2_word.cuh"
 #include "device/config.cuh"
 #include "device/pool_row.cuh"
 
@@ -30,6 +33,7 @@ constexpr int kShares = 8 * kWarps / kKeys;   // of the width, with separate sum
 constexpr int kRows = 2, kHeads = 8;          // of the 16 rows of an mma
 constexpr int kParts = kWidth / 16 / kWarps;  // of 16 columns, of a warp
 constexpr int kTileUnits = kKeys * kUnits;
+constexpr int kAhead = 16;  // splits whose states are loaded at once
 constexpr int kScoreStride = kKeys + 4, kWeightStride = kKeys + 8;
 constexpr float kLog2E = 1.44269504f;
 static_assert(Config::kSplitKeys % kKeys == 0 && Config::kGroup <= kHeads, "tiles are complete");
@@ -76,25 +80,102 @@ struct Group {
   }
 };
 
+__device__ __forceinline__ float2 load_l2_pair(const float2* at) {
+  const uint64_t word = load_l2_word(reinterpret_cast<const uint64_t*>(at));
+  return make_float2(__uint_as_float(static_cast<uint32_t>(word)),
+                     __uint_as_float(static_cast<uint32_t>(word >> 32)));
+}
+
+// The maximum and the sum of merged splits.
+struct Softmax {
+  float maximum = minus_infinity(), sum = 0.0f;
+
+  // Add a split whose maximum is not -inf; return the factors of the values so far and of its own.
+  __device__ __forceinline__ float2 take(float m, float l) {
+    const float top = fmaxf(maximum, m);
+    const float own_scale = exp2_fast(maximum - top), other_scale = exp2_fast(m - top);
+    maximum = top;
+    sum = __fmaf_rn(l, other_scale, __fmul_rn(sum, own_scale));
+    return make_float2(own_scale, other_scale);
+  }
+
+  // Return two columns of the result, as bf16; ``sink`` is the address of the head's sink.
+  __device__ __forceinline__ uint32_t result(float left, float right, const float* sink) const {
+    float scale = 1.0f, total = sum;
+    if (Config::kHasSinks != 0) {
+      const float logit = load_l2_float(sink) * kLog2E, top = fmaxf(maximum, logit);
+      scale = exp2_fast(maximum - top);
+      total = __fmaf_rn(total, scale, exp2_fast(logit - top));
+    }
+    return pack_bf16x2(left * scale / total, right * scale / total);
+  }
+};
+
 // The merged state of splits, for the lane's two rows g and g + 8 of the mma.
 struct Joined {
-  float maximum[2] = {minus_infinity(), minus_infinity()}, sum[2] = {0.0f, 0.0f};
+  Softmax softmax[2];
   float of[kParts][2][4] = {};
 
-  template <class Value>
-  __device__ __forceinline__ void take(int half, float m, float l, Value value) {
+  __device__ __forceinline__ void take(int half, float m, float l,
+                                       const float (&values)[kParts][2][4]) {
     if (m == minus_infinity()) return;
-    const float top = fmaxf(maximum[half], m);
-    const float own_scale = exp2_fast(maximum[half] - top), other_scale = exp2_fast(m - top);
-    maximum[half] = top;
-    sum[half] = __fmaf_rn(l, other_scale, __fmul_rn(sum[half], own_scale));
+    const float2 scales = softmax[half].take(m, l);
 #pragma unroll
     for (int part = 0; part < kParts; ++part) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         float& at = of[part][i / 2][2 * half + i % 2];
-        at = __fmaf_rn(value(part, i / 2, i % 2), other_scale, __fmul_rn(at, own_scale));
+        at = __fmaf_rn(values[part][i / 2][2 * half + i % 2], scales.y, __fmul_rn(at, scales.x));
       }
+    }
+  }
+};
+
+// The states of splits in the workspaces.
+struct States {
+  float2* sums;    // [rows, KV_HEADS, SLOTS, GROUP]: maximum and sum
+  float2* values;  // [rows, KV_HEADS, SLOTS, GROUP, WIDTH / 2]
+
+  static __device__ __forceinline__ int64_t place(int row, int kv_head, int split, int head) {
+    return ((static_cast<int64_t>(row) * Config::kKvHeads + kv_head) * Config::kSlots + split) *
+               Config::kGroup +
+           head;
+  }
+
+  // Merge ``splits`` from ``first_split`` on: the part of CTA ``part`` of ``all``, two columns a
+  // thread at a time.
+  __device__ __forceinline__ void join(int first_row, int rows, int kv_head, int first_split,
+                                       int splits, int part, int all, const float* sinks,
+                                       uint16_t* attended) const {
+    constexpr int kPairs = kWidth / 2;
+    const int end = first_split + splits;
+#pragma unroll 1
+    for (int item = part * kThreads + threadIdx.x; item < rows * Config::kGroup * kPairs;
+         item += all * kThreads) {
+      const int row = first_row + item / (Config::kGroup * kPairs);
+      const int head = item / kPairs % Config::kGroup, pair = item % kPairs;
+      Softmax softmax;
+      float left = 0.0f, right = 0.0f;
+#pragma unroll 1
+      for (int split = first_split; split < end; split += kAhead) {
+        float2 sum[kAhead], value[kAhead];
+#pragma unroll
+        for (int i = 0; i < kAhead; ++i) {
+          const int64_t at = place(row, kv_head, min(split + i, end - 1), head);
+          sum[i] = load_l2_pair(sums + at);
+          value[i] = load_l2_pair(values + at * kPairs + pair);
+        }
+#pragma unroll
+        for (int i = 0; i < kAhead; ++i) {
+          if (split + i >= end || sum[i].x == minus_infinity()) continue;
+          const float2 scales = softmax.take(sum[i].x, sum[i].y);
+          left = __fmaf_rn(value[i].x, scales.y, __fmul_rn(left, scales.x));
+          right = __fmaf_rn(value[i].y, scales.y, __fmul_rn(right, scales.x));
+        }
+      }
+      const int64_t at = (static_cast<int64_t>(row) * Config::kKvHeads + kv_head) * Config::kGroup;
+      reinterpret_cast<uint32_t*>(attended)[(at + head) * kPairs + pair] =
+          softmax.result(left, right, sinks + kv_head * Config::kGroup + head);
     }
   }
 };
@@ -119,6 +200,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   const int begin = load_l2_int(row_start + sequence), stop = load_l2_int(row_start + sequence + 1);
   const int start = load_l2_int(tree_start + sequence);
   const int view = sequence * Config::kViews + (Config::kViews > 1 ? kv_head / Config::kShare : 0);
+  const States states{reinterpret_cast<float2*>(workspace_sums),
+                      reinterpret_cast<float2*>(workspace_values)};
   const int* const table = page_table + view * Config::kTable;
 
   const auto view_at = [&](int row) {
@@ -280,25 +363,15 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
         for (int half = 0; half < 2; ++half) {
           const float m = shared.maximum[g + 8 * half], l = shared.sum[g + 8 * half];
           if constexpr (Config::kContextCtas == 1) {
-            joined.take(half, m, l,
-                        [&](int part, int side, int i) { return sums[part][side][2 * half + i]; });
+            joined.take(half, m, l, sums);
           } else if (half < rows.count && g < Config::kGroup) {
-            const int64_t state =
-                ((static_cast<int64_t>(rows.first + half) * Config::kKvHeads + kv_head) *
-                     Config::kSlots +
-                 split) *
-                    Config::kGroup +
-                g;
-            if (warp == 0 && t == 0) {
-              workspace_sums[2 * state] = m;
-              workspace_sums[2 * state + 1] = l;
-            }
+            const int64_t state = States::place(rows.first + half, kv_head, split, g);
+            if (warp == 0 && t == 0) states.sums[state] = make_float2(m, l);
 #pragma unroll
             for (int part = 0; part < kParts; ++part)
 #pragma unroll
               for (int side = 0; side < 2; ++side)
-                *reinterpret_cast<float2*>(workspace_values + state * kWidth +
-                                           16 * (kParts * warp + part) + 8 * side + 2 * t) =
+                states.values[state * (kWidth / 2) + 8 * (kParts * warp + part) + 4 * side + t] =
                     make_float2(sums[part][side][2 * half], sums[part][side][2 * half + 1]);
           }
         }
@@ -311,37 +384,26 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     cp_async_wait<0>();
     if constexpr (Config::kContextCtas > 1) {
       int* const count = workspace_arrivals + rows.first * Config::kKvHeads + kv_head;
-      if (!is_last_of(count, min(splits, Config::kContextCtas), shared.last)) return;
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        if (half >= rows.count || g >= Config::kGroup) continue;
-#pragma unroll 1
-        for (int split = splits_from; split < splits_from + splits; ++split) {
-          const int64_t state =
-              ((static_cast<int64_t>(rows.first + half) * Config::kKvHeads + kv_head) *
-                   Config::kSlots +
-               split) *
-                  Config::kGroup +
-              g;
-          const float m = load_l2_float(workspace_sums + 2 * state);
-          const float l = load_l2_float(workspace_sums + 2 * state + 1);
-          joined.take(half, m, l, [&](int part, int side, int i) {
-            return load_l2_float(workspace_values + state * kWidth + 16 * (kParts * warp + part) +
-                                 8 * side + 2 * t + i);
-          });
-        }
-      }
+      const int ctas = min(splits, Config::kContextCtas);
+      const auto join = [&](int part) {
+        states.join(rows.first, rows.count, kv_head, splits_from, splits, part, ctas, sinks,
+                    attended);
+      };
+#ifdef SPECBUILD_EMULATE
+      // The emulator runs CTAs in sequence, so the last one merges for all.
+      if (!is_last_of(count, ctas, shared.last)) return;
+      for (int part = 0; part < ctas; ++part) join(part);
+#else
+      CtaBarrier<kThreads - 1> others(count, ctas);
+      others.wait();
+      join(own - splits_from);
+      others.leave();
+#endif
+      return;
     }
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       if (half >= rows.count || g >= Config::kGroup) continue;
-      float scale = 1.0f, sum = joined.sum[half];
-      if (Config::kHasSinks != 0) {
-        const float sink = load_l2_float(sinks + kv_head * Config::kGroup + g) * kLog2E;
-        const float top = fmaxf(joined.maximum[half], sink);
-        scale = exp2_fast(joined.maximum[half] - top);
-        sum = __fmaf_rn(sum, scale, exp2_fast(sink - top));
-      }
       const int64_t head =
           (static_cast<int64_t>(rows.first + half) * Config::kKvHeads + kv_head) * Config::kGroup +
           g;
@@ -352,7 +414,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
           const float* const pair = &joined.of[part][side][2 * half];
           *reinterpret_cast<uint32_t*>(attended + head * kWidth + 16 * (kParts * warp + part) +
                                        8 * side + 2 * t) =
-              pack_bf16x2(pair[0] * scale / sum, pair[1] * scale / sum);
+              joined.softmax[half].result(pair[0], pair[1], sinks + kv_head * Config::kGroup + g);
         }
     }
   };

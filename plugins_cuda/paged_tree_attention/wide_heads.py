@@ -16,8 +16,9 @@ from specbuild.runtime.errors import SpecbuildError
 THREADS, ROWS = 256, 2
 # Keys of a tile, two of which are in flight: half as many for heads wider than _HALVED_FROM.
 _TILE_KEYS, _HALVED_FROM = 64, 256
-# Positions of a split, and the maximum of splits; splits are longer if the context needs it.
-SPLIT_KEYS, MAX_SLOTS = 256, 128
+# Positions of a split, and the maximum of splits; splits are longer if the context needs it. With
+# few sequences every split has a CTA, so short splits occupy more multiprocessors.
+SPLIT_KEYS, MAX_SLOTS = 64, 128
 # CTAs that share the rows of a sequence.
 MAX_ROW_CTAS = 1024
 _ARRIVALS, _SUMS, _VALUES = "workspace_arrivals", "workspace_sums", "workspace_values"
