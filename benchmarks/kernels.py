@@ -92,6 +92,8 @@ def _experts_used(drawn: KernelCase) -> int:
     logits = normed @ drawn.inputs["router_weight"].float().T + drawn.inputs["router_bias"].float()
     live = int(drawn.inputs["row_start"][-1])
     attributes = drawn.case.attributes
+    # The last rows of the router may be gates of shared experts.
+    logits = logits[:, : len(drawn.inputs["gate_up_bias"]) - int(attributes["shared"])]
     named = ("top_k", "gating", "groups", "groups_chosen", "group_score")
     choice = {name: attributes[name] for name in named}
     weights = route(logits[:live], choice_bias=drawn.inputs.get("choice_bias"), **choice)

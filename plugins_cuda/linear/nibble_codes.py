@@ -98,7 +98,7 @@ def _bit_words(codes: torch.Tensor, step: int) -> torch.Tensor:
     import torch
 
     octets = lane_octets(codes)
-    words = torch.empty(octets.shape, dtype=torch.int32)
+    words = torch.empty(octets.shape, dtype=torch.int32, device=octets.device)
     for some, packed in zip(
         octets.view(-1).split(_CACHED_OCTETS), words.view(-1).split(_CACHED_OCTETS), strict=True
     ):

@@ -16,9 +16,11 @@ from specbuild.runtime.errors import SpecbuildError
 THREADS, ROWS = 256, 2
 # Keys of a tile, two of which are in flight: half as many for heads wider than _HALVED_FROM.
 _TILE_KEYS, _HALVED_FROM = 64, 256
-# Positions of a split, and the maximum of splits; splits are longer if the context needs it. With
-# few sequences every split has a CTA, so short splits occupy more multiprocessors.
-SPLIT_KEYS, MAX_SLOTS = 64, 128
+# Positions of a split by the most query heads of a KV head, and the maximum of splits; splits are
+# longer if the context needs it. With few sequences every split has a CTA, so short splits occupy
+# more multiprocessors. The state of a split takes as many bytes as one position of keys and values
+# for each query head.
+SPLIT_KEYS, MAX_SLOTS = {4: 64, 8: 128}, 128
 # CTAs that share the rows of a sequence.
 MAX_ROW_CTAS = 1024
 _ARRIVALS, _SUMS, _VALUES = "workspace_arrivals", "workspace_sums", "workspace_values"
@@ -31,12 +33,14 @@ def lower_wide(request: LoweringRequest, shape: Geometry) -> Lowering:
             f"PagedTreeAttention: got lists of slots with heads of {shape.width}, expected heads "
             "up to 128; build for the cpu backend"
         )
-    split = SPLIT_KEYS
+    split = next(keys for most, keys in SPLIT_KEYS.items() if shape.group <= most)
     while split * MAX_SLOTS < shape.capacity:
         split *= 2
     slots = -(-shape.capacity // split)
     row_ctas = min(MAX_ROW_CTAS, -(-shape.max_rows // ROWS))
     groups = row_ctas * shape.batch * shape.kv_heads
+    # CTAs of a row wait for each other, so those of a launch must fit on the GPU together: a
+    # multiprocessor has one.
     free = request.target.multiprocessors // groups
     context_ctas = 1 if request.phase == "prefill" else min(power_of_two(max(1, free)), slots)
     units = shape.width // 8

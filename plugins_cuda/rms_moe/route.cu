@@ -11,12 +11,13 @@
 //
 // route_with_parts.cu has routers with a selection bias, another norm, or factors of experts.
 //
-// Grid (EXPERTS / ROUTER_EXPERTS, ROWS / 8). A CTA computes the logits of 8 rows for 8 or 16
-// experts. Each warp has a fixed slice of HIDDEN, whose router weights it loads before it waits for
-// x; slices are summed in a fixed order. One row of GPT-OSS reads 184 kB (20B) or 737 kB (120B) of
-// weights, during the preceding launch if that leaves a multiprocessor per CTA (lowering.py:
-// ROUTER_CTAS). The rest is latency: x from L2, two sums over the warps, 12 mma in two chains,
-// about 1.5 µs. Kernels that read the logits select experts: RoutedRows in expert_routing.cuh.
+// Grid ((EXPERTS + SHARED_GATES) / ROUTER_EXPERTS, ROWS / 8), rounded up. A CTA computes the logits
+// of 8 rows for 8 or 16 experts. Each warp has a fixed slice of HIDDEN, whose router weights it
+// loads before it waits for x; slices are summed in a fixed order. One row of GPT-OSS reads 184 kB
+// (20B) or 737 kB (120B) of weights, during the preceding launch if that leaves a multiprocessor
+// per CTA (lowering.py: ROUTER_CTAS). The rest is latency: x from L2, two sums over the warps, 12
+// mma in two chains, about 1.5 µs. Kernels that read the logits select experts: RoutedRows in
+// expert_routing.cuh.
 #include "../_device/ptx.cuh"
 #include "device/config.cuh"
 #include "device/router.cuh"

@@ -32,7 +32,7 @@ def compile_only() -> None:
 
 
 class _Ones(np.random.Generator):
-    """Draws integers, but no real numbers: weights of real size would take minutes and 16 GB."""
+    """Draws no normally distributed numbers: those of weights of real size would take minutes."""
 
     def __init__(self, seed: int) -> None:
         super().__init__(np.random.PCG64(seed))

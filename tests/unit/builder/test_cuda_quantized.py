@@ -70,6 +70,37 @@ def test_a_type_without_a_kernel_is_dequantized_and_named(tmp_path: Path) -> Non
     assert form.dequantized == "no kernel dequantizes its format"
 
 
+@pytest.mark.parametrize("kind", ["Q4_K", "Q8_0", "F16"])
+def test_a_shared_expert_of_another_type_leaves_routed_ones_as_they_are(
+    tmp_path: Path, kind: str
+) -> None:
+    """Joined with them it would have their storage, and they the storage that fits both."""
+    sizes = {
+        "hidden_size": 256, "moe_intermediate_size": 256, "shared_expert_intermediate_size": 256,
+        "linear_key_head_dim": 16, "linear_value_head_dim": 16,
+    }  # fmt: skip
+    write_llama(tmp_path / "model", "qwen3_5_moe_text", rope_parameters=None, **sizes)
+    config = json.loads((tmp_path / "model" / "config.json").read_text())
+    architecture, keys = LLAMA_KINDS["qwen3_5_moe_text"]
+    keys = LLAMA_KEYS | keys | {
+        ".embedding_length": 256, ".expert_feed_forward_length": 256,
+        ".expert_shared_feed_forward_length": 256, ".ssm.state_size": 16, ".ssm.inner_size": 64,
+    }  # fmt: skip
+
+    def kinds(name: str, _shape: tuple[int, ...]) -> str:
+        return "Q4_K" if "exps" in name else kind if "shared_expert." in name else "F32"
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gguf_models, "mixed", kinds)
+        tensors = llama_twin(tmp_path / "model", config)
+    file = write_gguf(tmp_path / "model.gguf", architecture, keys, tensors)
+    fused = fused_model(file, max_seq_len=64, page_size=PAGE)
+    stored = {(kind, storage.name) for kind, storage in fused.kept.stored}
+    assert stored == {("Q4_K", "q4_k")} | ({("Q8_0", "q8")} if kind == "Q8_0" else set())
+    experts = [node for node in fused.models["target"].graph if node.op_type == "RmsMoe"]
+    assert {node.attributes["shared"].value for node in experts} == {int(kind == "Q4_K")}
+
+
 @pytest.mark.parametrize("values", ["Q6_K", "Q4_K", "IQ4_XS", "F16"])
 def test_types_in_one_launch_are_stored_as_one_type(tmp_path: Path, values: str) -> None:
     """Queries and keys are Q4_K and values another type, as in files of llama.cpp."""

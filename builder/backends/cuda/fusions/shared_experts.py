@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 import torch
 
-from specbuild.builder.backends.cuda.fusions.fused_node import static
+from specbuild.builder.backends.cuda.fusions.fused_node import static, stored
 from specbuild.builder.backends.cuda.fusions.matching import (
     Norm,
     bias_of,
@@ -17,10 +17,11 @@ from specbuild.builder.backends.cuda.fusions.matching import (
     sigmoid_gate,
 )
 from specbuild.builder.graph.passes.rewriting import attribute
+from specbuild.builder.graph.passes.weights import recipe_of
 from specbuild.plugins_cuda.rms_moe.choice import MAX_BESIDE_SHARED, MAX_SHARED
 
 # The indices of weights and scales of experts among the inputs of Moe.
-_DOWN, _GATE_UP_SCALES = 5, 3
+_GATE_UP, _GATE_UP_SCALES, _DOWN = 2, 3, 5
 
 
 @dataclass(frozen=True)
@@ -43,8 +44,8 @@ def shared_experts_of(
     """Return the shared experts of a layer if they have the form of routed ones and the same input.
 
     Returns None without shared experts, with another activation or biases, if their inner width is
-    not a multiple of the routed one, if there are too many routed ones, or if the checkpoint has
-    those in MXFP4.
+    not a multiple of the routed one, if there are too many routed ones, or if the checkpoint stores
+    those in MXFP4 or in another quantized type: joined weights need a common storage.
     """
     gated = sigmoid_gate(origin_node(shared_output, "Mul"))
     row_gate = None if gated is None else gated[1]
@@ -61,11 +62,23 @@ def shared_experts_of(
         return None
     first, second, third, *of_rows = (gemm.inputs[1] for gemm in (*read, down, *readers[2:]))
     count, remainder = divmod(static(first, 0), inner)
-    most = MAX_SHARED if row_gate is None else 1
-    if remainder or not 1 <= count <= most or any(static(gate, 0) != 1 for gate in of_rows):
+    max_count = MAX_SHARED if row_gate is None else 1
+    if remainder or not 1 <= count <= max_count or any(static(gate, 0) != 1 for gate in of_rows):
+        return None
+    of_routed = [_quantized_types(moe.inputs[index]) for index in (_GATE_UP, _DOWN)]
+    if [_quantized_types(first, second), _quantized_types(third)] != of_routed:
         return None
     assert first is not None and second is not None and third is not None
     return SharedExperts(first, second, third, count, of_rows[0] if of_rows else None)
+
+
+def _quantized_types(*weights: ir.Value | None) -> set[str | None]:
+    """Return the quantized types of weights, or of the experts in them; None for other weights."""
+    recipes = [recipe_of(stored(weight)) for weight in weights]
+    singles = [
+        one for recipe in recipes if recipe is not None for one in recipe.experts or (recipe,)
+    ]
+    return {None if one.quantized is None else one.quantized.form.name for one in singles}
 
 
 def _swiglu_of(down: ir.Node) -> tuple[ir.Node, ir.Node] | None:
