@@ -90,19 +90,17 @@ def experts_sum(
 
     ``gate_up``, ``gate_up_bias`` and ``down`` are packed (``packing.py``, ``expert_codes.py``). The
     last ``shared`` experts apply to every row, with weight 1 or, with ``shared_gates``, the sigmoid
-    of their logits, which the last rows of the router give. ``choice`` has attributes of ``Moe``.
+    of their logits, the router's last. ``choice`` has attributes of ``Moe``.
     """
     required = [tensor for tensor in inputs[:8] if tensor is not None]
     x, norm, router_weight, router_bias, gate_up, gate_up_bias, down, down_bias = required
     # Rows after the last entry of row_start, the ninth input, are unspecified.
-    choice_bias, router_norm, expert_scale = (*inputs[9:], None, None, None)[:3]
-    router = (router_weight, router_bias, router_norm)
+    choice_bias, own_norm, expert_scale = (*inputs[9:], None, None, None)[:3]
+    router = (router_weight, router_bias, own_norm)
     normed, of_router = router_input(x, norm, router, eps, rounding, logits)
-    gates, packed = shared * shared_gates, gate_up.shape[0]
-    routed = router_weight.shape[0] - gates
-    if routed + shared != packed:
-        raise ValueError(f"RmsMoe: {packed} experts, {routed} routed and {shared} shared")
-    weights = of_router[:, routed:].sigmoid() if gates else of_router.new_ones(len(x), shared)
+    routed = gate_up.shape[0] - shared
+    if of_router.shape[1] != routed + shared * shared_gates:
+        raise ValueError(f"RmsMoe: {routed} routed experts, {of_router.shape[1]} logits of a row")
     rows, inner, hidden = normed.float(), gate_up_bias.shape[1] // 2, normed.shape[1]
 
     def mixed(
@@ -114,10 +112,10 @@ def experts_sum(
         return moe_reference(rows, scores, w1, s1, b1, w2, s2, b2, *of_choice, **how)
 
     experts = mixed(slice(routed), of_router[:, :routed], (choice_bias, expert_scale), choice)
-    certain = of_router.new_zeros(len(rows), 1)
-    for i in range(shared):
-        one = mixed(slice(routed + i, routed + i + 1), certain, (), {**choice, **_ALL_ROWS})
-        experts = experts + weights[:, i : i + 1] * one
+    certain, how = of_router.new_zeros(len(x), 1), {**choice, **_ALL_ROWS}
+    for one in range(routed, routed + shared):
+        weight = of_router[:, one, None].sigmoid() if shared_gates else 1.0
+        experts = experts + weight * mixed(slice(one, one + 1), certain, (), how)
     return experts
 
 

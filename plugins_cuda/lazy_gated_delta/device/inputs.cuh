@@ -2,6 +2,7 @@
 #pragma once
 
 #include "../../_device/bf16.cuh"
+#include "../../_device/ptx.cuh"
 #include "../../_device/ptx_load.cuh"
 
 // Load two neighbours; the index of the first is even.

@@ -1,0 +1,116 @@
+// The states of splits of heads wider than 128, and their merge in order.
+//
+// Config: kWidth, kGroup, kKvHeads, kSlots, kHasSinks.
+#pragma once
+
+#include "../../_device/bf16.cuh"
+#include "../../_device/infinity.cuh"
+#include "../../_device/l2_word.cuh"
+#include "../../_device/ptx.cuh"
+#include "config.cuh"
+
+constexpr int kWidth = Config::kWidth;
+constexpr int kWarps = 8, kThreads = 32 * kWarps;
+constexpr int kParts = kWidth / 16 / kWarps;  // of 16 columns, of a warp
+constexpr int kAhead = 16;                    // splits whose states are loaded at once
+constexpr float kLog2E = 1.44269504f;
+
+__device__ __forceinline__ float2 load_l2_pair(const float2* at) {
+  const uint64_t word = load_l2_word(reinterpret_cast<const uint64_t*>(at));
+  return make_float2(__uint_as_float(static_cast<uint32_t>(word)),
+                     __uint_as_float(static_cast<uint32_t>(word >> 32)));
+}
+
+// The maximum and the sum of merged splits.
+struct Softmax {
+  float maximum = minus_infinity(), sum = 0.0f;
+
+  // Add a split whose maximum is not -inf; return the factors of the values so far and of its own.
+  __device__ __forceinline__ float2 take(float m, float l) {
+    const float top = fmaxf(maximum, m);
+    const float own_scale = exp2_fast(maximum - top), other_scale = exp2_fast(m - top);
+    maximum = top;
+    sum = __fmaf_rn(l, other_scale, __fmul_rn(sum, own_scale));
+    return make_float2(own_scale, other_scale);
+  }
+
+  // Return two columns of the result, as bf16; ``sink`` is the address of the head's sink.
+  __device__ __forceinline__ uint32_t result(float left, float right, const float* sink) const {
+    float scale = 1.0f, total = sum;
+    if (Config::kHasSinks != 0) {
+      const float logit = load_l2_float(sink) * kLog2E, top = fmaxf(maximum, logit);
+      scale = exp2_fast(maximum - top);
+      total = __fmaf_rn(total, scale, exp2_fast(logit - top));
+    }
+    return pack_bf16x2(left * scale / total, right * scale / total);
+  }
+};
+
+// The merged state of splits, for the lane's two rows g and g + 8 of the mma.
+struct Joined {
+  Softmax softmax[2];
+  float of[kParts][2][4] = {};
+
+  __device__ __forceinline__ void take(int half, float m, float l,
+                                       const float (&values)[kParts][2][4]) {
+    if (m == minus_infinity()) return;
+    const float2 scales = softmax[half].take(m, l);
+#pragma unroll
+    for (int part = 0; part < kParts; ++part) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        float& at = of[part][i / 2][2 * half + i % 2];
+        at = __fmaf_rn(values[part][i / 2][2 * half + i % 2], scales.y, __fmul_rn(at, scales.x));
+      }
+    }
+  }
+};
+
+// The states of splits in the workspaces.
+struct States {
+  float2* sums;    // [rows, KV_HEADS, SLOTS, GROUP]: maximum and sum
+  float2* values;  // [rows, KV_HEADS, SLOTS, GROUP, WIDTH / 2]
+
+  static __device__ __forceinline__ int64_t place(int row, int kv_head, int split, int head) {
+    return ((static_cast<int64_t>(row) * Config::kKvHeads + kv_head) * Config::kSlots + split) *
+               Config::kGroup +
+           head;
+  }
+
+  // Merge ``splits`` from ``first_split`` on: the part of CTA ``part`` of ``all``, two columns a
+  // thread at a time.
+  __device__ __forceinline__ void join(int first_row, int rows, int kv_head, int first_split,
+                                       int splits, int part, int all, const float* sinks,
+                                       uint16_t* attended) const {
+    constexpr int kPairs = kWidth / 2;
+    const int end = first_split + splits;
+#pragma unroll 1
+    for (int item = part * kThreads + threadIdx.x; item < rows * Config::kGroup * kPairs;
+         item += all * kThreads) {
+      const int row = first_row + item / (Config::kGroup * kPairs);
+      const int head = item / kPairs % Config::kGroup, pair = item % kPairs;
+      Softmax softmax;
+      float left = 0.0f, right = 0.0f;
+#pragma unroll 1
+      for (int split = first_split; split < end; split += kAhead) {
+        float2 sum[kAhead], value[kAhead];
+#pragma unroll
+        for (int i = 0; i < kAhead; ++i) {
+          const int64_t at = place(row, kv_head, min(split + i, end - 1), head);
+          sum[i] = load_l2_pair(sums + at);
+          value[i] = load_l2_pair(values + at * kPairs + pair);
+        }
+#pragma unroll
+        for (int i = 0; i < kAhead; ++i) {
+          if (split + i >= end || sum[i].x == minus_infinity()) continue;
+          const float2 scales = softmax.take(sum[i].x, sum[i].y);
+          left = __fmaf_rn(value[i].x, scales.y, __fmul_rn(left, scales.x));
+          right = __fmaf_rn(value[i].y, scales.y, __fmul_rn(right, scales.x));
+        }
+      }
+      const int64_t at = (static_cast<int64_t>(row) * Config::kKvHeads + kv_head) * Config::kGroup;
+      reinterpret_cast<uint32_t*>(attended)[(at + head) * kPairs + pair] =
+          softmax.result(left, right, sinks + kv_head * Config::kGroup + head);
+    }
+  }
+};
