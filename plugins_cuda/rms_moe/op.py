@@ -77,13 +77,12 @@ def router_input(
 
 
 def experts_sum(
-    inputs: Sequence[torch.Tensor | None],
+    inputs: Sequence[Any],
     *,
     eps: float,
     rounding: str,
     logits: str,
     shared: int,
-    shared_gates: int = 0,
     **choice: Any,
 ) -> torch.Tensor:
     """Return ``moe(rms(x))`` [T, H] in fp32, not rounded, of the op's ``inputs`` in order.
@@ -92,14 +91,13 @@ def experts_sum(
     last ``shared`` experts apply to every row, with weight 1 or, with ``shared_gates``, the sigmoid
     of their logits, the router's last. ``choice`` has attributes of ``Moe``.
     """
-    required = [tensor for tensor in inputs[:8] if tensor is not None]
-    x, norm, router_weight, router_bias, gate_up, gate_up_bias, down, down_bias = required
+    x, norm, router_weight, router_bias, gate_up, gate_up_bias, down, down_bias = inputs[:8]
     # Rows after the last entry of row_start, the ninth input, are unspecified.
     choice_bias, own_norm, expert_scale = (*inputs[9:], None, None, None)[:3]
     router = (router_weight, router_bias, own_norm)
     normed, of_router = router_input(x, norm, router, eps, rounding, logits)
-    routed = gate_up.shape[0] - shared
-    if of_router.shape[1] != routed + shared * shared_gates:
+    routed, has_gates = gate_up.shape[0] - shared, choice.pop("shared_gates", 0)
+    if of_router.shape[1] != routed + shared * has_gates:
         raise ValueError(f"RmsMoe: {routed} routed experts, {of_router.shape[1]} logits of a row")
     rows, inner, hidden = normed.float(), gate_up_bias.shape[1] // 2, normed.shape[1]
 
@@ -114,7 +112,7 @@ def experts_sum(
     experts = mixed(slice(routed), of_router[:, :routed], (choice_bias, expert_scale), choice)
     certain, how = of_router.new_zeros(len(x), 1), {**choice, **_ALL_ROWS}
     for one in range(routed, routed + shared):
-        weight = of_router[:, one, None].sigmoid() if shared_gates else 1.0
+        weight = of_router[:, one, None].sigmoid() if has_gates else 1.0
         experts = experts + weight * mixed(slice(one, one + 1), certain, (), how)
     return experts
 
