@@ -34,7 +34,7 @@ struct Decoded : Residual {
 
 }  // namespace
 
-extern "C" __global__ void __launch_bounds__(Config::kThreads)
+extern "C" __global__ void __launch_bounds__(Config::kThreads, 1)
     add_ranks(const int* x, const int* row_start, uint64_t* inbox, uint64_t* inbox_on_1,
               uint64_t* inbox_on_2, uint64_t* inbox_on_3, uint64_t* inbox_on_4,
               uint64_t* inbox_on_5, uint64_t* inbox_on_6, uint64_t* inbox_on_7, const int* state,

@@ -14,7 +14,7 @@
 #include "device/config.cuh"
 #include "device/prefill_router.cuh"
 
-extern "C" __global__ void __launch_bounds__(kRowsThreads)
+extern "C" __global__ void __launch_bounds__(kRowsThreads, 1)
     moe_route_with_parts(const uint16_t* x, const uint16_t* norm, const uint16_t* router_weight,
                          const uint16_t* router_bias, const int* row_start,
                          const float* choice_bias, const float* router_norm,

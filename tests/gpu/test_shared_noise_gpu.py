@@ -53,6 +53,7 @@ def drafted(
             np.full(ROWS, temperature, np.float32),
             np.full(ROWS, SEED, np.int32),
             np.arange(ROWS, dtype=np.int32),
+            None,
         )
 
     drawn = kernel_case(OP, Case("rows of equal logits", make))
