@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -22,13 +23,22 @@ from specbuild.plugins_cuda.rms_moe.packing import (
     pack_gate_up_values,
 )
 
+# Weights of real sizes repeat so many values, a prime number, so that no two experts are equal.
+_DRAWN_VALUES = 1_000_003
+
+
+def _draw(rng: np.random.Generator, *shape: int) -> np.ndarray:
+    """Return normal fp32 values."""
+    count = min(prod(shape), _DRAWN_VALUES)
+    return np.resize(rng.standard_normal(count, np.float32), shape)
+
 
 def draw_experts(
     rng: np.random.Generator, experts: int, tiles: int, steps: int, storage: Storage
 ) -> np.ndarray:
     """Return packed experts of random quantized values, or of random bf16 values."""
     if storage is BF16:
-        values = rng.standard_normal((experts, tiles, steps * TILE_VALUES), np.float32)
+        values = _draw(rng, experts, tiles, steps * TILE_VALUES)
         return values * (steps * BLOCK) ** -0.5
     units = draw_codes(rng, experts * tiles * TILE_ROWS, steps * BLOCK, storage)
     return units.reshape(experts, -1, storage.elements)
@@ -127,8 +137,7 @@ class Layer:
         if self.bf16:
             widths = ((self.hidden, 2 * self.inner), (self.inner, self.hidden))
             first, second = (
-                rng.standard_normal((self.packed, *shape), np.float32) * shape[0] ** -0.5
-                for shape in widths
+                _draw(rng, self.packed, *shape) * np.float32(shape[0] ** -0.5) for shape in widths
             )
             gate_up = pack_gate_up_values(torch.from_numpy(first))
             return gate_up.numpy(), pack_down_values(torch.from_numpy(second)).numpy()

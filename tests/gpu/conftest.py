@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from specbuild.runtime.request import Prompt
 
 
+KERNELS = "test_kernels_gpu.py"
 COMPILE_ONLY = os.environ.get("SPECBUILD_GPU_COMPILE_ONLY") == "1"
 
 
@@ -50,14 +51,11 @@ def missing_gpu() -> str | None:
 # Runs before pytest-xdist reads the groups.
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark every test as needing the GPU, and group the tests that share engines.
-
-    Kernel cases share nothing, so any process may run them.
-    """
+    """Mark every test as needing the GPU, and group the tests that share engines or a case."""
     folder = Path(__file__).parent
     need(items, folder, pytest.mark.gpu, missing_gpu)
     for item in items:
-        if folder in item.path.parents and item.path.name != "test_kernels_gpu.py":
+        if folder in item.path.parents:
             item.add_marker(pytest.mark.xdist_group(engine_group(item)))
 
 
@@ -65,7 +63,8 @@ def engine_group(item: pytest.Item) -> str:
     """Return the file of a test with the parameters that come from fixtures.
 
     A fixture with parameters builds an engine for each of them, so that only tests with equal ones
-    share an engine. Parameters of the test function itself do not count.
+    share an engine. Parameters of the test function itself do not count. Both phases of a kernel
+    case share inputs and a reference, which take up to a minute of a processor.
     """
     own = {
         name.strip()
@@ -75,6 +74,8 @@ def engine_group(item: pytest.Item) -> str:
         )
     }
     callspec = getattr(item, "callspec", None)
+    if item.path.name == KERNELS and callspec is not None and "case" in callspec.params:
+        return f"{callspec.params['op'].name}: {callspec.params['case'].name}"
     indices = {} if callspec is None else callspec.indices
     shared = [f"{name}-{index}" for name, index in sorted(indices.items()) if name not in own]
     return "-".join((item.path.stem, *shared))
