@@ -3,6 +3,7 @@
 // Config: kWidth, kGroup, kKvHeads, kSlots, kHasSinks.
 #pragma once
 
+#include "../../_device/attention_softmax.cuh"
 #include "../../_device/bf16.cuh"
 #include "../../_device/infinity.cuh"
 #include "../../_device/l2_word.cuh"
@@ -13,26 +14,10 @@ constexpr int kWidth = Config::kWidth;
 constexpr int kWarps = 8, kThreads = 32 * kWarps;
 constexpr int kParts = kWidth / 16 / kWarps;  // of 16 columns, of a warp
 constexpr int kAhead = 16;                    // splits whose states are loaded at once
-constexpr float kLog2E = 1.44269504f;
 
-__device__ __forceinline__ float2 load_l2_pair(const float2* at) {
-  const uint64_t word = load_l2_word(reinterpret_cast<const uint64_t*>(at));
-  return make_float2(__uint_as_float(static_cast<uint32_t>(word)),
-                     __uint_as_float(static_cast<uint32_t>(word >> 32)));
-}
-
-// The maximum and the sum of merged splits.
+// The maximum and the sum of merged splits; join_sums adds one.
 struct Softmax {
   float maximum = minus_infinity(), sum = 0.0f;
-
-  // Add a split whose maximum is not -inf; return the factors of the values so far and of its own.
-  __device__ __forceinline__ float2 take(float m, float l) {
-    const float top = fmaxf(maximum, m);
-    const float own_scale = exp2_fast(maximum - top), other_scale = exp2_fast(m - top);
-    maximum = top;
-    sum = __fmaf_rn(l, other_scale, __fmul_rn(sum, own_scale));
-    return make_float2(own_scale, other_scale);
-  }
 
   // Return two columns of the result, as bf16; ``sink`` is the address of the head's sink.
   __device__ __forceinline__ uint32_t result(float left, float right, const float* sink) const {
@@ -53,14 +38,15 @@ struct Joined {
 
   __device__ __forceinline__ void take(int half, float m, float l,
                                        const float (&values)[kParts][2][4]) {
-    if (m == minus_infinity()) return;
-    const float2 scales = softmax[half].take(m, l);
+    float own_scale, other_scale;
+    if (!join_sums(softmax[half].maximum, softmax[half].sum, m, l, own_scale, other_scale)) return;
 #pragma unroll
     for (int part = 0; part < kParts; ++part) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         float& at = of[part][i / 2][2 * half + i % 2];
-        at = __fmaf_rn(values[part][i / 2][2 * half + i % 2], scales.y, __fmul_rn(at, scales.x));
+        at =
+            __fmaf_rn(values[part][i / 2][2 * half + i % 2], other_scale, __fmul_rn(at, own_scale));
       }
     }
   }
@@ -97,15 +83,17 @@ struct States {
 #pragma unroll
         for (int i = 0; i < kAhead; ++i) {
           const int64_t at = place(row, kv_head, min(split + i, end - 1), head);
-          sum[i] = load_l2_pair(sums + at);
-          value[i] = load_l2_pair(values + at * kPairs + pair);
+          sum[i] = load_l2_float2(sums + at);
+          value[i] = load_l2_float2(values + at * kPairs + pair);
         }
 #pragma unroll
         for (int i = 0; i < kAhead; ++i) {
-          if (split + i >= end || sum[i].x == minus_infinity()) continue;
-          const float2 scales = softmax.take(sum[i].x, sum[i].y);
-          left = __fmaf_rn(value[i].x, scales.y, __fmul_rn(left, scales.x));
-          right = __fmaf_rn(value[i].y, scales.y, __fmul_rn(right, scales.x));
+          float own_scale, other_scale;
+          if (split + i >= end ||
+              !join_sums(softmax.maximum, softmax.sum, sum[i].x, sum[i].y, own_scale, other_scale))
+            continue;
+          left = __fmaf_rn(value[i].x, other_scale, __fmul_rn(left, own_scale));
+          right = __fmaf_rn(value[i].y, other_scale, __fmul_rn(right, own_scale));
         }
       }
       const int64_t at = (static_cast<int64_t>(row) * Config::kKvHeads + kv_head) * Config::kGroup;

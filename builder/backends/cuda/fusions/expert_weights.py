@@ -67,11 +67,11 @@ def packed_experts(
         "gate_up": packed(graph, f"{name}gate_up_proj.packed", parents, packs[0]),
         "gate_up_bias": packed(graph, f"{name}gate_up_proj.packed_bias", [bias], pack_gate_up_bias)
         if bias is not None
-        else _zeros(graph, f"{name}gate_up_proj.no_bias", gate_up, (experts, 2 * inner)),
+        else zero_bias(graph, f"{name}gate_up_proj.no_bias", gate_up, (experts, 2 * inner)),
         "down": packed(graph, f"{name}down_proj.packed", down_parents, packs[1]),
         "down_bias": as_bf16(down_bias)
         if down_bias is not None
-        else _zeros(graph, f"{name}down_proj.no_bias", down, (experts, hidden)),
+        else zero_bias(graph, f"{name}down_proj.no_bias", down, (experts, hidden)),
     }
     if shared is None or shared.count == 1:
         _remember_experts(made["gate_up"], parents, 2)
@@ -101,7 +101,7 @@ def _packs_with(count: int) -> tuple[_Pack, _Pack]:
     return gate_up, down
 
 
-def _zeros(
+def zero_bias(
     graph: ir.Graph, name: str, weight_value: ir.Value | None, shape: tuple[int, ...]
 ) -> ir.Value:
     """Return a bias of zeros for kernels that always add one; ``weight_value`` gives the device."""

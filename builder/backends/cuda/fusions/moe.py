@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import onnx_ir as ir
 import torch
 from torch.nn import functional as F
 
-from specbuild.builder.backends.cuda.fusions.expert_weights import packed_experts
+from specbuild.builder.backends.cuda.fusions.expert_weights import packed_experts, zero_bias
 from specbuild.builder.backends.cuda.fusions.fused_node import (
     ROWS,
     as_bf16,
@@ -139,33 +138,19 @@ def _router(
 ) -> dict[str, ir.Value | None]:
     """Return rows, norm, and the projection of the router; the last row of it is ``row_gate``."""
     weight, bias = as_bf16(router.inputs[1]), as_bf16(bias_of(router))
-    experts, name = static(weight, 0), stem(router.inputs[1])
+    name = stem(router.inputs[1])
     if bias is None:
-        bias = packed(graph, f"{name}.no_bias", [weight], _zeros(experts))
+        bias = zero_bias(graph, f"{name}.no_bias", weight, (static(weight, 0),))
     if row_gate is not None:
-        weight = packed(graph, f"{name}.with_gate", [weight, as_bf16(row_gate)], _joined)
-        bias = packed(graph, f"{name}.gate_bias", [bias], _with_zero)
+        parts = [weight, as_bf16(row_gate)]
+        weight = packed(graph, f"{name}.with_gate", parts, lambda *rows: torch.cat(rows))
+        bias = packed(graph, f"{name}.gate_bias", [bias], lambda bias: F.pad(bias, (0, 1)))
     return {
         "x": norm.x,
         "norm": as_bf16(norm.weight),
         "router_weight": weight,
         "router_bias": bias,
     }
-
-
-def _zeros(experts: int) -> Callable[[torch.Tensor], torch.Tensor]:
-    def make(weight: torch.Tensor) -> torch.Tensor:
-        return torch.zeros((experts,), dtype=torch.bfloat16, device=weight.device)
-
-    return make
-
-
-def _joined(router: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
-    return torch.cat([router, gate])
-
-
-def _with_zero(bias: torch.Tensor) -> torch.Tensor:
-    return F.pad(bias, (0, 1))
 
 
 def _row_start(graph: ir.Graph) -> ir.Value:
