@@ -34,7 +34,9 @@ class PlacedWords:
 
 
 @cache
-def _half_tables(words: PlacedWords, inverse: bool) -> tuple[torch.Tensor, torch.Tensor]:
+def _half_tables(
+    words: PlacedWords, inverse: bool, device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Return two tables of permuted bits, by the low and the high 16 bits of a word, int32."""
     import torch
 
@@ -42,7 +44,7 @@ def _half_tables(words: PlacedWords, inverse: bool) -> tuple[torch.Tensor, torch
     natural = list(range(32))
     source, target = (placed, natural) if inverse else (natural, placed)
     to = dict(zip(source, target, strict=True))
-    values = torch.arange(1 << 16, dtype=torch.int64)
+    values = torch.arange(1 << 16, dtype=torch.int64, device=device)
     tables = []
     for first in (0, 16):
         word = torch.zeros_like(values)
@@ -54,7 +56,7 @@ def _half_tables(words: PlacedWords, inverse: bool) -> tuple[torch.Tensor, torch
 
 def _mapped(words: PlacedWords, source: torch.Tensor, *, inverse: bool) -> torch.Tensor:
     """Return int32 words with permuted bits."""
-    low, high = _half_tables(words, inverse)
+    low, high = _half_tables(words, inverse, source.device)
     flat = source.flatten()
     mapped = low.index_select(0, flat & 0xFFFF) | high.index_select(0, flat >> 16 & 0xFFFF)
     return mapped.view(source.shape)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
+import torch
 from plugin_cases import plugin_of
 
 from specbuild.builder.backends.cuda.compile.nvrtc import Compiler
@@ -61,10 +63,17 @@ _DRAWN: dict[int, KernelCase] = {}
 
 
 def drawn_case(op: OpSpec, case: Case) -> KernelCase:
-    """Return the inputs and the reference of a case; the last one is cached, some take 10 GB."""
+    """Return the inputs and the reference of a case; the last one is cached, some take 10 GB.
+
+    At real sizes the reference runs on the GPU, in the same types; a processor takes a minute.
+    """
     if id(case) not in _DRAWN:
         _DRAWN.clear()
-        _DRAWN[id(case)] = kernel_case(op, case)
+        on_gpu = case.name.startswith(GPU_ONLY) and torch.cuda.is_available()
+        torch.backends.cuda.matmul.allow_tf32 = False
+        _DRAWN[id(case)] = kernel_case(op, case, "cuda" if on_gpu else "cpu")
+        if on_gpu:
+            torch.cuda.empty_cache()  # for the other workers
     return _DRAWN[id(case)]
 
 
@@ -88,14 +97,31 @@ def compiling(runner: OpRunner, drawn: KernelCase, phase: Phase) -> Iterator[Low
             print(refused.reason)
 
 
-def run(runner: OpRunner, drawn: KernelCase, lowering: Lowering, queue: Queue = None) -> None:
+Run = Callable[[Lowering, Queue], None]
+
+
+@contextmanager
+def running(runner: OpRunner, drawn: KernelCase) -> Iterator[Run]:
+    """Yield a function that runs a lowering of a case and checks its outputs."""
     inputs = {name: bits(tensor) for name, tensor in drawn.inputs.items()}
     outputs = {name: bits(tensor) for name, tensor in drawn.outputs.items()}
-    drawn.check(runner.run(drawn.op, lowering, inputs, outputs, queue=queue))
+    with runner.resident(drawn.op, inputs) as resident:
+
+        def run(lowering: Lowering, queue: Queue = None) -> None:
+            drawn.check(
+                runner.run(drawn.op, lowering, inputs, outputs, queue=queue, resident=resident)
+            )
+
+        yield run
 
 
 def run_as_plugin(
-    runner: OpRunner, gpu: DriverGpu, drawn: KernelCase, phase: Phase, lowering: Lowering
+    runner: OpRunner,
+    gpu: DriverGpu,
+    drawn: KernelCase,
+    phase: Phase,
+    lowering: Lowering,
+    run: Run,
 ) -> None:
     """Run ``enqueue`` of a TensorRT plugin within a CUDA graph, without TensorRT."""
     plugin = plugin_of(drawn, phase, Target(), lowering)
@@ -116,7 +142,7 @@ def run_as_plugin(
         gpu.release_graph(graph)
 
     try:
-        run(runner, drawn, lowering, queue)
+        run(lowering, queue)
         behind = runner.download(scratch + record.workspace_bytes, np.empty(guard, np.uint8))
         assert (behind == 0xFF).all(), "a kernel wrote outside of the workspace"
     finally:
@@ -138,8 +164,9 @@ def test_kernels_agree_with_the_reference(
     else:
         lowerings = [next(compiling(runner, drawn, phase))]
     runner.prepare(lowerings)
-    for lowering in lowerings:
-        run(runner, drawn, lowering)
-    # Plugins cannot access the memory of other ranks: TensorRT engines have one rank.
-    if op.contribution is None:
-        run_as_plugin(runner, gpu, drawn, phase, lowerings[0])
+    with running(runner, drawn) as run:
+        for lowering in lowerings:
+            run(lowering, None)
+        # Plugins cannot access the memory of other ranks: TensorRT engines have one rank.
+        if op.contribution is None:
+            run_as_plugin(runner, gpu, drawn, phase, lowerings[0], run)

@@ -61,6 +61,8 @@ class KernelCase:
     def check(self, got: Mapping[str, np.ndarray]) -> None:
         """Raise AssertionError if outputs (in the form of :func:`bits`) exceed the tolerance."""
         for name, expected in self.outputs.items():
+            if np.array_equal(got[name], bits(expected)):
+                continue  # the usual result of large caches
             defined = self.case.compare.get(name, np.s_[:])
             actual = values(got[name], expected.dtype)[defined]
             reference = values(bits(expected), expected.dtype)[defined]
@@ -95,17 +97,22 @@ def _tensor(spec: TensorSpec, array: np.ndarray) -> torch.Tensor:
     return tensor
 
 
-def kernel_case(op: OpSpec, case: Case) -> KernelCase:
-    """Draw the case's inputs, round them to the kernels' types, and run the reference."""
+def kernel_case(op: OpSpec, case: Case, device: str = "cpu") -> KernelCase:
+    """Draw the case's inputs, round them to the kernels' types, and run the reference.
+
+    The reference runs on ``device``; the tensors of the result are on the CPU.
+    """
     arrays = case.make(np.random.default_rng(crc32(f"{op.name} {case.name}".encode())))
     tensors = [
         None if array is None else _tensor(spec, array)
         for spec, array in zip(op.inputs, arrays, strict=True)
     ]
-    results = reference_outputs(op, tensors, op.complete(case.attributes))
+    placed = [None if tensor is None else tensor.to(device) for tensor in tensors]
+    with torch.device(device):  # where references create tensors
+        results = reference_outputs(op, placed, op.complete(case.attributes))
     results = results if isinstance(results, tuple) else (results,)
     inputs = {s.name: t for s, t in zip(op.inputs, tensors, strict=True) if t is not None}
-    outputs = {s.name: t for s, t in zip(op.outputs, results, strict=True) if t is not None}
+    outputs = {s.name: t.cpu() for s, t in zip(op.outputs, results, strict=True) if t is not None}
     return KernelCase(op, case, inputs, outputs)
 
 

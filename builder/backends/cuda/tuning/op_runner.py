@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -108,23 +109,27 @@ class OpRunner:
         outputs: Mapping[str, np.ndarray],
         *,
         queue: Callable[[Pointers], None] | None = None,
+        resident: Pointers | None = None,
     ) -> dict[str, np.ndarray]:
         """Run an op and return its outputs by name. They are poisoned before, with guards around.
 
-        ``queue`` replaces :meth:`launch` and waits for the launches. Raises AssertionError if a
-        kernel wrote outside of an array, or did not clear a workspace that must stay zero.
+        Inputs of :meth:`resident` are not uploaded again. ``queue`` replaces :meth:`launch` and
+        waits for the launches. Raises AssertionError if a kernel wrote outside of an array, or did
+        not clear a workspace that must stay zero.
         """
         self.prepare([lowering])
         aliased = dict(op.aliases)
         sizes = {name: array.nbytes for name, array in inputs.items()}
         sizes |= {name: a.nbytes for name, a in outputs.items() if name not in aliased}
         sizes |= {w.name: w.nbytes for w in lowering.workspaces}
-        blocks = {name: self.allocate(size + 3 * _GUARD_BYTES) for name, size in sizes.items()}
+        kept = resident or {}
+        blocks = {name: kept.get(name) or self._guarded(size) for name, size in sizes.items()}
         pointers = {name: block + _GUARD_BYTES for name, block in blocks.items()}
         pointers |= {name: pointers[aliased[name]] for name in outputs if name in aliased}
         try:
             for name, array in inputs.items():
-                self.upload(pointers[name], array)
+                if name not in kept:
+                    self.upload(pointers[name], array)
             for workspace in lowering.workspaces:
                 if workspace.zeroed and workspace.nbytes:
                     self._call(
@@ -145,8 +150,26 @@ class OpRunner:
                     assert not content.any(), f"{op.name}: {workspace.name} is not zero after it"
             return {name: self.download(pointers[name], array) for name, array in outputs.items()}
         finally:
+            for name, block in blocks.items():
+                if name not in kept:
+                    self.free(block)
+
+    @contextmanager
+    def resident(self, op: OpSpec, inputs: Mapping[str, np.ndarray]) -> Iterator[Pointers]:
+        """Upload the inputs that the op does not write, for several calls of :meth:`run`."""
+        written = {name for _, name in op.aliases}
+        read = {name: array for name, array in inputs.items() if name not in written}
+        blocks = {name: self._guarded(array.nbytes) for name, array in read.items()}
+        try:
+            for name, array in read.items():
+                self.upload(blocks[name] + _GUARD_BYTES, array)
+            yield blocks
+        finally:
             for block in blocks.values():
                 self.free(block)
+
+    def _guarded(self, nbytes: int) -> int:
+        return self.allocate(nbytes + 3 * _GUARD_BYTES)
 
     def _check_guards(self, op: str, sizes: Mapping[str, int], blocks: Pointers) -> None:
         for name, size in sizes.items():
