@@ -118,7 +118,7 @@ def test_the_draft_changes_no_bit_of_the_example(tmp_path: Path) -> None:
 
 # A step with a fault between the launches of two ranks; a kernel waits at most ``limit_ms``.
 _FAULT = """
-import os, signal, sys
+import os, signal, sys, time
 from pathlib import Path
 sys.path[:0] = {path!r}
 from rank_engines import example_token_prompts, on_ranks
@@ -132,6 +132,7 @@ def tokens():
 def stop(entry):
     executor.ranks[1].runner.start = start
     os.kill(os.getpid(), signal.SIGSTOP)
+    time.sleep(0.2)  # the main thread receives the signal and stops this thread a little later
     start(entry)
 
 with on_ranks(Path({engine!r})) as engine:
