@@ -28,72 +28,13 @@
 //
 // The same two operations (decay_by, add) apply a row and replay it, so the state after replayed
 // rows has the bits of the rows themselves.
-#include "../_device/l2_word.cuh"
 #include "../_device/normed_rows.cuh"
-#include "device/column.cuh"
-#include "device/inputs.cuh"
+#include "device/held.cuh"
 
 namespace {
 
-constexpr int kKeys = Config::kKeyHeads * kKeyWidth, kValues = Config::kValueHeads * kValueWidth;
-constexpr int kChannels = Config::kChannels, kMixed = 2 * kKeyWidth + kValueWidth;
-constexpr int kSharers = Config::kValueHeads / Config::kKeyHeads;
-constexpr int kTail = Config::kTaps - 1, kWindow = kTail + Config::kNodes;
-constexpr int kFactors = kValues + kKeys + Config::kValueHeads;
-constexpr bool kStores = Config::kStores != 0;
+constexpr bool kStores = Config::kStores != 0, kIsTree = Config::kIsTree != 0;
 constexpr float kUnitEps = 1e-6f;
-static_assert(kChannels == 2 * kKeys + kValues, "queries, keys and values");
-
-// Shared memory, in words of 4 bytes.
-struct Held {
-  float* q;          // [HELD][kKeyWidth]
-  float* k;          // [HELD][kKeyWidth]
-  float* v;          // [HELD][kValueWidth]
-  float* change;     // [HELD][kValueWidth]: δ
-  float* mixed;      // [HELD][kValueWidth]: outputs
-  float* decay;      // [HELD]: e^g
-  float* beta;       // [HELD]
-  uint16_t* inputs;  // [kTail + HELD][kMixed]: of earlier rows, then of the rows
-  int* source;       // [HELD][kTail]: the earlier inputs of a row's convolution
-  int* bits;         // [HELD][WORDS]
-  int* entry;        // [kTail]: the entries of the pool that make up the window
-  volatile int* last;
-
-  __device__ explicit Held(float* shared) {
-    constexpr int rows = Config::kHeld;
-    q = shared;
-    k = q + rows * kKeyWidth;
-    v = k + rows * kKeyWidth;
-    change = v + rows * kValueWidth;
-    mixed = change + rows * kValueWidth;
-    decay = mixed + rows * kValueWidth;
-    beta = decay + rows;
-    inputs = reinterpret_cast<uint16_t*>(beta + rows);
-    source = reinterpret_cast<int*>(inputs + (kTail + rows) * kMixed);
-    bits = source + rows * kTail;
-    entry = bits + rows * Config::kWords;
-    last = entry + kTail;
-  }
-
-  // δ of a row in 4 columns.
-  __device__ __forceinline__ float4 change_of(int row, int column) const {
-    return *reinterpret_cast<const float4*>(change + row * kValueWidth + column);
-  }
-};
-static_assert(4 * (Config::kHeld * (2 * kKeyWidth + 3 * kValueWidth + 2) +
-                   (kTail + Config::kHeld) * kMixed / 2 + Config::kHeld * (kTail + Config::kWords) +
-                   kTail + 1) ==
-                  Config::kSharedBytes,
-              "as the launch says");
-
-// The channel of element i of a CTA's convolved inputs: the query and key of its key head, then its
-// values.
-__device__ __forceinline__ int channel_of(int i, int head) {
-  const int key_head = head / kSharers;
-  if (i < kKeyWidth) return key_head * kKeyWidth + i;
-  if (i < 2 * kKeyWidth) return kKeys + key_head * kKeyWidth + i - kKeyWidth;
-  return 2 * kKeys + head * kValueWidth + i - 2 * kKeyWidth;
-}
 
 // Return the last node before `node` among its ancestors, −1 for the root.
 __device__ __forceinline__ int ancestor_before(const int* bits, int node) {
@@ -105,43 +46,8 @@ __device__ __forceinline__ int ancestor_before(const int* bits, int node) {
   return -1;
 }
 
-// Load `count` elements into L2, with all threads.
-template <typename T>
-__device__ __forceinline__ void warm(const T* from, int count) {
-  constexpr int line = 128 / sizeof(T);
-  for (int i = threadIdx.x * line; i < count; i += kThreads * line) warm_l2(from + i);
-}
-
-// Load a head's weights, which other weights have evicted from L2 since the last step.
-__device__ __forceinline__ void warm_constants(const uint16_t* conv_weight,
-                                               const float* decay_scale, const float* dt_bias,
-                                               const uint16_t* norm, int head) {
-  warm(conv_weight + channel_of(0, head) * Config::kTaps, kKeyWidth * Config::kTaps);
-  warm(conv_weight + channel_of(kKeyWidth, head) * Config::kTaps, kKeyWidth * Config::kTaps);
-  warm(conv_weight + channel_of(2 * kKeyWidth, head) * Config::kTaps, kValueWidth * Config::kTaps);
-  warm(decay_scale + head, 1);
-  warm(dt_bias + head, 1);
-  warm(norm, kValueWidth);
-}
-
-// Load a head's part of a slot: its state, and the inputs and factors of all rows.
-__device__ __forceinline__ void warm_slot(const uint16_t* tail, const float* state,
-                                          const float* factors, int head) {
-  warm(state, kKeyWidth * kValueWidth);
-#pragma unroll 1
-  for (int i = 0; i < kWindow; ++i) {
-    const uint16_t* const inputs = tail + static_cast<int64_t>(i) * kChannels;
-    warm(inputs + channel_of(0, head), kKeyWidth);
-    warm(inputs + channel_of(kKeyWidth, head), kKeyWidth);
-    warm(inputs + channel_of(2 * kKeyWidth, head), kValueWidth);
-  }
-#pragma unroll 1
-  for (int i = 0; i < Config::kNodes; ++i) {
-    const float* const of_row = factors + static_cast<int64_t>(i) * kFactors;
-    warm(of_row + head * kValueWidth, kValueWidth);
-    warm(of_row + kValues + head / kSharers * kKeyWidth, kKeyWidth);
-    warm(of_row + kValues + kKeys + head, 1);
-  }
+__device__ __forceinline__ int64_t slot_of(const int* state_slot) {
+  return min(max(load_l2_int(state_slot), 0), Config::kSlots - 1);
 }
 
 }  // namespace
@@ -157,34 +63,39 @@ extern "C" __global__ void __launch_bounds__(kThreads,
   DYNAMIC_SHARED(float, shared);
   pdl_launch_dependents();
   const int head = blockIdx.x, b = blockIdx.y, key_head = head / kSharers;
+  const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
+  const Held held(shared);
+  held.load_weights(conv_weight, norm, head);
+  cp_async_commit();
+  const float decay_factor = decay_scale[head], decay_bias = dt_bias[head];
   if constexpr (Config::kWarms != 0) {
-    warm_constants(conv_weight, decay_scale, dt_bias, norm, head);
     // The slot can be outdated here; only L2 depends on it.
-    const int64_t place = min(max(load_l2_int(state_slot + b), 0), Config::kSlots - 1);
+    const int64_t place = slot_of(state_slot + b);
     warm_slot(tail_pool + place * kWindow * kChannels,
               state_pool + (place * Config::kValueHeads + head) * kKeyWidth * kValueWidth,
               factor_pool + place * Config::kNodes * kFactors, head);
   }
   pdl_wait();
-  const int64_t slot = load_l2_int(state_slot + b);
+  const int64_t slot = slot_of(state_slot + b);
   const int to_replay = load_l2_int(replay_count + b);
   int first = load_l2_int(row_start + b), count = load_l2_int(row_start + b + 1) - first;
-  if (count <= 0) return;
-  const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
+  for (int i = thread; i < Config::kPath; i += kThreads) {
+    const int node = load_l2_int(replay_path + b * Config::kPath + i);
+    held.path[i] = min(max(node, 0), Config::kNodes - 1);
+  }
+  if (count <= 0) {
+    cp_async_wait<0>();
+    return;
+  }
   const int position = load_l2_int(positions + first);
   const int chunked = Config::kChunks ? rows_in_chunks(position, count, to_replay) : 0;
   first += chunked;
   count -= chunked;
-  const bool starts = position == 0 && chunked == 0;
-  if (starts && !kStores) {  // padding
-    for (int i = thread; i < count * kValueWidth; i += kThreads) {
-      output[static_cast<int64_t>(first + i / kValueWidth) * kValues + head * kValueWidth +
-             i % kValueWidth] = 0;
-    }
-    return;
-  }
+  const bool starts = kStores && position == 0 && chunked == 0;
+  __syncthreads();
 
-  const Held held(shared);
+  // All loads are in flight together: their latency is most of a launch with few rows. A step
+  // therefore reads the slot of padding too.
   uint16_t* const tail = tail_pool + slot * kWindow * kChannels;
   float* const factors = factor_pool + slot * Config::kNodes * kFactors;
   const int columns = warp * kColumns + column_of_lane(), first_row = row_of_lane();
@@ -192,120 +103,108 @@ extern "C" __global__ void __launch_bounds__(kThreads,
   float* const state = state_pool +
                        ((slot * Config::kValueHeads + head) * kKeyWidth + first_row) * kValueWidth +
                        columns;
-  const int replayed = starts || chunked > 0 ? 0 : min(to_replay, Config::kPath);
-  const auto node_of = [&](int i) {
-    const int node = load_l2_int(replay_path + b * Config::kPath + i);
-    return min(max(node, 0), Config::kNodes - 1);
+  const int replayed = starts || chunked > 0 ? 0 : max(0, min(to_replay, Config::kPath));
+  const auto row_of = [&](int row) {
+    return rows + static_cast<int64_t>(first + row) * Config::kRowWidth;
   };
   LaneState s;
   if (starts) {
     s.clear();
+    for (int i = thread; i < kTail * kMixed; i += kThreads) held.inputs[i] = 0;
   } else {
-    s.load(state);
+    if (kLaneRuns == 1) s.load(state);
+    if (chunked > 0) {
+      held.load_inputs(row_of(-kTail), 0, kTail, head);
+    } else {
+      held.load_past(factors, replayed, head);
+      held.load_tail(tail, replayed, head);
+    }
   }
-
-  // The accepted rows of the last step, and the inputs before this launch's rows.
-  if (thread < kTail) {
-    const int place = replayed + thread;
-    held.entry[thread] = place < kTail ? place : kTail + node_of(place - kTail);
-  }
-  for (int i = thread; i < replayed * kKeyWidth; i += kThreads) {
-    const int64_t node = node_of(i / kKeyWidth);
-    held.k[i / kKeyWidth * kKeyWidth + i % kKeyWidth] =
-        load_l2_float(factors + node * kFactors + kValues + key_head * kKeyWidth + i % kKeyWidth);
-  }
-  for (int i = thread; i < replayed * kValueWidth; i += kThreads) {
-    const int64_t node = node_of(i / kValueWidth);
-    held.change[i] =
-        load_l2_float(factors + node * kFactors + head * kValueWidth + i % kValueWidth);
-  }
-  for (int i = thread; i < replayed; i += kThreads) {
-    const int64_t node = node_of(i);
-    held.decay[i] = load_l2_float(factors + node * kFactors + kValues + kKeys + head);
-  }
-  __syncthreads();
-  constexpr int pairs = kMixed / 2;
-  const auto pair_of = [&](int row) {
-    return reinterpret_cast<uint32_t*>(held.inputs) + row * pairs;
+  const auto load_rows = [&](int base, int live) {
+    held.load_inputs(row_of(base), kTail, live, head);
+    held.load_gates(row_of(base), live, head);
+    if constexpr (kIsTree) {
+      for (int i = thread; i < live * Config::kWords; i += kThreads)
+        held.bits[i] = load_l2_int(ancestor_bits + first * Config::kWords + i);
+    }
+    for (int r = thread; r < live; r += kThreads) {
+      const uint16_t* const gates = row_of(base + r) + kChannels + kValues + head;
+      held.beta[r] = beta_of(gates);
+      held.decay[r] = expf(log_decay_of(gates, Config::kValueHeads, decay_factor, decay_bias));
+    }
+    cp_async_commit();
   };
-  for (int i = thread; i < kTail * pairs; i += kThreads) {
-    const int entry = held.entry[i / pairs], channel = channel_of(i % pairs * 2, head);
-    const int64_t before = first - kTail + i / pairs;  // in chunks of this launch
-    const uint16_t* const input = chunked > 0
-                                      ? rows + before * Config::kRowWidth + channel
-                                      : tail + static_cast<int64_t>(entry) * kChannels + channel;
-    pair_of(0)[i] = starts ? 0 : load_l2_pair(input);
+  int live = min(Config::kHeld, count);
+  load_rows(0, live);
+  // With a larger part of the state, registers do not suffice for the addresses of copies too.
+  if (kLaneRuns == 2 && !starts) s.load(state);
+  cp_async_wait<0>();
+  __syncthreads();
+  if (position == 0 && !kStores) {  // padding
+    for (int i = thread; i < count * kValueWidth; i += kThreads) {
+      output[static_cast<int64_t>(first + i / kValueWidth) * kValues + head * kValueWidth +
+             i % kValueWidth] = 0;
+    }
+    return;
   }
   // Data that value heads share is not read after this point, so the last CTA that arrives may
   // replace it at the end. The values have been loaded, so no memory fence is needed.
-  __syncthreads();
   int* const arrived = workspace_arrived + b * Config::kKeyHeads + key_head;
   int before_this = 0;
   if (kSharers > 1 && thread == 0) before_this = atomicAdd(arrived, 1);
 #pragma unroll 1
   for (int i = 0; i < replayed; ++i) {
-    s.replay(LaneVector(held.k + i * kKeyWidth + first_row), held.decay[i],
-             held.change_of(i, columns));
+    s.replay(LaneVector(held.past_k + i * kKeyWidth + first_row), held.past_decay[i],
+             Held::columns_of(held.past_change, i, columns));
   }
   if (!kStores && replayed > 0) s.store(state);
 
-  int live = 0;
 #pragma unroll 1
   for (int base = 0; base < count; base += Config::kHeld) {
-    __syncthreads();
-    if (base > 0) {  // the last inputs of the rows before
-      for (int i = thread; i < kTail * pairs; i += kThreads) pair_of(0)[i] = pair_of(live)[i];
+    if (kStores && base > 0) {  // all rows of a step are held at once
+      __syncthreads();
+      for (int i = thread; i < kTail * kMixed; i += kThreads)
+        held.inputs[i] = held.inputs[live * kMixed + i];
+      __syncthreads();
+      live = min(Config::kHeld, count - base);
+      load_rows(base, live);
+      cp_async_wait<0>();
       __syncthreads();
     }
-    live = min(Config::kHeld, count - base);
-    for (int i = thread; i < live * pairs; i += kThreads) {
-      const int64_t row = first + base + i / pairs;
-      pair_of(kTail)[i] =
-          load_l2_pair(rows + row * Config::kRowWidth + channel_of(i % pairs * 2, head));
-    }
-    if constexpr (Config::kIsTree != 0) {
-      for (int i = thread; i < live * Config::kWords; i += kThreads)
-        held.bits[i] = load_l2_int(ancestor_bits + first * Config::kWords + i);
-      __syncthreads();
-    }
-    for (int r = thread; r < live; r += kThreads) {
-      int before = base + r;
+    if constexpr (kIsTree) {
+      for (int r = thread; r < live; r += kThreads) {
+        int before = r;
 #pragma unroll
-      for (int i = kTail - 1; i >= 0; --i) {
-        const bool follows = Config::kIsTree == 0 || before <= 0;
-        before = follows ? before - 1 : ancestor_before(held.bits + r * Config::kWords, before);
-        held.source[r * kTail + i] = kTail + before - base;
+        for (int i = kTail - 1; i >= 0; --i) {
+          before =
+              before <= 0 ? before - 1 : ancestor_before(held.bits + r * Config::kWords, before);
+          held.source[r * kTail + i] = kTail + before;
+        }
       }
-      const int64_t row = first + base + r;
-      const uint16_t* const gates = rows + row * Config::kRowWidth + kChannels + kValues + head;
-      held.beta[r] = beta_of(gates);
-      held.decay[r] =
-          expf(log_decay_of(gates, Config::kValueHeads, decay_scale[head], dt_bias[head]));
+      __syncthreads();
     }
-    __syncthreads();
-    const auto input_of = [&](int row, int i) {
-      return bf16_to_float(held.inputs[row * kMixed + i]);
+    const auto source = [&](int r, int tap) {
+      return kIsTree ? held.source[r * kTail + tap] : r + tap;
     };
     for (int i = thread; i < kMixed; i += kThreads) {
-      const int channel = channel_of(i, head);
       float weight[Config::kTaps];
 #pragma unroll
       for (int tap = 0; tap < Config::kTaps; ++tap)
-        weight[tap] = bf16_to_float(conv_weight[channel * Config::kTaps + tap]);
+        weight[tap] = bf16_to_float(held.taps[i * Config::kTaps + tap]);
 #pragma unroll 4
       for (int r = 0; r < live; ++r) {
         float sum = 0.0f;
 #pragma unroll
         for (int tap = 0; tap < kTail; ++tap)
-          sum = __fmaf_rn(weight[tap], input_of(held.source[r * kTail + tap], i), sum);
-        sum = __fmaf_rn(weight[kTail], input_of(kTail + r, i), sum);
-        const float value = rounded(silu(rounded(sum)));
+          sum = __fmaf_rn(weight[tap], held.input(source(r, tap), i), sum);
+        sum = __fmaf_rn(weight[kTail], held.input(kTail + r, i), sum);
+        const float value = silu(rounded(sum));
         if (i < kKeyWidth) {
-          held.q[r * kKeyWidth + i] = value;
+          held.q[r * kKeyWidth + i] = rounded(value);
         } else if (i < 2 * kKeyWidth) {
-          held.k[r * kKeyWidth + i - kKeyWidth] = value;
+          held.k[r * kKeyWidth + i - kKeyWidth] = rounded(value);
         } else {
-          held.v[r * kValueWidth + i - 2 * kKeyWidth] = value;
+          held.v[r * kValueWidth + i - 2 * kKeyWidth] = float_to_bf16(value);
         }
       }
     }
@@ -325,23 +224,23 @@ extern "C" __global__ void __launch_bounds__(kThreads,
 
 #pragma unroll 1
     for (int r = 0; r < live; ++r) {
-      if constexpr (Config::kIsTree != 0) {
-        if (held.source[r * kTail + kTail - 1] != kTail + r - 1) {
+      if constexpr (kIsTree) {
+        if (source(r, kTail - 1) != kTail + r - 1) {
           // Another branch: apply its ancestors to the committed state.
           const int* const bits = held.bits + r * Config::kWords;
           s.load(state);
           for (int i = 0; i < r; ++i) {
             if (!(static_cast<unsigned>(bits[i / 32]) >> i % 32 & 1)) continue;
             s.replay(LaneVector(held.k + i * kKeyWidth + first_row), held.decay[i],
-                     held.change_of(i, columns));
+                     Held::columns_of(held.change, i, columns));
           }
         }
       }
       const int place = r * kKeyWidth + first_row;
       float change;
-      const float mixed =
-          s.advance(held.q + place, LaneVector(held.k + place), held.v[r * kValueWidth + column],
-                    held.decay[r], held.beta[r], change);
+      const float mixed = s.advance(held.q + place, LaneVector(held.k + place),
+                                    bf16_to_float(held.v[r * kValueWidth + column]), held.decay[r],
+                                    held.beta[r], change);
       if (LaneState::is_owner()) {
         held.change[r * kValueWidth + column] = change;
         held.mixed[r * kValueWidth + column] = rounded(mixed);
@@ -356,10 +255,9 @@ extern "C" __global__ void __launch_bounds__(kThreads,
       float sum = 0.0f;
       for (int i = lane; i < kValueWidth; i += 32) sum = __fmaf_rn(mixed[i], mixed[i], sum);
       const float scale = rsqrtf(warp_sum(sum) / kValueWidth + static_cast<float>(Config::kEps));
-      const uint16_t* const gates = rows + row * Config::kRowWidth + kChannels + head * kValueWidth;
       for (int i = lane; i < kValueWidth; i += 32) {
-        const float normed = rounded(rounded(mixed[i] * scale) * bf16_to_float(norm[i]));
-        const float gate = bf16_to_float(load_l2_bf16(gates + i));
+        const float normed = rounded(rounded(mixed[i] * scale) * bf16_to_float(held.norm[i]));
+        const float gate = bf16_to_float(held.gates[r * kValueWidth + i]);
         output[row * kValues + head * kValueWidth + i] = float_to_bf16(normed * silu(gate));
       }
     }
@@ -374,11 +272,12 @@ extern "C" __global__ void __launch_bounds__(kThreads,
   if (kStores && count > 0) s.store(state);
   const int kept = kStores ? 0 : count;
   const auto keep = [&](int from, int until) {
-    const uint32_t* const inputs = pair_of(kStores ? live : 0);
+    const uint16_t* const inputs = held.inputs + (kStores ? live * kMixed : 0);
     for (int i = thread; i < (kTail + kept) * (until - from) / 2; i += kThreads) {
       const int entry = i / ((until - from) / 2), element = from + i % ((until - from) / 2) * 2;
       *reinterpret_cast<uint32_t*>(tail + static_cast<int64_t>(entry) * kChannels +
-                                   channel_of(element, head)) = inputs[entry * pairs + element / 2];
+                                   channel_of(element, head)) =
+          *reinterpret_cast<const uint32_t*>(inputs + entry * kMixed + element);
     }
   };
   keep(2 * kKeyWidth, kMixed);

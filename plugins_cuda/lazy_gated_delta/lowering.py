@@ -142,14 +142,16 @@ def _held_rows(request: LoweringRequest) -> int:
 
 
 def _shared_bytes(request: LoweringRequest) -> int:
-    """Return the shared memory of a CTA."""
+    """Return the shared memory of a CTA (device/held.cuh)."""
     shapes = {name: info.shape for name, info in request.tensors.items()}
     _, _, key_width, value_width = shapes["state_pool"]
+    path = shapes["replay_path"][1]
     taps, words, held = shapes["conv_weight"][2], shapes["ancestor_bits"][1], _held_rows(request)
     mixed = 2 * key_width + value_width
-    numbers = held * (2 * key_width + 3 * value_width + 2) + (held + taps - 1) * mixed // 2
-    numbers += held * (taps - 1 + words) + taps
-    return numbers * ITEM_BYTES["float32"]
+    later = max(2 * held * value_width, path * (key_width + value_width))
+    numbers = 2 * held * key_width + later + 2 * held + 2 * path + held * (taps - 1 + words) + 1
+    halves = (held + taps - 1) * mixed + 2 * held * value_width + mixed * taps + value_width
+    return numbers * ITEM_BYTES["float32"] + halves * ITEM_BYTES["bfloat16"]
 
 
 def _can_halve_warps(request: LoweringRequest) -> bool:
