@@ -1,21 +1,22 @@
 // LazyGatedDelta of prompts, second launch: advance the state through a sequence's chunks in order.
 //
-//   rows, norm, positions, row_start, state_slot, replay_count, state_pool, output
-//                             as in kernel.cu
+//   positions, row_start, state_slot, replay_count, state_pool   as in kernel.cu
+//   output                    bf16 [T, Hv·Dv], out: rounded, without norm and gate
 //   workspace_keys, workspace_values, workspace_products, workspace_scales, first_place
 //                             in, from prepare_chunks.cu
 //
-// Grid (value heads, sequences). A warp holds 16 columns of the state, with all rows, in registers.
-// The transposed state is the left operand of every product, so sums of one product are the operand
-// of the next without a copy. Two stages of a chunk's operands (91 KB) are in shared memory; a warp
-// computes 504 products of 16×8×16 per chunk.
-#include "../_device/normed_rows.cuh"
+// Grid (COLUMN_CTAS · value heads, sequences): CTAs of a head share its columns. A warp holds 16
+// columns of the state, with all rows, in registers. The transposed state is the left operand of
+// every product, so sums of one product are the operand of the next without a copy. Two stages of a
+// chunk's operands (up to 91 KB) are in shared memory; a warp computes 504 products of 16×8×16 per
+// chunk.
 #include "device/chunks.cuh"
 
 namespace {
 
-constexpr int kThreads = 2 * kValueWidth, kWarps = kThreads / 32;
-constexpr int kValueStride = kValueWidth + kPadding;
+constexpr int kColumns = kValueWidth / Config::kColumnCtas, kThreads = 2 * kColumns;
+constexpr int kValueStride = kColumns + kPadding;
+static_assert(kColumns % 16 == 0, "a warp has 16 columns");
 constexpr int kTiles = kChunk / 8, kStateTiles = kKeyWidth / 8;
 
 // A stage in shared memory, in bf16, followed by its scales.
@@ -28,12 +29,12 @@ static_assert(2 * (2 * kStage + kChunk * kValueStride) == Config::kSharedBytes,
 
 using Sums = float[kTiles][4];
 
-// Copy `count` rows of `width` bf16 into rows `stride` apart.
+// Copy `count` rows of `width` bf16, `pitch` apart, into rows `stride` apart.
 __device__ __forceinline__ void copy_rows(uint16_t* to, const uint16_t* from, int count, int width,
-                                          int stride) {
+                                          int pitch, int stride) {
   const int units = width / 8;
   for (int i = threadIdx.x; i < count * units; i += kThreads) {
-    cp_async_16(to + i / units * stride + i % units * 8, from + i * 8);
+    cp_async_16(to + i / units * stride + i % units * 8, from + i / units * pitch + i % units * 8);
   }
 }
 
@@ -77,15 +78,16 @@ __device__ __forceinline__ void multiply_lower(Sums& sums, const Sums& left, con
 }  // namespace
 
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
-    apply_chunks(const uint16_t* rows, const uint16_t* norm, const int* positions,
-                 const int* row_start, const int* state_slot, const int* replay_count,
-                 float* state_pool, uint16_t* output, const uint16_t* workspace_keys,
-                 const uint16_t* workspace_values, const uint16_t* workspace_products,
-                 const float* workspace_scales, int first_place) {
+    apply_chunks(const int* positions, const int* row_start, const int* state_slot,
+                 const int* replay_count, float* state_pool, uint16_t* output,
+                 const uint16_t* workspace_keys, const uint16_t* workspace_values,
+                 const uint16_t* workspace_products, const float* workspace_scales,
+                 int first_place) {
   DYNAMIC_SHARED(uint16_t, shared);
   pdl_launch_dependents();
   pdl_wait();
-  const int head = blockIdx.x, b = blockIdx.y, key_head = head / kSharers;
+  const int head = blockIdx.x / Config::kColumnCtas, b = blockIdx.y, key_head = head / kSharers;
+  const int first_column = blockIdx.x % Config::kColumnCtas * kColumns;
   const ChunkedRows of(b, row_start, positions, replay_count);
   // The sequence's chunks among those of the workspaces.
   const int begin = of.first / kChunk;
@@ -93,9 +95,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   const int until = min(begin + of.count / kChunk, first_place + Config::kPlaces);
   if (first >= until) return;
   const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
-  const int column = warp * 16 + lane / 4;  // and the eighth after it
+  const int column = warp * 16 + lane / 4;  // of the CTA, and the eighth after it
   const int64_t slot = load_l2_int(state_slot + b);
-  float* const state = state_pool + (slot * kValueHeads + head) * kKeyWidth * kValueWidth;
+  float* const state =
+      state_pool + (slot * kValueHeads + head) * kKeyWidth * kValueWidth + first_column;
   uint16_t* const mixed = shared + 2 * kStage;  // [kChunk][kValueStride]
 
   const auto load = [&](int place) {
@@ -103,14 +106,14 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
       uint16_t* const to = shared + (place - first) % 2 * kStage;
       const int64_t chunk = place - first_place, own = chunk * kValueHeads + head;
       const uint16_t* const keys = workspace_keys + (chunk * kKeyHeads + key_head) * kKeyChunk;
-      copy_rows(to, keys, 2 * kChunk, kKeyWidth, kKeyStride);
-      copy_rows(to + kStageValues, workspace_values + own * kValueChunk, kChunk, kValueWidth,
-                kValueStride);
+      copy_rows(to, keys, 2 * kChunk, kKeyWidth, kKeyWidth, kKeyStride);
+      copy_rows(to + kStageValues, workspace_values + own * kValueChunk + first_column, kChunk,
+                kColumns, kValueWidth, kValueStride);
       copy_rows(to + kStageProducts, workspace_products + own * kProductChunk, kProducts * kChunk,
-                kChunk, kSquareStride);
+                kChunk, kChunk, kSquareStride);
       copy_rows(to + kStageScales,
                 reinterpret_cast<const uint16_t*>(workspace_scales + own * kScales * kChunk),
-                kScales, 2 * kChunk, 2 * kChunk);
+                kScales, 2 * kChunk, 2 * kChunk, 2 * kChunk);
     }
     cp_async_commit();
   };
@@ -209,25 +212,13 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     __syncthreads();
     load(place + 2);
 
-    const int row0 = of.first + (place - begin) * kChunk;
-#pragma unroll 2
-    for (int r = warp; r < kChunk; r += kWarps) {
-      const int64_t row = row0 + r;
-      const uint16_t* const of_row = mixed + r * kValueStride;
-      float sum = 0.0f;
-      for (int i = lane; i < kValueWidth; i += 32) {
-        const float value = bf16_to_float(of_row[i]);
-        sum = __fmaf_rn(value, value, sum);
-      }
-      const float scale = rsqrtf(warp_sum(sum) / kValueWidth + static_cast<float>(Config::kEps));
-      const uint16_t* const gates =
-          rows + row * Config::kRowWidth + Config::kChannels + head * kValueWidth;
-      for (int i = lane; i < kValueWidth; i += 32) {
-        const float normed =
-            rounded(rounded(bf16_to_float(of_row[i]) * scale) * bf16_to_float(norm[i]));
-        const float gate = bf16_to_float(load_l2_bf16(gates + i));
-        output[row * kValues + head * kValueWidth + i] = float_to_bf16(normed * silu(gate));
-      }
+    const int64_t row0 = of.first + (place - begin) * kChunk;
+    uint16_t* const to = output + row0 * kValues + head * kValueWidth + first_column;
+    constexpr int units = kColumns / 8;
+    for (int i = thread; i < kChunk * units; i += kThreads) {
+      const int row = i / units, unit = i % units * 8;
+      *reinterpret_cast<uint4*>(to + static_cast<int64_t>(row) * kValues + unit) =
+          *reinterpret_cast<const uint4*>(mixed + row * kValueStride + unit);
     }
   }
 #pragma unroll

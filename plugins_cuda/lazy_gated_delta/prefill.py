@@ -1,9 +1,10 @@
 """LazyGatedDelta of prompts: complete chunks of 64 rows, on tensor cores.
 
 Two launches process ``MAX_PLACES`` chunks: the first computes everything that does not depend on
-the state, for all chunks at once. In the second, a CTA per sequence and value head advances the
-state chunk by chunk. Their bits differ from those of the row loop. Therefore only prompts use them,
-and launches of prompts end at multiples of 64 tokens.
+the state, for all chunks at once. In the second, one or two CTAs per sequence and value head
+advance the state chunk by chunk. A last launch normalizes and gates all rows. Their bits differ
+from those of the row loop. Therefore only prompts use them, and launches of prompts end at
+multiples of 64 tokens.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ CHUNK = SNAPSHOT_STEP
 # The maximum of chunks in the workspaces, for 2048 rows: 94 MB for a layer of 27B.
 MAX_PLACES = 32
 # The maximum of value heads per key head: a thread has a column of one head's inverse.
-_MAX_SHARERS, _PREPARING_THREADS = 4, 256
+_MAX_SHARERS, _PREPARING_THREADS, _NORM_THREADS = 4, 256, 256
 # Padding of operand rows in shared memory, in bf16; products and factors of a chunk.
 _PADDING, _PRODUCTS, _SCALES = 8, 4, 4
 _FOLDER = "lazy_gated_delta"
@@ -59,9 +60,13 @@ def lower_chunks(request: LoweringRequest) -> Lowering | None:
     operands = 2 * CHUNK * (key_width + _PADDING) * half
     preparing = -(-(dots * single + 4) // 16) * 16
     preparing += max(operands, sharers * CHUNK * CHUNK * single)
-    stage = 2 * CHUNK * (key_width + _PADDING) + CHUNK * (value_width + _PADDING)
+    # The columns of a state are independent, so their number in a CTA changes no bit.
+    halves = value_width % 32 == 0 and 2 * value_heads * batch <= request.target.multiprocessors
+    column_ctas = 2 if halves else 1
+    columns = value_width // column_ctas
+    stage = 2 * CHUNK * (key_width + _PADDING) + CHUNK * (columns + _PADDING)
     stage += _PRODUCTS * CHUNK * (CHUNK + _PADDING) + 2 * _SCALES * CHUNK
-    applying = half * (2 * stage + CHUNK * (value_width + _PADDING))
+    applying = half * (2 * stage + CHUNK * (columns + _PADDING))
     if (
         places == 0
         or value_width % 16
@@ -70,9 +75,13 @@ def lower_chunks(request: LoweringRequest) -> Lowering | None:
     ):
         return None
     constants = (*layer_constants(request), ("BATCH", batch), ("PLACES", places))
-    preparing_kernel, applying_kernel = (
-        Kernel(_FOLDER, entry, (*constants, ("SHARED_BYTES", nbytes)), f"{entry}.cu")
-        for entry, nbytes in (("prepare_chunks", preparing), ("apply_chunks", applying))
+    preparing_kernel, applying_kernel, norm_kernel = (
+        Kernel(_FOLDER, entry, (*constants, *more), f"{entry}.cu")
+        for entry, more in (
+            ("prepare_chunks", (("SHARED_BYTES", preparing),)),
+            ("apply_chunks", (("SHARED_BYTES", applying), ("COLUMN_CTAS", column_ctas))),
+            ("norm_chunks", ()),
+        )
     )
     read = ("positions", "row_start", "state_slot", "replay_count")
     kept = ("workspace_keys", "workspace_values", "workspace_products", "workspace_scales")
@@ -80,15 +89,16 @@ def lower_chunks(request: LoweringRequest) -> Lowering | None:
     launches: list[OpLaunch] = []
     for first in range(0, rows // CHUNK, places):
         prepared: tuple[Argument, ...] = (*inputs, *kept, first)
-        applied: tuple[Argument, ...] = (
-            *("rows", "norm", *read, "state_pool", "output", *kept),
-            first,
-        )
+        applied: tuple[Argument, ...] = (*read, "state_pool", "output", *kept, first)
         grid = (key_heads, min(places, rows // CHUNK - first), 1)
+        ctas = (column_ctas * value_heads, batch, 1)
         launches += [
             OpLaunch(preparing_kernel, grid, _PREPARING_THREADS, preparing, prepared),
-            OpLaunch(applying_kernel, (value_heads, batch, 1), 2 * value_width, applying, applied),
+            OpLaunch(applying_kernel, ctas, 2 * columns, applying, applied),
         ]
+    gated = ("rows", "norm", "positions", "row_start", "replay_count", "output")
+    grid = (value_heads, rows // CHUNK, 1)
+    launches.append(OpLaunch(norm_kernel, grid, _NORM_THREADS, single, gated))
     sizes = (
         2 * key_heads * CHUNK * key_width * half,
         value_heads * CHUNK * value_width * half,

@@ -65,15 +65,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
   uint16_t* const queries = keys + kChunk * kKeyStride;
   float* const lower = reinterpret_cast<float*>(shared + kOperands);  // [kSharers][column][row]
 
-  if (thread == 0) *sequence = -1;
-  __syncthreads();
-  for (int b = thread; b < Config::kBatch; b += kThreads) {
-    const ChunkedRows of(b, row_start, positions, replay_count);
-    const int begin = of.first / kChunk;
-    if (begin <= place && place < begin + of.count / kChunk) *sequence = b;
-  }
-  __syncthreads();
-  const int b = *sequence;
+  const int b = sequence_at<kThreads>(place, row_start, positions, replay_count, sequence);
   if (b < 0) return;
   const ChunkedRows of(b, row_start, positions, replay_count);
   const int row0 = of.first + (place - of.first / kChunk) * kChunk;
@@ -91,34 +83,34 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
   for (int item = thread; item < kPairs * (kChunk / kRun); item += kThreads) {
     const int pair = item % kPairs, run = item / kPairs * kRun;
     const int channel = channel_of(pair, key_head);
-    float2 weight[Config::kTaps], window[Config::kTaps];
+    // All loads precede the stores, so that their latency is waited for once.
+    uint32_t input[kTail + kRun];
+#pragma unroll
+    for (int i = 0; i < kTail + kRun; ++i) {
+      const int r = run + i - kTail;
+      if (r < 0 && begins) {
+        input[i] = of.position == 0 ? 0 : load_l2_pair(tail + (kTail + r) * kChannels + channel);
+      } else {
+        input[i] =
+            load_l2_pair(rows + static_cast<int64_t>(row0 + r) * Config::kRowWidth + channel);
+      }
+    }
+    float2 weight[Config::kTaps];
 #pragma unroll
     for (int tap = 0; tap < Config::kTaps; ++tap) {
       const uint16_t* const from = conv_weight + channel * Config::kTaps + tap;
       weight[tap] = make_float2(bf16_to_float(from[0]), bf16_to_float(from[Config::kTaps]));
     }
-    const auto input_of = [&](int r) {
-      if (r < 0 && begins) {
-        if (of.position == 0) return make_float2(0.0f, 0.0f);
-        return unpack_bf16x2(load_l2_pair(tail + (kTail + r) * kChannels + channel));
-      }
-      return unpack_bf16x2(
-          load_l2_pair(rows + static_cast<int64_t>(row0 + r) * Config::kRowWidth + channel));
-    };
-#pragma unroll
-    for (int tap = 0; tap < kTail; ++tap) window[tap] = input_of(run + tap - kTail);
 #pragma unroll
     for (int i = 0; i < kRun; ++i) {
       const int r = run + i;
-      window[kTail] = input_of(r);
       float2 sum = make_float2(0.0f, 0.0f);
 #pragma unroll
       for (int tap = 0; tap < Config::kTaps; ++tap) {
-        sum.x = __fmaf_rn(weight[tap].x, window[tap].x, sum.x);
-        sum.y = __fmaf_rn(weight[tap].y, window[tap].y, sum.y);
+        const float2 window = unpack_bf16x2(input[i + tap]);
+        sum.x = __fmaf_rn(weight[tap].x, window.x, sum.x);
+        sum.y = __fmaf_rn(weight[tap].y, window.y, sum.y);
       }
-#pragma unroll
-      for (int tap = 0; tap < kTail; ++tap) window[tap] = window[tap + 1];
       const uint32_t value = pack_bf16x2(silu(rounded(sum.x)), silu(rounded(sum.y)));
       const int element = 2 * pair;
       if (element < 2 * kKeyWidth) {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,9 +12,17 @@ import torch
 from emulation import has_compiler, run_lowering, tensor_info
 
 from specbuild.builder.backends.cuda.tuning.kernel_case import SMALL_TARGET, bits
-from specbuild.plugins_cuda.launches import LoweringRequest, OpLaunch, Phase, TensorInfo
+from specbuild.plugins_cuda.launches import (
+    Lowering,
+    LoweringRequest,
+    OpLaunch,
+    Phase,
+    Target,
+    TensorInfo,
+)
 from specbuild.plugins_cuda.lazy_gated_delta import prefill
 from specbuild.plugins_cuda.lazy_gated_delta.op import OP
+from specbuild.plugins_cuda.opspec import OpSpec
 
 TAPS, EPS, NODES = 4, 1e-6, 4
 POOLS = ("tail_pool", "state_pool", "factor_pool")
@@ -84,6 +93,7 @@ def launch(
     replays: Sequence[int] | None = None,
     run: RunOp = run_lowering,
     padding: int = 0,
+    target: Target = SMALL_TARGET,
 ) -> list[torch.Tensor]:
     """Run rows and first position of each sequence in one launch, and replace the pools."""
     counts = [len(rows) for rows, _ in pieces]
@@ -107,7 +117,7 @@ def launch(
     tensors = {name: tensor_info(array) for name, array in (arrays | results).items()}
     attributes = {"key_heads": layer.key_heads, "eps": EPS, "stores": 1}
     assert OP.lower is not None
-    lowered = OP.lower(LoweringRequest(tensors, attributes, phase, SMALL_TARGET))
+    lowered = OP.lower(LoweringRequest(tensors, attributes, phase, target))
     raw = run(OP, lowered, arrays, results)
     by_name = {
         name: torch.from_numpy(raw[name].view(np.int16).copy()).view(torch.bfloat16)
@@ -299,7 +309,27 @@ def test_chunks_have_other_bits_than_single_rows() -> None:
     }
     for phase in ("decode", "prefill"):
         assert len(launches_of(layer, phase, stores=0)) == 1
-    assert len(launches_of(layer, "prefill", stores=1)) == 3
+    assert len(launches_of(layer, "prefill", stores=1)) == 4
+
+
+@needs_compiler
+def test_two_ctas_of_a_state_have_the_bits_of_one() -> None:
+    layer = Layer(key_heads=2, value_heads=4)
+    rows, ctas = layer.rows(8, 150), []
+    results = []
+    for multiprocessors in (3, 132):
+
+        def run(op: OpSpec, lowering: Lowering, *arrays: Any) -> dict[str, np.ndarray]:
+            ctas.append(lowering.launches[1].grid[0])
+            return run_lowering(op, lowering, *arrays)
+
+        pools = layer.pools(1)
+        target = Target(multiprocessors=multiprocessors)
+        results.append((launch(layer, pools, [(rows, 0)], run=run, target=target)[0], pools))
+    assert ctas == [4, 8]
+    (one, one_pools), (two, two_pools) = results
+    assert torch.equal(one, two)
+    assert torch.equal(one_pools["state_pool"], two_pools["state_pool"])
 
 
 def launches_of(layer: Layer, phase: Phase, *, stores: int) -> tuple[OpLaunch, ...]:

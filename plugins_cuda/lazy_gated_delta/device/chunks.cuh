@@ -55,6 +55,22 @@ struct ChunkedRows {
   }
 };
 
+// Return the sequence whose chunk has the place `place`, or -1. All threads call it; `found` is in
+// shared memory.
+template <int kThreads>
+__device__ __forceinline__ int sequence_at(int place, const int* row_start, const int* positions,
+                                           const int* replay_count, volatile int* found) {
+  if (threadIdx.x == 0) *found = -1;
+  __syncthreads();
+  for (int b = threadIdx.x; b < Config::kBatch; b += kThreads) {
+    const ChunkedRows of(b, row_start, positions, replay_count);
+    const int begin = of.first / kChunk;
+    if (begin <= place && place < begin + of.count / kChunk) *found = b;
+  }
+  __syncthreads();
+  return *found;
+}
+
 // Lane addresses of ldmatrix for two B tiles of eight columns n and 16 values k: for memory with
 // rows n, and for memory with rows k (transposed).
 __device__ __forceinline__ const uint16_t* columns_by_rows(const uint16_t* of, int stride, int n,

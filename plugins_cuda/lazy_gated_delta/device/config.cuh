@@ -10,6 +10,7 @@
 //   kWarms             whether L2 is warmed before the grid dependency
 //   kSlots             slots of the pools
 //   kBatch, kPlaces    for chunks: sequences of the launch, chunks in the workspaces
+//   kColumnCtas        CTAs that share the columns of a state
 //   kEps, kSharedBytes
 #pragma once
 
