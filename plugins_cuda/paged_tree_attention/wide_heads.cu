@@ -30,9 +30,10 @@ constexpr int kUnits = kWidth / 8;
 constexpr int kKeys = Config::kTileKeys;     // of a tile
 constexpr int kShares = 8 * kWarps / kKeys;  // of the width, with separate sums of scores
 constexpr int kRows = 2, kHeads = 8;         // of the 16 rows of an mma
-constexpr int kTileUnits = kKeys * kUnits;
+constexpr int kTileUnits = kKeys * kUnits, kWarpKeys = kKeys / kWarps;
 constexpr int kScoreStride = kKeys + 4, kWeightStride = kKeys + 8;
 static_assert(Config::kSplitKeys % kKeys == 0 && Config::kGroup <= kHeads, "tiles are complete");
+static_assert(kKeys % kWarps == 0 && kWarpKeys <= 32, "a lane has at most one key");
 
 struct Shared {
   uint4* keys;     // [2][kTileUnits]
@@ -120,22 +121,25 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
       if (next % Config::kSplitKeys != 0) return next;
       return (tile / Config::kSplitKeys + Config::kContextCtas) * Config::kSplitKeys;
     };
+    // A lane looks up the page of one of the warp's keys.
     const auto fetch = [&](int tile, int buffer) {
       if (tile > rows.high) return;
-      const int unit = thread % 32;
-#pragma unroll 4
-      for (int key = warp; key < kKeys; key += kWarps) {
-        const int position = tile + key;
-        const bool seen = position >= rows.low && position <= rows.high;
-        const int slot = seen ? rows.slot_of(position) : 0;
-        const int64_t page = seen ? load_l2_int(table + slot / Config::kPageSize) : 0;
-        const int64_t row =
-            pool_row_of<Config::kKvHeads, Config::kShare, Config::kPageSize>(page, kv_head, slot);
+      const int place = tile + warp + lane % kWarpKeys * kWarps;
+      const bool is_seen = place >= rows.low && place <= rows.high;
+      const int slot_of_lane = is_seen ? rows.slot_of(place) : 0;
+      const int page_of_lane = is_seen ? load_l2_int(table + slot_of_lane / Config::kPageSize) : 0;
 #pragma unroll
-        for (int u = unit; u < kUnits; u += 32) {
-          const int place = buffer * kTileUnits + tile_unit<kWidth>(key, u);
-          cp_async_16_or_zero(shared.keys + place, k_pool + row * kUnits + u, seen);
-          cp_async_16_or_zero(shared.values + place, v_pool + row * kUnits + u, seen);
+      for (int i = 0; i < kWarpKeys; ++i) {
+        const int key = warp + i * kWarps, position = tile + key;
+        const bool seen = position >= rows.low && position <= rows.high;
+        const int64_t page = __shfl_sync(kAllLanes, page_of_lane, i);
+        const int64_t row = pool_row_of<Config::kKvHeads, Config::kShare, Config::kPageSize>(
+            page, kv_head, __shfl_sync(kAllLanes, slot_of_lane, i));
+#pragma unroll
+        for (int u = lane; u < kUnits; u += 32) {
+          const int unit = buffer * kTileUnits + tile_unit<kWidth>(key, u);
+          cp_async_16_or_zero(shared.keys + unit, k_pool + row * kUnits + u, seen);
+          cp_async_16_or_zero(shared.values + unit, v_pool + row * kUnits + u, seen);
         }
       }
     };
