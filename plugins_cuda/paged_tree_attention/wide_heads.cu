@@ -31,13 +31,14 @@ constexpr int kKeys = Config::kTileKeys;     // of a tile
 constexpr int kShares = 8 * kWarps / kKeys;  // of the width, with separate sums of scores
 constexpr int kRows = 2, kHeads = 8;         // of the 16 rows of an mma
 constexpr int kTileUnits = kKeys * kUnits, kWarpKeys = kKeys / kWarps;
+constexpr int kBuffers = 3;  // a tile in use, two in flight
 constexpr int kScoreStride = kKeys + 4, kWeightStride = kKeys + 8;
 static_assert(Config::kSplitKeys % kKeys == 0 && Config::kGroup <= kHeads, "tiles are complete");
 static_assert(kKeys % kWarps == 0 && kWarpKeys <= 32, "a lane has at most one key");
 
 struct Shared {
-  uint4* keys;     // [2][kTileUnits]
-  uint4* values;   // [2][kTileUnits]
+  uint4* keys;     // [kBuffers][kTileUnits]
+  uint4* values;   // [kBuffers][kTileUnits]
   uint4* queries;  // [16 rows][kUnits]
   float* scores;   // [kShares][16][kScoreStride]
   float* maximum;  // [16]: the maximum of a split so far; the next two likewise
@@ -48,8 +49,8 @@ struct Shared {
 
   __device__ explicit Shared(uint4* shared) {
     keys = shared;
-    values = keys + 2 * kTileUnits;
-    queries = values + 2 * kTileUnits;
+    values = keys + kBuffers * kTileUnits;
+    queries = values + kBuffers * kTileUnits;
     scores = reinterpret_cast<float*>(queries + 16 * kUnits);
     maximum = scores + kShares * 16 * kScoreStride;
     sum = maximum + 16;
@@ -58,8 +59,8 @@ struct Shared {
     weights = reinterpret_cast<uint16_t*>(last + 4);
   }
 };
-static_assert(16 * (4 * kTileUnits + 16 * kUnits) + 4 * (kShares * 16 * kScoreStride + 3 * 16 + 4) +
-                      2 * 16 * kWeightStride ==
+static_assert(16 * (2 * kBuffers * kTileUnits + 16 * kUnits) +
+                      4 * (kShares * 16 * kScoreStride + 3 * 16 + 4) + 2 * 16 * kWeightStride ==
                   Config::kSharedBytes,
               "as the launch says");
 
@@ -87,7 +88,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
                 float* workspace_values) {
   DYNAMIC_SHARED(uint4, memory);
   pdl_launch_dependents();
-  pdl_wait();
+  if constexpr (!Config::kEarly) pdl_wait();
   const Shared shared(memory);
   const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32, g = lane / 4,
             t = lane % 4;
@@ -105,6 +106,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     return view_of<Config::kWords, Config::kWindow>(load_l2_int(row_slot + row), start,
                                                     ancestor_bits + row * Config::kWords);
   };
+  // The first row of a sequence has the lowest slot; the previous launch writes none below it.
+  const int limit = begin < stop ? min(load_l2_int(row_slot + begin), start) : 0;
+  bool waits = Config::kEarly;
   const auto attend = [&](const Group& rows) {
     const int splits_from = rows.low / Config::kSplitKeys;
     const int splits = rows.high / Config::kSplitKeys - splits_from + 1;
@@ -144,6 +148,13 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
       }
     };
 
+    int tile = first_tile(own), next = tile_after(tile), buffer = 0;
+    const bool early = waits && tile + kKeys <= limit;
+    if (early) fetch(tile, 0);
+    if (waits) pdl_wait();
+    waits = false;
+    if (!early) fetch(tile, 0);
+    cp_async_commit();
     for (int i = thread; i < 16 * kUnits; i += kThreads) {
       const int row = i / kUnits / kHeads, head = i / kUnits % kHeads;
       const bool real = row < rows.count && head < Config::kGroup;
@@ -154,16 +165,16 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
       cp_async_16_or_zero(shared.queries + tile_unit<kWidth>(i / kUnits, i % kUnits),
                           q + from * kUnits + i % kUnits, real);
     }
-    int tile = first_tile(own), buffer = 0;
-    fetch(tile, 0);
+    cp_async_commit();
+    fetch(next, 1);
     cp_async_commit();
     Joined joined;
     float sums[kParts][2][4];
     bool opens = true;  // whether the tile starts a split
 #pragma unroll 1
     while (tile <= rows.high) {
-      const int next = tile_after(tile);
-      fetch(next, buffer ^ 1);
+      const int after_next = tile_after(next);
+      fetch(after_next, (buffer + 2) % kBuffers);
       cp_async_commit();
       if (opens) {
         if (thread < 16) shared.maximum[thread] = minus_infinity(), shared.sum[thread] = 0.0f;
@@ -172,7 +183,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
 #pragma unroll
           for (int i = 0; i < 8; ++i) sums[part][i / 4][i % 4] = 0.0f;
       }
-      cp_async_wait<1>();
+      cp_async_wait<kBuffers - 1>();
       __syncthreads();
 
       // Scores of the warp's 8 keys, over its share of the width.
@@ -278,7 +289,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
       }
       opens = ends;
       tile = next;
-      buffer ^= 1;
+      next = after_next;
+      buffer = (buffer + 1) % kBuffers;
       __syncthreads();
     }
     cp_async_wait<0>();
@@ -342,4 +354,6 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
       __syncthreads();
     }
   }
+  // A CTA without a split waits too: the launch ends after those before it.
+  if (waits) pdl_wait();
 }

@@ -14,8 +14,8 @@ from specbuild.plugins_cuda.paged_tree_attention.splits import power_of_two
 from specbuild.runtime.errors import SpecbuildError
 
 THREADS, ROWS = 256, 2
-# Keys of a tile, two of which are in flight: half as many for heads wider than _HALVED_FROM.
-_TILE_KEYS, _HALVED_FROM = 64, 256
+# Keys of a tile: half as many for heads wider than _HALVED_FROM. A CTA holds _BUFFERS tiles.
+_TILE_KEYS, _HALVED_FROM, _BUFFERS = 64, 256, 3
 # Positions of a split by the most query heads of a KV head, and the maximum of splits; splits are
 # longer if the context needs it. With few sequences every split has a CTA, so short splits occupy
 # more multiprocessors. The state of a split takes as many bytes as one position of keys and values
@@ -43,9 +43,10 @@ def lower_wide(request: LoweringRequest, shape: Geometry) -> Lowering:
     # multiprocessor has one.
     free = request.target.multiprocessors // groups
     context_ctas = 1 if request.phase == "prefill" else min(power_of_two(max(1, free)), slots)
+    reads_early = request.phase == "decode"
     units = shape.width // 8
     tile_keys = _TILE_KEYS if shape.width <= _HALVED_FROM else _TILE_KEYS // 2
-    shared = 16 * (4 * tile_keys * units + 16 * units)
+    shared = 16 * (2 * _BUFFERS * tile_keys * units + 16 * units)
     shared += 4 * (_TILE_KEYS // tile_keys * 16 * (tile_keys + 4) + 3 * 16 + 4)
     shared += 2 * 16 * (tile_keys + 8)
     constants = (
@@ -55,6 +56,7 @@ def lower_wide(request: LoweringRequest, shape: Geometry) -> Lowering:
         ("SLOTS", slots),
         ("CONTEXT_CTAS", context_ctas),
         ("ROW_CTAS", row_ctas),
+        ("EARLY", int(reads_early)),
         ("SHARED_BYTES", shared),
     )
     workspaces: tuple[Workspace, ...] = ()
@@ -72,5 +74,6 @@ def lower_wide(request: LoweringRequest, shape: Geometry) -> Lowering:
         block=THREADS,
         shared_bytes=shared,
         arguments=(*ARGUMENTS, *names),
+        reads_early=reads_early,
     )
     return Lowering((launch,), workspaces)

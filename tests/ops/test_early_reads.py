@@ -102,6 +102,21 @@ def test_split_per_warp_reads_other_tiles_early(position: int) -> None:
 
 
 @emulated
+@pytest.mark.parametrize("width", [256, *slow(512)])
+@pytest.mark.parametrize("position", [126, *slow(31, 70)])
+def test_wide_heads_read_their_first_tile_early(position: int, width: int) -> None:
+    shape = Geometry(width=width)
+    text, other = Text.drawn(200, shape, 5), Text.drawn(200, shape, 6)
+    for branch in forms(text, position):
+        launch = Launch(shape, [branch, reverified(other, 80, 3)])
+        inputs = launch.inputs()
+        [first] = launch.lowering(inputs).launches
+        assert first.kernel.entry == "attend_wide" and first.reads_early
+        marked(inputs, launch.sequences)
+        assert early_rows(first, inputs) >= 64 // (width // 256)
+
+
+@emulated
 @pytest.mark.parametrize("position", [64, *slow(63, 130, 190)])
 def test_absorbed_attention_reads_own_rows_after_the_wait(position: int) -> None:
     text, other = LatentText.drawn(200, ABSORBED, 5), LatentText.drawn(200, ABSORBED, 6)

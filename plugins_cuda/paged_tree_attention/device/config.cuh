@@ -7,7 +7,8 @@
 //                    sequence), kViews (page tables of a sequence), kWords (of ancestor bits),
 //                    kLists (lists of slots of a row)
 //   of the launch    kBatch, kLaunchRows, kSequenceRows, kFewRows (sequences with at most this
-//                    number of rows have another kernel), kTakesWhole (also whole rows)
+//                    number of rows have another kernel), kTakesWhole (also whole rows), kEarly
+//                    (wide heads load a tile before griddepcontrol.wait)
 //   of the cut       kSplit (number of splits), kSlots (states of a row, one per used split),
 //                    kContextCtas, kRowCtas, kMeets (the CTAs of a row merge it together)
 //   of a CTA         kRows (of a warp), kRowWarps (of a team), kSplitTeams, kHalvesAtOnce, kStages

@@ -13,7 +13,7 @@
 constexpr int kWidth = Config::kWidth;
 constexpr int kWarps = 8, kThreads = 32 * kWarps;
 constexpr int kParts = kWidth / 16 / kWarps;  // of 16 columns, of a warp
-constexpr int kAhead = 16;                    // splits whose states are loaded at once
+constexpr int kAhead = 32;                    // splits whose states are loaded at once
 
 // The maximum and the sum of merged splits; join_sums adds one.
 struct Softmax {
