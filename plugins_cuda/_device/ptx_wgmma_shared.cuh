@@ -19,14 +19,22 @@ __device__ __forceinline__ uint64_t wgmma_columns(const void* shared, int panel_
          (swizzle_128 << 62);
 }
 
-// D [64, 64] += A·B.
-__device__ __forceinline__ void wgmma_bf16_shared(float (&d)[32], uint64_t a, uint64_t b) {
-  asm volatile(
-      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
-      "{" SPECBUILD_LIST_32 "}, %32, %33, 1, 1, 1, 0, 0;"
-      : SPECBUILD_SUMS_32
-      : "l"(a), "l"(b));
-}
+// D [64, columns] += A·B.
+template <int columns>
+__device__ __forceinline__ void wgmma_bf16_shared(float (&d)[columns / 2], uint64_t a, uint64_t b);
+
+#define SPECBUILD_WGMMA_SHARED(columns, sums, b_operand)                                          \
+  template <>                                                                                     \
+  __device__ __forceinline__ void wgmma_bf16_shared<columns>(float (&d)[columns / 2], uint64_t a, \
+                                                             uint64_t b) {                        \
+    asm volatile("wgmma.mma_async.sync.aligned.m64n" #columns                                     \
+                 "k16.f32.bf16.bf16 "                                                             \
+                 "{" SPECBUILD_LIST_##sums "}, %" #sums ", %" #b_operand ", 1, 1, 1, 0, 0;"       \
+                 : SPECBUILD_SUMS_##sums                                                          \
+                 : "l"(a), "l"(b));                                                               \
+  }
+SPECBUILD_WGMMA_SHARED(32, 16, 17)
+SPECBUILD_WGMMA_SHARED(64, 32, 33)
 
 // D [64, columns] += A·B, where B has adjacent columns.
 template <int columns>
@@ -53,8 +61,9 @@ inline uint64_t wgmma_columns(const void* s, int panel_bytes) {
   return (shared_address(s) & 0x3FFFFu) >> 4 | static_cast<uint64_t>(panel_bytes >> 4) << 16 |
          uint64_t{64} << 32 | uint64_t{1} << 62;
 }
-inline void wgmma_bf16_shared(float (&d)[32], uint64_t a, uint64_t b) {
-  emulation::defer({d, nullptr, b, 64, true, false, 0, a});
+template <int columns>
+void wgmma_bf16_shared(float (&d)[columns / 2], uint64_t a, uint64_t b) {
+  emulation::defer({d, nullptr, b, columns, true, false, 0, a});
 }
 template <int columns>
 void wgmma_bf16_columns(float (&d)[columns / 2], uint64_t a, uint64_t b) {

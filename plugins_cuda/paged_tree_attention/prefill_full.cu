@@ -1,6 +1,6 @@
-// PagedTreeAttention in prefill for rows without a window and heads of 64 or 128: the query heads
-// of 16 rows and one KV head (32 rows with up to 4 query heads per KV head) × tiles of 128 or 64
-// keys, with wgmma.
+// PagedTreeAttention in prefill for rows without a window and heads of 64, 128 or 256: the query
+// heads of 16 rows and one KV head (32 rows with up to 4 query heads per KV head) × tiles of 128,
+// 64 or 32 keys, with wgmma.
 //
 //   q              bf16 [T, KV_HEADS·GROUP, WIDTH], rotated
 //   k_pool, v_pool bf16 [pages, KV_HEADS/SHARE, PAGE_SIZE, WIDTH]
@@ -39,8 +39,11 @@ constexpr int kKeys = Config::kKeys;
 using StageRing = Ring<Config::kStages>;
 using StagePlace = RingPlace<Config::kStages>;
 constexpr int kTileUnits = kKeys * kUnits;
-static_assert(16 * Config::kStages * 2 * kTileUnits == Config::kSharedBytes,
-              "the launch requests the stages");
+// Queries in shared memory: panels of 64 columns, per warpgroup.
+constexpr int kGroupQueryUnits = kHoldsQueries ? 0 : kGroupQueries * kUnits;
+static_assert(16 * (Config::kStages * 2 * kTileUnits + kGroups * kGroupQueryUnits) ==
+                  Config::kSharedBytes,
+              "the launch requests the stages, and the queries of the widest heads");
 static_assert(kKeys * Config::kWidth == 8192 && Config::kWindow == 0,
               "32 KB per stage; rows have no window");
 static_assert(kGroups * kConsumerRegisters + kProducerRegisters <=
@@ -72,6 +75,28 @@ __device__ __forceinline__ void fetch(const Pool& pool, uint4* stage, int tile, 
     cp_async_16_or_zero(stage + kTileUnits + to, pool.values + entry * kUnits + unit, seen);
   }
   cp_async_commit();
+}
+
+// Copy the queries of all warpgroups, with all threads: zeros in places without a head.
+__device__ __forceinline__ void copy_queries(uint4* queries, const uint4* q, const Row* rows) {
+  for (int i = threadIdx.x; i < kGroups * kGroupQueryUnits; i += kThreads) {
+    const int group = i / kGroupQueryUnits, of_group = i % kGroupQueryUnits / kUnits,
+              unit = i % kUnits;
+    const int half = of_group / kPlaces % kHalves, place = of_group % kPlaces;
+    const int head = place % Mma::kHeads;
+    const int row = (group * kGroupWarps + of_group / 16) * kWarpRows + half * Mma::kOfHalf +
+                    place / Mma::kHeads;
+    const bool is_real = head < Config::kGroup;
+    const int64_t from =
+        (static_cast<int64_t>(rows[row].index) * Config::kKvHeads + blockIdx.y) * Config::kGroup +
+        (is_real ? head : 0);
+    const int to = panel_unit<Config::kWidth, kGroupQueries>(of_group, unit);
+    cp_async_16_or_zero(queries + group * kGroupQueryUnits + to, q + from * kUnits + unit, is_real);
+  }
+  cp_async_commit();
+  cp_async_wait<0>();
+  fence_async_shared();
+  __syncthreads();
 }
 
 // A tile is passed to the consumers after the copies of the next one were issued.
@@ -188,7 +213,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
                        const int* page_table, const int* row_start, const int* row_slot,
                        const int* tree_start, const int* ancestor_bits, const float* sinks,
                        const int* selected, uint32_t* attended) {
-  DYNAMIC_SHARED(uint4, stages);  // [STAGES][keys, values], aligned to 1024
+  DYNAMIC_SHARED(uint4, stages);  // [STAGES][keys, values], aligned to 1024; queries
   __shared__ StageRing ring;
   __shared__ Row rows[kRows];
   if (threadIdx.x == 0) {
@@ -209,6 +234,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     rows[threadIdx.x] = open_row(index, row_slot, start, ancestor_bits + index * Config::kWords);
   }
   __syncthreads();
+  uint4* const queries = stages + Config::kStages * 2 * kTileUnits;
+  if constexpr (!kHoldsQueries) copy_queries(queries, reinterpret_cast<const uint4*>(q), rows);
   const int last = Sight(rows, kRows).end;
   const int warp = threadIdx.x / 32;
   if (warp >= kConsumers / 32) {
@@ -224,7 +251,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   Consumer consumer{{}, ring, stages, rows + warp_row, start, ancestor_bits};
   RowPair<kKeys>& state = consumer.state;
   state.clear();
-  load_query_rows(state.queries, q, rows + warp_row);
+  state.load_queries(q, rows + warp_row, queries + warp / kGroupWarps * kGroupQueryUnits);
   consumer.run(Sight(rows + warp / kGroupWarps * kGroupRows, kGroupRows).full_last, last);
 #pragma unroll
   for (int j = 0; j < kHalves; ++j) {

@@ -104,7 +104,7 @@ def test_every_rule_is_reached_and_launches_its_kernels(op: str) -> None:
         ({"phase": "prefill", "rows": 512, "window": 64}, "prompt", ["attend_prompt"]),
         ({"phase": "prefill", "rows": 512, "width": 128}, "prompt", ["attend_full_prompt"]),
         ({"phase": "prefill", "rows": 512, "width": 96}, "prompt", ["attend_prompt"]),
-        ({"phase": "prefill", "rows": 512, "width": 256}, "prompt", ["attend_prompt"]),
+        ({"phase": "prefill", "rows": 512, "width": 256}, "prompt", ["attend_full_prompt"]),
         ({"phase": "prefill", "rows": 512, "width": 512}, "wide", ["attend_wide"]),
     ],
 )

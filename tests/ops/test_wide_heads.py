@@ -139,8 +139,16 @@ def test_rows_of_two_warps_use_the_default_kernel(shape: Geometry, rows: int, en
 
 @pytest.mark.parametrize(
     "shape",
-    [LLAMA, *slow(QWEN, MAX_HEADS), SMALL_GROUP, replace(LLAMA, width=96), WIDEST, *slow(GLOBAL)],
-    ids=["4", "8", "16", "3 of width 64", "96", "256", "512"],
+    [
+        LLAMA,
+        *slow(QWEN, MAX_HEADS),
+        SMALL_GROUP,
+        replace(LLAMA, width=96),
+        WIDEST,
+        replace(LLAMA, width=256),
+        *slow(GLOBAL),
+    ],
+    ids=["4", "8", "16", "3 of width 64", "96", "256", "4 of width 256", "512"],
 )
 @pytest.mark.parametrize("window", [0, 40])
 def test_prefill_does_not_depend_on_chunk_boundaries(shape: Geometry, window: int) -> None:
@@ -151,7 +159,7 @@ def test_prefill_does_not_depend_on_chunk_boundaries(shape: Geometry, window: in
         return Branch(text, tuple(range(end)), end, tuple(range(begin, end)))
 
     launch = Launch(shape, [chunk(0, 150)], phase="prefill")
-    full = not window and shape.width in (64, 128)
+    full = not window and shape.width in (64, 128, 256)
     usual = "attend_full_prompt" if full else "attend_prompt"
     assert launch.entries() == ["attend_wide" if shape.width > WIDEST.width else usual]
     whole = launch.attended()[0]

@@ -89,7 +89,7 @@ struct Adder {
 #pragma unroll
         for (int step = 0; step < 4 && 4 * panel + step < kEntrySteps; ++step) {
           if (panel < kLastPanel) {
-            wgmma_bf16_shared(score, a + 2 * step, b + 2 * step);
+            wgmma_bf16_shared<64>(score, a + 2 * step, b + 2 * step);
           } else {
             wgmma_bf16<64>(score, held[step], b + 2 * step);
           }

@@ -1,6 +1,6 @@
 // wgmma for attention: scores that start from zero, and values that are stored key by key.
 //
-// Rows of 64 or 128 columns are stored in shared memory as panels of 64 columns with all rows.
+// Rows of 64, 128 or 256 columns are stored in shared memory as panels of 64 columns with all rows.
 // 16-byte chunk c of row k is stored at chunk c ^ (k % 8) of its 128 bytes, the 128-byte swizzle.
 // The same tile is B by columns (a score for each row) and, with `wgmma_bf16_rows`, B by rows (a
 // sum over rows). For the rest see ptx_wgmma.cuh.
@@ -25,7 +25,7 @@ __device__ __forceinline__ constexpr int panel_step(int step) {
 // further.
 template <int width, int rows>
 __device__ __forceinline__ uint64_t panel_matrix(const void* shared) {
-  static_assert(width == 64 || width == 128, "one or two panels");
+  static_assert(width % 64 == 0, "complete panels");
   return width == 64 ? wgmma_matrix(shared) : wgmma_columns(shared, rows * 128);
 }
 
@@ -70,6 +70,7 @@ __device__ __forceinline__ void wgmma_bf16_rows(float (&d)[columns / 2], const u
   }
 SPECBUILD_WGMMA_ROWS(64, 32, 33, 34, 35, 36)
 SPECBUILD_WGMMA_ROWS(128, 64, 65, 66, 67, 68)
+SPECBUILD_WGMMA_ROWS(256, 128, 129, 130, 131, 132)
 // clang-format on
 
 #else

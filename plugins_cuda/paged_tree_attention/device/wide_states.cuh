@@ -13,7 +13,7 @@
 constexpr int kWidth = Config::kWidth;
 constexpr int kWarps = 8, kThreads = 32 * kWarps;
 constexpr int kParts = kWidth / 16 / kWarps;  // of 16 columns, of a warp
-constexpr int kAhead = 32;                    // splits whose states are loaded at once
+constexpr int kAhead = 16;                    // splits whose states are loaded at once
 
 // The maximum and the sum of merged splits; join_sums adds one.
 struct Softmax {
@@ -63,15 +63,17 @@ struct States {
            head;
   }
 
-  // Merge ``splits`` from ``first_split`` on: the part of CTA ``part`` of ``all``, two columns a
-  // thread at a time.
+  // Merge ``splits`` from ``first_split`` on: the part of CTA ``part`` of ``all``. A thread has two
+  // columns at a time, a warp 64 of one head. Each lane computes the factors of one split; the code
+  // is short, because a launch reads every instruction once.
   __device__ __forceinline__ void join(int first_row, int rows, int kv_head, int first_split,
                                        int splits, int part, int all, const float* sinks,
                                        uint16_t* attended) const {
     constexpr int kPairs = kWidth / 2;
-    const int end = first_split + splits;
+    static_assert(kPairs % 32 == 0, "a warp's columns are of one head");
+    const int end = first_split + splits, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
 #pragma unroll 1
-    for (int item = part * kThreads + threadIdx.x; item < rows * Config::kGroup * kPairs;
+    for (int item = (warp * all + part) * 32 + lane; item < rows * Config::kGroup * kPairs;
          item += all * kThreads) {
       const int row = first_row + item / (Config::kGroup * kPairs);
       const int head = item / kPairs % Config::kGroup, pair = item % kPairs;
@@ -79,21 +81,36 @@ struct States {
       float left = 0.0f, right = 0.0f;
 #pragma unroll 1
       for (int split = first_split; split < end; split += kAhead) {
-        float2 sum[kAhead], value[kAhead];
+        const int64_t from = place(row, kv_head, split, head);
+        float2 value[kAhead], own = make_float2(minus_infinity(), 0.0f);
 #pragma unroll
         for (int i = 0; i < kAhead; ++i) {
-          const int64_t at = place(row, kv_head, min(split + i, end - 1), head);
-          sum[i] = load_l2_float2(sums + at);
-          value[i] = load_l2_float2(values + at * kPairs + pair);
+          if (split + i < end)
+            value[i] = load_l2_float2(values + (from + i * Config::kGroup) * kPairs + pair);
         }
+        if (lane < kAhead && split + lane < end)
+          own = load_l2_float2(sums + from + lane * Config::kGroup);
+        // The maximum up to each split, then the factors of join_sums().
+        float top = fmaxf(own.x, softmax.maximum);
+#pragma unroll
+        for (int distance = 1; distance < kAhead; distance *= 2) {
+          const float other = __shfl_up_sync(kAllLanes, top, distance);
+          if (lane >= distance) top = fmaxf(top, other);
+        }
+        float before = __shfl_up_sync(kAllLanes, top, 1);
+        if (lane == 0) before = softmax.maximum;
+        softmax.maximum = __shfl_sync(kAllLanes, top, kAhead - 1);
+        const float own_scale = exp2_fast(before - top), other_scale = exp2_fast(own.x - top);
+        const unsigned seen = __ballot_sync(kAllLanes, own.x != minus_infinity());
 #pragma unroll
         for (int i = 0; i < kAhead; ++i) {
-          float own_scale, other_scale;
-          if (split + i >= end ||
-              !join_sums(softmax.maximum, softmax.sum, sum[i].x, sum[i].y, own_scale, other_scale))
-            continue;
-          left = __fmaf_rn(value[i].x, other_scale, __fmul_rn(left, own_scale));
-          right = __fmaf_rn(value[i].y, other_scale, __fmul_rn(right, own_scale));
+          const float a = __shfl_sync(kAllLanes, own_scale, i);
+          const float b = __shfl_sync(kAllLanes, other_scale, i);
+          const float sum = __shfl_sync(kAllLanes, own.y, i);
+          if (!(seen >> i & 1)) continue;
+          softmax.sum = __fmaf_rn(sum, b, __fmul_rn(softmax.sum, a));
+          left = __fmaf_rn(value[i].x, b, __fmul_rn(left, a));
+          right = __fmaf_rn(value[i].y, b, __fmul_rn(right, a));
         }
       }
       const int64_t at = (static_cast<int64_t>(row) * Config::kKvHeads + kv_head) * Config::kGroup;
