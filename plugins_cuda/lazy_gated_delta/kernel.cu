@@ -79,6 +79,7 @@ extern "C" __global__ void __launch_bounds__(kThreads,
   const int64_t slot = slot_of(state_slot + b);
   const int to_replay = load_l2_int(replay_count + b);
   int first = load_l2_int(row_start + b), count = load_l2_int(row_start + b + 1) - first;
+#pragma unroll 1
   for (int i = thread; i < Config::kPath; i += kThreads) {
     const int node = load_l2_int(replay_path + b * Config::kPath + i);
     held.path[i] = min(max(node, 0), Config::kNodes - 1);
@@ -110,6 +111,7 @@ extern "C" __global__ void __launch_bounds__(kThreads,
   LaneState s;
   if (starts) {
     s.clear();
+#pragma unroll 1
     for (int i = thread; i < kTail * kMixed; i += kThreads) held.inputs[i] = 0;
   } else {
     if (kLaneRuns == 1) s.load(state);
@@ -124,9 +126,11 @@ extern "C" __global__ void __launch_bounds__(kThreads,
     held.load_inputs(row_of(base), kTail, live, head);
     held.load_gates(row_of(base), live, head);
     if constexpr (kIsTree) {
+#pragma unroll 1
       for (int i = thread; i < live * Config::kWords; i += kThreads)
         held.bits[i] = load_l2_int(ancestor_bits + first * Config::kWords + i);
     }
+#pragma unroll 1
     for (int r = thread; r < live; r += kThreads) {
       const uint16_t* const gates = row_of(base + r) + kChannels + kValues + head;
       held.beta[r] = beta_of(gates);
@@ -141,6 +145,7 @@ extern "C" __global__ void __launch_bounds__(kThreads,
   cp_async_wait<0>();
   __syncthreads();
   if (position == 0 && !kStores) {  // padding
+#pragma unroll 1
     for (int i = thread; i < count * kValueWidth; i += kThreads) {
       output[static_cast<int64_t>(first + i / kValueWidth) * kValues + head * kValueWidth +
              i % kValueWidth] = 0;
@@ -163,6 +168,7 @@ extern "C" __global__ void __launch_bounds__(kThreads,
   for (int base = 0; base < count; base += Config::kHeld) {
     if (kStores && base > 0) {  // all rows of a step are held at once
       __syncthreads();
+#pragma unroll 1
       for (int i = thread; i < kTail * kMixed; i += kThreads)
         held.inputs[i] = held.inputs[live * kMixed + i];
       __syncthreads();
@@ -172,6 +178,7 @@ extern "C" __global__ void __launch_bounds__(kThreads,
       __syncthreads();
     }
     if constexpr (kIsTree) {
+#pragma unroll 1
       for (int r = thread; r < live; r += kThreads) {
         int before = r;
 #pragma unroll
@@ -186,12 +193,13 @@ extern "C" __global__ void __launch_bounds__(kThreads,
     const auto source = [&](int r, int tap) {
       return kIsTree ? held.source[r * kTail + tap] : r + tap;
     };
+#pragma unroll 1
     for (int i = thread; i < kMixed; i += kThreads) {
       float weight[Config::kTaps];
 #pragma unroll
       for (int tap = 0; tap < Config::kTaps; ++tap)
         weight[tap] = bf16_to_float(held.taps[i * Config::kTaps + tap]);
-#pragma unroll 4
+#pragma unroll(kStores ? 4 : 1)
       for (int r = 0; r < live; ++r) {
         float sum = 0.0f;
 #pragma unroll
@@ -209,6 +217,7 @@ extern "C" __global__ void __launch_bounds__(kThreads,
       }
     }
     __syncthreads();
+#pragma unroll 1
     for (int item = warp; item < 2 * live; item += kWarps) {
       float* const vector = (item % 2 ? held.k : held.q) + item / 2 * kKeyWidth;
       float sum = 0.0f;
@@ -249,6 +258,7 @@ extern "C" __global__ void __launch_bounds__(kThreads,
     }
     __syncthreads();
 
+#pragma unroll 1
     for (int r = warp; r < live; r += kWarps) {
       const int64_t row = first + base + r;
       const float* const mixed = held.mixed + r * kValueWidth;
@@ -273,6 +283,7 @@ extern "C" __global__ void __launch_bounds__(kThreads,
   const int kept = kStores ? 0 : count;
   const auto keep = [&](int from, int until) {
     const uint16_t* const inputs = held.inputs + (kStores ? live * kMixed : 0);
+#pragma unroll 1
     for (int i = thread; i < (kTail + kept) * (until - from) / 2; i += kThreads) {
       const int entry = i / ((until - from) / 2), element = from + i % ((until - from) / 2) * 2;
       *reinterpret_cast<uint32_t*>(tail + static_cast<int64_t>(entry) * kChannels +
@@ -281,15 +292,18 @@ extern "C" __global__ void __launch_bounds__(kThreads,
     }
   };
   keep(2 * kKeyWidth, kMixed);
+#pragma unroll 1
   for (int i = thread; i < kept * kValueWidth; i += kThreads) {
     const int64_t node = i / kValueWidth;
     factors[node * kFactors + head * kValueWidth + i % kValueWidth] = held.change[i];
   }
+#pragma unroll 1
   for (int i = thread; i < kept; i += kThreads)
     factors[static_cast<int64_t>(i) * kFactors + kValues + kKeys + head] = held.decay[i];
   __syncthreads();
   if (*held.last == 0) return;
   keep(0, 2 * kKeyWidth);
+#pragma unroll 1
   for (int i = thread; i < kept * kKeyWidth; i += kThreads) {
     const int64_t node = i / kKeyWidth;
     factors[node * kFactors + kValues + key_head * kKeyWidth + i % kKeyWidth] =

@@ -132,7 +132,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
       const bool is_seen = place >= rows.low && place <= rows.high;
       const int slot_of_lane = is_seen ? rows.slot_of(place) : 0;
       const int page_of_lane = is_seen ? load_l2_int(table + slot_of_lane / Config::kPageSize) : 0;
-#pragma unroll
+#pragma unroll 1
       for (int i = 0; i < kWarpKeys; ++i) {
         const int key = warp + i * kWarps, position = tile + key;
         const bool seen = position >= rows.low && position <= rows.high;
@@ -148,34 +148,35 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
       }
     };
 
-    int tile = first_tile(own), next = tile_after(tile), buffer = 0;
-    const bool early = waits && tile + kKeys <= limit;
-    if (early) fetch(tile, 0);
-    if (waits) pdl_wait();
-    waits = false;
-    if (!early) fetch(tile, 0);
-    cp_async_commit();
-    for (int i = thread; i < 16 * kUnits; i += kThreads) {
-      const int row = i / kUnits / kHeads, head = i / kUnits % kHeads;
-      const bool real = row < rows.count && head < Config::kGroup;
-      const int64_t from =
-          (static_cast<int64_t>(rows.first + (real ? row : 0)) * Config::kKvHeads + kv_head) *
-              Config::kGroup +
-          (real ? head : 0);
-      cp_async_16_or_zero(shared.queries + tile_unit<kWidth>(i / kUnits, i % kUnits),
-                          q + from * kUnits + i % kUnits, real);
-    }
-    cp_async_commit();
-    fetch(next, 1);
-    cp_async_commit();
+    int tile = first_tile(own), fetched = tile, buffer = 0;
+    // Whether the first tile is loaded before the previous launch has finished.
+    const int early = waits && tile + kKeys <= limit;
     Joined joined;
     float sums[kParts][2][4];
     bool opens = true;  // whether the tile starts a split
+    // The code is short: a launch with few tiles executes it about once, and has to read it.
 #pragma unroll 1
-    while (tile <= rows.high) {
-      const int after_next = tile_after(next);
-      fetch(after_next, (buffer + 2) % kBuffers);
+    for (int step = 0; tile <= rows.high; ++step) {
+      if (step == early) {
+        if (waits) pdl_wait();
+        waits = false;
+#pragma unroll 1
+        for (int i = thread; i < 16 * kUnits; i += kThreads) {
+          const int row = i / kUnits / kHeads, head = i / kUnits % kHeads;
+          const bool real = row < rows.count && head < Config::kGroup;
+          const int64_t from =
+              (static_cast<int64_t>(rows.first + (real ? row : 0)) * Config::kKvHeads + kv_head) *
+                  Config::kGroup +
+              (real ? head : 0);
+          cp_async_16_or_zero(shared.queries + tile_unit<kWidth>(i / kUnits, i % kUnits),
+                              q + from * kUnits + i % kUnits, real);
+        }
+        cp_async_commit();
+      }
+      fetch(fetched, step % kBuffers);
       cp_async_commit();
+      fetched = tile_after(fetched);
+      if (step < kBuffers - 1) continue;
       if (opens) {
         if (thread < 16) shared.maximum[thread] = minus_infinity(), shared.sum[thread] = 0.0f;
 #pragma unroll
@@ -267,6 +268,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
           mma_bf16(sums[part][1], a, right);
         }
       }
+      const int next = tile_after(tile);
       const bool ends = next > rows.high || next / Config::kSplitKeys != tile / Config::kSplitKeys;
       if (ends) {
         const int split = tile / Config::kSplitKeys;
@@ -289,7 +291,6 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
       }
       opens = ends;
       tile = next;
-      next = after_next;
       buffer = (buffer + 1) % kBuffers;
       __syncthreads();
     }

@@ -22,9 +22,11 @@ __device__ __forceinline__ int channel_of(int i, int head) {
 }
 
 // Copy elements from L2 with all threads, each kPiece at once: asynchronously if these are 16
-// bytes. Element i has the place to(i) and comes from from(i).
+// bytes. Element i has the place to(i) and comes from from(i). A launch of few rows executes its
+// code about once, and reading instructions is a large part of its time: loops are not unrolled.
 template <int kPiece, class To, class From>
 __device__ __forceinline__ void copy_pieces(int elements, To to, From from) {
+#pragma unroll 1
   for (int i = threadIdx.x * kPiece; i < elements; i += kThreads * kPiece) {
     if constexpr (kPiece * sizeof(*to(0)) == 16) {
       cp_async_16(to(i), from(i));
@@ -160,6 +162,7 @@ struct Held {
 template <typename T>
 __device__ __forceinline__ void warm(const T* from, int count) {
   constexpr int line = 128 / sizeof(T);
+#pragma unroll 1
   for (int i = threadIdx.x * line; i < count; i += kThreads * line) warm_l2(from + i);
 }
 
