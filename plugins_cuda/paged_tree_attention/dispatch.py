@@ -110,9 +110,9 @@ TABLE: tuple[Rule[Facts], ...] = (
     Rule(
         "prompt",
         ("prefill_full.cu",),
-        "16 rows share tiles of 128 keys, 64 with heads of 128, or 32 with heads of "
-        "256; `wgmma` reads the operands from shared memory. With up to 4 query heads "
-        "per KV head, 32 rows do",
+        "16 rows share tiles of 128 keys, fewer with wider heads; `wgmma` reads the "
+        "operands from shared memory. With up to 4 query heads per KV head, 32 rows "
+        "do",
         _is_full_prompt,
         rows="prefill chunk",
         context="no window",
