@@ -349,6 +349,32 @@ _GPU_LAUNCHES = {
     "16 heads of 128 a KV head, a chain of 4 at 8k": _wide(
         [Branch(8000, 0, chain_of(4))], kv_heads=4, group=16, padding_rows=0
     ),
+    "heads of 256, decode at 8k": _widest(
+        [Branch(8191, 1)], kv_heads=2, group=8, page_size=64, padding_rows=0
+    ),
+    "heads of 256, a chain of 4 at 32k": _widest(
+        [Branch(32000, 0, chain_of(4))], kv_heads=4, page_size=64, padding_rows=0
+    ),
+    "heads of 256, 16 sequences, ragged": _widest(
+        [Branch(100 + 211 * b, 0, chain_of(1 + b % 4)) for b in range(16)],
+        kv_heads=4,
+        page_size=64,
+    ),
+    "heads of 256, prompt chunk of 700 at 1k": _widest(
+        [Branch(1000, 700)], kv_heads=2, group=8, page_size=64
+    ),
+    "heads of 256, prompt chunks, ragged": _widest(
+        [Branch(0, 300), Branch(777, 130)], kv_heads=4, page_size=64
+    ),
+    "heads of 512, decode at 8k": _widest(
+        [Branch(8191, 1)],
+        kv_heads=4,
+        group=8,
+        width=512,
+        v_width=512,
+        page_size=64,
+        padding_rows=0,
+    ),
     "prompt chunks, ragged, window": _real([Branch(0, 300), Branch(777, 130)], window=128),
     "codes, decode at 131k": _real([Branch(131071, 1)], padding_rows=0, codes=True),
     "codes, verify a chain of 4 at 1k": _real(
