@@ -7,9 +7,9 @@
 //
 // Grid (COLUMN_CTAS · value heads, sequences): CTAs of a head share its columns. A warp holds 16
 // columns of the state, with all rows, in registers. The transposed state is the left operand of
-// every product, so sums of one product are the operand of the next without a copy. Two stages of a
-// chunk's operands (up to 91 KB) are in shared memory; a warp computes 504 products of 16×8×16 per
-// chunk.
+// every product, so sums of one product are the operand of the next without a copy. The operands of
+// two chunks (82 KB each with half of the columns of a 128) are in shared memory; a warp computes
+// 504 products of 16×8×16 per chunk.
 #include "device/chunks.cuh"
 
 namespace {

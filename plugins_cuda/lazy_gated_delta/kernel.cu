@@ -93,10 +93,23 @@ extern "C" __global__ void __launch_bounds__(kThreads,
   first += chunked;
   count -= chunked;
   const bool starts = kStores && position == 0 && chunked == 0;
+  const auto write_zeros = [&] {  // of padding
+#pragma unroll 1
+    for (int i = thread; i < count * kValueWidth; i += kThreads) {
+      output[static_cast<int64_t>(first + i / kValueWidth) * kValues + head * kValueWidth +
+             i % kValueWidth] = 0;
+    }
+  };
+  const bool is_padding = !kStores && position == 0;
+  // A single sequence is hardly ever padding, so its loads do not wait for its position.
+  if (gridDim.y > 1 && is_padding) {
+    write_zeros();
+    cp_async_wait<0>();
+    return;
+  }
   __syncthreads();
 
-  // All loads are in flight together: their latency is most of a launch with few rows. A step
-  // therefore reads the slot of padding too.
+  // All loads are in flight together: their latency is most of a launch with few rows.
   uint16_t* const tail = tail_pool + slot * kWindow * kChannels;
   float* const factors = factor_pool + slot * Config::kNodes * kFactors;
   const int columns = warp * kColumns + column_of_lane(), first_row = row_of_lane();
@@ -144,12 +157,8 @@ extern "C" __global__ void __launch_bounds__(kThreads,
   if (kLaneRuns == 2 && !starts) s.load(state);
   cp_async_wait<0>();
   __syncthreads();
-  if (position == 0 && !kStores) {  // padding
-#pragma unroll 1
-    for (int i = thread; i < count * kValueWidth; i += kThreads) {
-      output[static_cast<int64_t>(first + i / kValueWidth) * kValues + head * kValueWidth +
-             i % kValueWidth] = 0;
-    }
+  if (is_padding) {
+    write_zeros();
     return;
   }
   // Data that value heads share is not read after this point, so the last CTA that arrives may

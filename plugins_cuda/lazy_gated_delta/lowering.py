@@ -112,8 +112,8 @@ def tactics(request: LoweringRequest) -> tuple[Tactic, ...]:
     """Return the tactics of steps, the default first, with all others.
 
     With more CTAs than multiprocessors, two CTAs hide each other's latency, with half of the
-    registers each. A warmed L2 has weights and states when the preceding projection ends; that
-    delays later CTAs unless all run at once.
+    registers each. A warmed L2 has the states when the preceding projection ends; that delays later
+    CTAs unless all run at once.
     """
     if request.attributes["stores"]:
         return ({},)

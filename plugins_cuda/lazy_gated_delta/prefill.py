@@ -1,10 +1,10 @@
 """LazyGatedDelta of prompts: complete chunks of 64 rows, on tensor cores.
 
 Two launches process ``MAX_PLACES`` chunks: the first computes everything that does not depend on
-the state, for all chunks at once. In the second, one or two CTAs per sequence and value head
-advance the state chunk by chunk. A last launch normalizes and gates all rows. Their bits differ
-from those of the row loop. Therefore only prompts use them, and launches of prompts end at
-multiples of 64 tokens.
+the state, for all chunks at once. In the second, two CTAs per sequence and value head advance the
+state chunk by chunk. A last launch normalizes and gates all rows. Their bits differ from those of
+the row loop. Therefore only prompts use them, and launches of prompts end at multiples of 64
+tokens.
 """
 
 from __future__ import annotations
@@ -23,6 +23,9 @@ from specbuild.runtime.engine_dir.plan import ITEM_BYTES
 CHUNK = SNAPSHOT_STEP
 # The maximum of chunks in the workspaces, for 2048 rows: 94 MB for a layer of 27B.
 MAX_PLACES = 32
+# CTAs that share the columns of a state, which are independent: no bit depends on it. The serial
+# chain of a single prompt is the longest launch, and it is shorter with fewer warps in a CTA.
+COLUMN_CTAS = 2
 # The maximum of value heads per key head: a thread has a column of one head's inverse.
 _MAX_SHARERS, _PREPARING_THREADS, _NORM_THREADS = 4, 256, 256
 # Padding of operand rows in shared memory, in bf16; products and factors of a chunk.
@@ -60,9 +63,7 @@ def lower_chunks(request: LoweringRequest) -> Lowering | None:
     operands = 2 * CHUNK * (key_width + _PADDING) * half
     preparing = -(-(dots * single + 4) // 16) * 16
     preparing += max(operands, sharers * CHUNK * CHUNK * single)
-    # The columns of a state are independent, so their number in a CTA changes no bit.
-    halves = value_width % 32 == 0 and 2 * value_heads * batch <= request.target.multiprocessors
-    column_ctas = 2 if halves else 1
+    column_ctas = COLUMN_CTAS if value_width % (16 * COLUMN_CTAS) == 0 else 1
     columns = value_width // column_ctas
     stage = 2 * CHUNK * (key_width + _PADDING) + CHUNK * (columns + _PADDING)
     stage += _PRODUCTS * CHUNK * (CHUNK + _PADDING) + 2 * _SCALES * CHUNK

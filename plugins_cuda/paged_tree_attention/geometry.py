@@ -8,9 +8,9 @@ from specbuild.plugins_cuda.launches import LoweringRequest
 from specbuild.runtime.errors import SpecbuildError
 
 WIDTHS = (16, 32, 64, 80, 96, 128, 256, 512)
-WIDEST_OF_MANY = 128  # wider heads have one kernel for all rows (wide_heads.cu)
+WIDEST_OF_MANY = 128  # wider heads have one kernel for all steps (wide_heads.cu)
 CODED_WIDTHS = (32, 64, 96, 128)  # of quantized keys: two steps of 16 columns at once
-WGMMA_WIDTHS = (64, 128)  # head widths that the wgmma kernels support
+WGMMA_WIDTHS = (64, 128)  # head widths of the wgmma kernels of steps; that of prompts takes 256
 WIDE = 64  # with wider heads, registers hold half the rows and shared memory half the tiles
 MAX_GROUP = 16
 # Of the decode kernels: keys of a tile, heads in half an mma, bytes of a flag in shared memory.

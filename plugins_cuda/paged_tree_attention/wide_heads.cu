@@ -193,10 +193,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
       float score[4] = {0.0f, 0.0f, 0.0f, 0.0f};
 #pragma unroll
       for (int of_share = 0; of_share < kWidth / 16 / kShares; of_share += 2) {
-        const int step = share * (kWidth / 16 / kShares) + of_share;
+        const int columns = share * (kWidth / 16 / kShares) + of_share;
         uint32_t b[4], first[4], second[4];
-        ldmatrix_x4(b, keys + tile_unit<kWidth>(first_key + lane % 8, 2 * step + lane / 8));
-        const int row = lane % 8 + lane / 8 % 2 * 8, unit = 2 * step + lane / 16;
+        ldmatrix_x4(b, keys + tile_unit<kWidth>(first_key + lane % 8, 2 * columns + lane / 8));
+        const int row = lane % 8 + lane / 8 % 2 * 8, unit = 2 * columns + lane / 16;
         ldmatrix_x4(first, shared.queries + tile_unit<kWidth>(row, unit));
         ldmatrix_x4(second, shared.queries + tile_unit<kWidth>(row, unit + 2));
         const uint32_t low[2] = {b[0], b[1]}, high[2] = {b[2], b[3]};
@@ -256,14 +256,14 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
 #pragma unroll
         for (int i = 0; i < 8; ++i) sums[part][i / 4][i % 4] *= scales[i % 4 / 2];
 #pragma unroll
-      for (int step = 0; step < kKeys / 16; ++step) {
+      for (int key = 0; key < kKeys; key += 16) {
         uint32_t a[4];
         const int row = lane % 8 + lane / 8 % 2 * 8;
-        ldmatrix_x4(a, shared.weights + row * kWeightStride + 16 * step + lane / 16 * 8);
+        ldmatrix_x4(a, shared.weights + row * kWeightStride + key + lane / 16 * 8);
 #pragma unroll
         for (int part = 0; part < kParts; ++part) {
           uint32_t left[2], right[2];
-          load_value_columns<kWidth>(left, right, values, 16 * step, kParts * warp + part);
+          load_value_columns<kWidth>(left, right, values, key, kParts * warp + part);
           mma_bf16(sums[part][0], a, left);
           mma_bf16(sums[part][1], a, right);
         }

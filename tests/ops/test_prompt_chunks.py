@@ -17,7 +17,6 @@ from specbuild.plugins_cuda.launches import (
     LoweringRequest,
     OpLaunch,
     Phase,
-    Target,
     TensorInfo,
 )
 from specbuild.plugins_cuda.lazy_gated_delta import prefill
@@ -93,7 +92,6 @@ def launch(
     replays: Sequence[int] | None = None,
     run: RunOp = run_lowering,
     padding: int = 0,
-    target: Target = SMALL_TARGET,
 ) -> list[torch.Tensor]:
     """Run rows and first position of each sequence in one launch, and replace the pools."""
     counts = [len(rows) for rows, _ in pieces]
@@ -117,7 +115,7 @@ def launch(
     tensors = {name: tensor_info(array) for name, array in (arrays | results).items()}
     attributes = {"key_heads": layer.key_heads, "eps": EPS, "stores": 1}
     assert OP.lower is not None
-    lowered = OP.lower(LoweringRequest(tensors, attributes, phase, target))
+    lowered = OP.lower(LoweringRequest(tensors, attributes, phase, SMALL_TARGET))
     raw = run(OP, lowered, arrays, results)
     by_name = {
         name: torch.from_numpy(raw[name].view(np.int16).copy()).view(torch.bfloat16)
@@ -313,23 +311,21 @@ def test_chunks_have_other_bits_than_single_rows() -> None:
 
 
 @needs_compiler
-def test_two_ctas_of_a_state_have_the_bits_of_one() -> None:
+def test_two_ctas_of_a_state_have_the_bits_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
     layer = Layer(key_heads=2, value_heads=4)
-    rows, ctas = layer.rows(8, 150), []
-    results = []
-    for multiprocessors in (3, 132):
+    rows = layer.rows(8, 150)
+    results, grids = [], []
 
-        def run(op: OpSpec, lowering: Lowering, *arrays: Any) -> dict[str, np.ndarray]:
-            ctas.append(lowering.launches[1].grid[0])
-            return run_lowering(op, lowering, *arrays)
+    def run(op: OpSpec, lowering: Lowering, *arrays: Any) -> dict[str, np.ndarray]:
+        grids.append(lowering.launches[1].grid[0])
+        return run_lowering(op, lowering, *arrays)
 
+    for ctas in (1, 2):
+        monkeypatch.setattr(prefill, "COLUMN_CTAS", ctas)
         pools = layer.pools(1)
-        target = Target(multiprocessors=multiprocessors)
-        results.append((launch(layer, pools, [(rows, 0)], run=run, target=target)[0], pools))
-    assert ctas == [4, 8]
-    (one, one_pools), (two, two_pools) = results
-    assert torch.equal(one, two)
-    assert torch.equal(one_pools["state_pool"], two_pools["state_pool"])
+        results.append((launch(layer, pools, [(rows, 0)], run=run)[0], pools["state_pool"]))
+    assert grids == [4, 8]
+    assert all(torch.equal(one, two) for one, two in zip(*results, strict=True))
 
 
 def launches_of(layer: Layer, phase: Phase, *, stores: int) -> tuple[OpLaunch, ...]:

@@ -26,6 +26,8 @@ from specbuild.runtime.executors.cuda.shared_memory import shared_attributes, sh
 Pointers = Mapping[str, int]
 _POISON = 0xFF
 _GUARD_BYTES = 256
+# Larger inputs are weights and caches, whose download takes longer than their kernel.
+_COMPARED_BYTES = 16 << 20
 
 
 class OpRunner:
@@ -156,14 +158,23 @@ class OpRunner:
 
     @contextmanager
     def resident(self, op: OpSpec, inputs: Mapping[str, np.ndarray]) -> Iterator[Pointers]:
-        """Upload the inputs that the op does not write, for several calls of :meth:`run`."""
+        """Upload the inputs that the op does not write, for several calls of :meth:`run`.
+
+        Raises AssertionError at the end if a kernel wrote to one, but for the largest ones.
+        """
         written = {name for _, name in op.aliases}
         read = {name: array for name, array in inputs.items() if name not in written}
-        blocks = {name: self._guarded(array.nbytes) for name, array in read.items()}
+        blocks: dict[str, int] = {}
         try:
             for name, array in read.items():
+                blocks[name] = self._guarded(array.nbytes)
                 self.upload(blocks[name] + _GUARD_BYTES, array)
             yield blocks
+            for name, array in read.items():
+                if array.nbytes <= _COMPARED_BYTES:
+                    after = self.download(blocks[name] + _GUARD_BYTES, array)
+                    same = after.tobytes() == np.ascontiguousarray(array).tobytes()
+                    assert same, f"{op.name}: a kernel wrote to {name}"
         finally:
             for block in blocks.values():
                 self.free(block)
