@@ -116,8 +116,8 @@ test-gpu sanitize: .SHELLFLAGS := -o pipefail -c
 test-gpu: setup
 	mkdir -p out
 	failed=0; store=$$(mktemp -d); trap 'rm -rf "$$store"' EXIT; export SPECBUILD_TEST_STORE="$$store"; \
-	$(GPU_TESTS) -n $(GPU_WORKERS) --dist loadgroup -m 'gpu and not slow and not speed' \
-	  --junitxml out/test-gpu.xml 2>&1 | tee out/test-gpu.log || failed=1; \
+	$(GPU_TESTS) -n $(GPU_WORKERS) --dist loadgroup --no-loadscope-reorder \
+	  -m 'gpu and not slow and not speed' --junitxml out/test-gpu.xml 2>&1 | tee out/test-gpu.log || failed=1; \
 	$(GPU_TESTS) -m 'gpu and speed and not slow' --junitxml out/test-gpu-speed.xml 2>&1 \
 	  | tee out/test-gpu-speed.log || failed=1; \
 	grep -hE '^(FAILED|ERROR) ' out/test-gpu.log out/test-gpu-speed.log; exit $$failed

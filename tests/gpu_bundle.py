@@ -43,8 +43,8 @@ printf 'Metadata-Version: 2.1\\nName: specbuild\\nVersion: %s\\n' "$version" > "
 export PYTHONPATH="$PWD/out/types:$PWD/../packages" OMP_NUM_THREADS=1
 export SPECBUILD_GPU_CUBINS="$PWD/../gpu-cubins.tar.xz" SPECBUILD_TEST_STORE="$PWD/../store"
 failed=0
-python3 -m pytest tests/gpu -n "$(nproc)" --dist loadgroup -m 'gpu and not slow and not speed' \\
-  -rfE --junitxml out/test-gpu.xml "$@" || failed=1
+python3 -m pytest tests/gpu -n "$(nproc)" --dist loadgroup --no-loadscope-reorder \\
+  -m 'gpu and not slow and not speed' -rfE --junitxml out/test-gpu.xml "$@" || failed=1
 python3 -m pytest tests/gpu -m 'gpu and speed and not slow' -rfE \\
   --junitxml out/test-gpu-speed.xml "$@" || failed=1
 exit $failed

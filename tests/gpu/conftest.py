@@ -51,12 +51,17 @@ def missing_gpu() -> str | None:
 # Runs before pytest-xdist reads the groups.
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark every test as needing the GPU, and group the tests that share engines or a case."""
+    """Mark every test as needing the GPU, and group the tests that share engines or a case.
+
+    Groups start in this order: those of engines take up to two minutes, kernel cases at real sizes
+    one, and thousands of short ones fill the workers at the end.
+    """
     folder = Path(__file__).parent
     need(items, folder, pytest.mark.gpu, missing_gpu)
     for item in items:
         if folder in item.path.parents:
             item.add_marker(pytest.mark.xdist_group(engine_group(item)))
+    items.sort(key=lambda item: (item.path.name == KERNELS, ": gpu: " not in item.name))
 
 
 def engine_group(item: pytest.Item) -> str:

@@ -160,10 +160,12 @@ class OpRunner:
     def resident(self, op: OpSpec, inputs: Mapping[str, np.ndarray]) -> Iterator[Pointers]:
         """Upload the inputs that the op does not write, for several calls of :meth:`run`.
 
-        Raises AssertionError at the end if a kernel wrote to one, but for the largest ones.
+        Raises AssertionError at the end if a kernel wrote to one, but for the largest ones. Ops
+        that exchange data between ranks write to inputs that are no aliases: none is uploaded.
         """
         written = {name for _, name in op.aliases}
-        read = {name: array for name, array in inputs.items() if name not in written}
+        exchanges = op.contribution is not None
+        read = {n: array for n, array in inputs.items() if not exchanges and n not in written}
         blocks: dict[str, int] = {}
         try:
             for name, array in read.items():
