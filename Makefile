@@ -125,11 +125,12 @@ test-gpu: setup
 # An archive of the kernels that test-gpu launches, compiled on any machine: no GPU is needed. It
 # replaces NVRTC where it is unpacked; SPECBUILD_GPU_CUBINS names another place.
 gpu-cubins: setup
-	rm -rf out/gpu-store && mkdir -p out/gpu-store
+	rm -rf out/gpu-store out/gpu-engines && mkdir -p out/gpu-store
 	SPECBUILD_GPU_COMPILE_ONLY=1 SPECBUILD_TEST_STORE=$(CURDIR)/out/gpu-store OMP_NUM_THREADS=1 \
-	  $(BIN)/python -m pytest tests/gpu -n auto --dist loadgroup -m 'gpu and not slow'
+	  $(BIN)/python -m pytest tests/gpu -n auto --dist loadgroup -m 'gpu and not slow' \
+	  --basetemp out/gpu-engines
 	$(BIN)/python tests/shared_cubins.py pack out/gpu-store out/gpu-cubins.tar.xz
-	rm -rf out/gpu-store
+	rm -rf out/gpu-store out/gpu-engines
 
 # The checkout, wheels and out/gpu-cubins.tar.xz, for a GPU machine without a network: parts of at
 # most 60 MB, and the script that joins them and runs the suite. It prints what to copy.
