@@ -9,6 +9,7 @@ import numpy as np
 
 from specbuild.plugins_cuda.cases import Arrays, Case
 from specbuild.plugins_cuda.paged_tree_attention.described import BUSHY, Branch, Launch, chain_of
+from specbuild.plugins_cuda.paged_tree_attention.real_cases import REAL_LAUNCHES, wide, widest
 
 __all__ = ("BUSHY", "CASES", "KERNEL_CASES", "Branch", "Launch", "chain_of")
 
@@ -116,35 +117,23 @@ CASES: tuple[Case, ...] = (
 )
 
 
-def _wide(branches: Sequence[Branch], **changes: Any) -> Launch:
-    """A launch with Llama's heads: 4 of 128 per KV head."""
-    shape = {"kv_heads": 2, "group": 4, "width": 128, "v_width": 128, "page_size": 64}
-    return Launch(branches, **(shape | changes))
-
-
 def _coded(branches: Sequence[Branch], **changes: Any) -> Launch:
     """The same with a cache in fp8."""
-    return _wide(branches, codes=True, **({"page_size": 16} | changes))
-
-
-def _widest(branches: Sequence[Branch], **changes: Any) -> Launch:
-    """A launch with heads wider than 128; by default those of Qwen3.5: 6 of 256 per KV head."""
-    shape = {"kv_heads": 2, "group": 6, "width": 256, "v_width": 256, "page_size": 16}
-    return Launch(branches, **(shape | changes))
+    return wide(branches, codes=True, **({"page_size": 16} | changes))
 
 
 _KERNEL_LAUNCHES = {
-    "heads of 256": _widest([Branch(50, 3, chain_of(3)), Branch(70, 1), Branch(0, 1)]),
-    "heads of 256, trees": _widest([Branch(40, 0, BUSHY), Branch(3, 0, chain_of(5))], window=30),
-    "heads of 256, longer than a split": _widest(
+    "heads of 256": widest([Branch(50, 3, chain_of(3)), Branch(70, 1), Branch(0, 1)]),
+    "heads of 256, trees": widest([Branch(40, 0, BUSHY), Branch(3, 0, chain_of(5))], window=30),
+    "heads of 256, longer than a split": widest(
         [Branch(600, 2), Branch(300, 0, BUSHY)], kv_heads=1, group=8, sinks=False,
     ),
-    "heads of 256, 11 on a KV head": _widest([Branch(90, 5)], kv_heads=1, group=11),
-    "heads of 512": _widest(
+    "heads of 256, 11 on a KV head": widest([Branch(90, 5)], kv_heads=1, group=11),
+    "heads of 512": widest(
         [Branch(50, 3, chain_of(3)), Branch(40, 0, BUSHY), Branch(0, 1)], kv_heads=1, group=8,
         width=512, v_width=512, sinks=False,
     ),
-    "heads of 512, longer than a split": _widest(
+    "heads of 512, longer than a split": widest(
         [Branch(300, 2)], kv_heads=2, group=4, width=512, v_width=512, sinks=False,
     ),
     "example geometry, 6 on 2 heads of 32": Launch(
@@ -190,26 +179,26 @@ _KERNEL_LAUNCHES = {
     "a window that is split": Launch(
         [Branch(1700, 0, chain_of(3))], kv_heads=1, page_size=64, window=1500
     ),
-    "4 heads of 128 a KV head, trees": _wide([Branch(50, 0, BUSHY), Branch(170, 1), Branch(0, 3)]),
-    "heads of 128, many rows of one sequence": _wide(
+    "4 heads of 128 a KV head, trees": wide([Branch(50, 0, BUSHY), Branch(170, 1), Branch(0, 3)]),
+    "heads of 128, many rows of one sequence": wide(
         [Branch(2, 1), Branch(270, 61, BUSHY), Branch(5, 0, chain_of(3)), Branch(9, 0)],
         padding_pages=130,
     ),
-    "8 heads of 128 a KV head, several rows, capacity for a long context": _wide(
+    "8 heads of 128 a KV head, several rows, capacity for a long context": wide(
         [Branch(270 - 31 * b, 0, BUSHY[:7]) for b in range(7)], kv_heads=1, group=8,
         padding_pages=1020,
     ),
-    "heads of 128, a view per KV head, many rows": _wide(
+    "heads of 128, a view per KV head, many rows": wide(
         [Branch(310, 13, (*BUSHY, *range(9, 24)))], view_per_head=True, page_size=32,
         padding_pages=250, sinks=False,
     ),
-    "heads of 128, prompt chunks over several tiles": _wide(
+    "heads of 128, prompt chunks over several tiles": wide(
         [Branch(420, 40), Branch(0, 25), Branch(130, 3, BUSHY), Branch(255, 1)], page_size=32
     ),
-    "16 heads of 128 a KV head": _wide(
+    "16 heads of 128 a KV head": wide(
         [Branch(140, 0, BUSHY), Branch(300, 1), Branch(0, 5)], group=16, view_per_head=True
     ),
-    "10 heads of 64 a KV head, selected": _wide(
+    "10 heads of 64 a KV head, selected": wide(
         [Branch(140, 0, BUSHY), Branch(200, 1)], group=10, width=64, v_width=64, selected=90,
         whole_rows=1, lists_per_head=True,
     ),
@@ -225,7 +214,7 @@ _KERNEL_LAUNCHES = {
         [Branch(270, 0, chain_of(16), block=True), Branch(90, 0, chain_of(16), block=True)],
         kv_heads=1, group=8, width=64, v_width=64, page_size=64, padding_pages=130,
     ),
-    "heads of 128, blocks": _wide(
+    "heads of 128, blocks": wide(
         [Branch(170, 0, chain_of(10), block=True), Branch(50, 0, chain_of(10), block=True)]
     ),
     "codes, 8 heads of 64 a KV head, trees": _coded(
@@ -256,157 +245,23 @@ _KERNEL_LAUNCHES = {
         [Branch(130 + 31 * b, 0, chain_of(1 + b % 3)) for b in range(9)], kv_heads=8, group=2,
         width=32, v_width=32,
     ),
-    "heads of 80": _wide([Branch(50, 0, BUSHY), Branch(170, 1)], width=80, v_width=80),
-    "heads of 96": _wide(
+    "heads of 80": wide([Branch(50, 0, BUSHY), Branch(170, 1)], width=80, v_width=80),
+    "heads of 96": wide(
         [Branch(50, 0, BUSHY), Branch(170, 4)], width=96, v_width=96, group=5, page_size=16
     ),
-    "heads of 96, window": _wide([Branch(90, 9), Branch(7, 1)], width=96, v_width=96, window=40),
+    "heads of 96, window": wide([Branch(90, 9), Branch(7, 1)], width=96, v_width=96, window=40),
 }  # fmt: skip
 
-
-def _real(branches: Sequence[Branch], **changes: Any) -> Launch:
-    """A launch with GPT-OSS's heads and pages."""
-    return Launch(
-        branches, kv_heads=8, group=8, width=64, v_width=64, page_size=64, **changes
-    )  # fmt: skip
-
-
-_GPU_LAUNCHES = {
-    "decode at 1k": _real([Branch(1023, 1)], padding_rows=0),
-    "decode at 32k": _real([Branch(32767, 1)], padding_rows=0),
-    "decode at 131k": _real([Branch(131071, 1)], padding_rows=0),
-    "decode at 4k, window": _real([Branch(4090, 1)], window=128, padding_rows=0),
-    "verify a chain of 4 at 1k": _real([Branch(1000, 0, chain_of(4))], padding_rows=0),
-    "a block of 8 at 1k": _real(
-        [Branch(1000, 0, chain_of(8), block=True)], sinks=False, padding_rows=0
-    ),
-    "16 blocks of 10": _real(
-        [Branch(100 + 211 * b, 0, chain_of(10), block=True) for b in range(16)], sinks=False
-    ),
-    "blocks of 16 at 20k": _real(
-        [Branch(20000 - 900 * b, 0, chain_of(16), block=True) for b in range(3)], padding_rows=0
-    ),
-    "verify a tree of 10 at 32k": _real([Branch(32700, 0, BUSHY)], padding_rows=0),
-    "verify a tree of 10 at 1k, window": _real(
-        [Branch(1000, 0, BUSHY)], window=128, padding_rows=0
-    ),
-    "16 sequences at 1k": _real([Branch(960 + 8 * b, 1) for b in range(16)], padding_rows=0),
-    "verify 16 sequences, ragged": _real(
-        [Branch(100 + 211 * b, 0, chain_of(1 + b % 4)) for b in range(16)]
-    ),
-    "64 sequences, window": _real(
-        [Branch(17 * b, 1) for b in range(64)], window=128, padding_rows=0
-    ),
-    "a refresh: 48 tokens and a chain at 131k": _real(
-        [Branch(131000, 48, chain_of(4))], padding_rows=12
-    ),
-    "a refresh of one in a batch": _real(
-        [Branch(20000, 48, chain_of(4)), *(Branch(4100 + b, 0, chain_of(4)) for b in range(7))]
-    ),
-    "verify a tree of 8 at 66k": _real([Branch(66000, 0, BUSHY[:8])], padding_rows=0),
-    "8 trees of 8 nodes at 9k to 30k": _real(
-        [Branch(9000 + 3000 * b, 0, BUSHY[:8]) for b in range(8)], padding_rows=0
-    ),
-    "trees of 24 nodes at 9k": _real(
-        [Branch(9000 + 40 * b, 0, (*BUSHY, *range(9, 24))) for b in range(3)], padding_rows=0
-    ),
-    "selected: 2116 of 131k": _real([Branch(131071, 1)], selected=2148, padding_rows=0),
-    "selected: a chain of 4 at 131k": _real(
-        [Branch(131000, 0, chain_of(4))], selected=2148, padding_rows=0
-    ),
-    "selected: thousands of 131k": _real(
-        [Branch(131071, 1), Branch(20000, 0, chain_of(4))], selected=20000, padding_rows=0
-    ),
-    "selected: 8 chains of 4 at 8k, some whole": _real(
-        [Branch(8000 + 31 * b, 0, chain_of(4)) for b in range(8)], selected=2148, whole_rows=1
-    ),
-    "prompt chunk of 500 at 1k": _real([Branch(1000, 500)]),
-    "heads of 128, decode at 32k": _wide([Branch(32767, 1)], kv_heads=8, padding_rows=0),
-    "heads of 128, decode at 131k": _wide([Branch(131071, 1)], kv_heads=8, padding_rows=0),
-    "heads of 128, a chain of 4 at 1k": _wide(
-        [Branch(1000, 0, chain_of(4))], kv_heads=8, padding_rows=0
-    ),
-    "heads of 128, a tree of 10 at 32k": _wide(
-        [Branch(32700, 0, BUSHY)], kv_heads=8, padding_rows=0
-    ),
-    "8 heads of 128 a KV head, a tree of 8 at 66k": _wide(
-        [Branch(66000, 0, BUSHY[:8])], kv_heads=8, group=8, padding_rows=0
-    ),
-    "heads of 128, 16 sequences, ragged": _wide(
-        [Branch(100 + 211 * b, 0, chain_of(1 + b % 4)) for b in range(16)], kv_heads=8
-    ),
-    "heads of 128, 8 trees of 8 nodes at 9k to 30k": _wide(
-        [Branch(9000 + 3000 * b, 0, BUSHY[:8]) for b in range(8)], kv_heads=8, padding_rows=0
-    ),
-    "heads of 128, a refresh of one in a batch": _wide(
-        [Branch(20000, 48, chain_of(4)), *(Branch(4100 + b, 0, chain_of(4)) for b in range(7))],
-        kv_heads=8,
-    ),
-    "heads of 128, prompt chunk of 700 at 1k": _wide([Branch(1000, 700)], kv_heads=8),
-    "heads of 128, prompt chunks, ragged, window": _wide(
-        [Branch(0, 300), Branch(777, 130)], kv_heads=8, window=128
-    ),
-    "16 heads of 128 a KV head, a chain of 4 at 8k": _wide(
-        [Branch(8000, 0, chain_of(4))], kv_heads=4, group=16, padding_rows=0
-    ),
-    "heads of 256, decode at 8k": _widest(
-        [Branch(8191, 1)], kv_heads=2, group=8, page_size=64, padding_rows=0
-    ),
-    "heads of 256, a chain of 4 at 32k": _widest(
-        [Branch(32000, 0, chain_of(4))], kv_heads=4, page_size=64, padding_rows=0
-    ),
-    "heads of 256, 16 sequences, ragged": _widest(
-        [Branch(100 + 211 * b, 0, chain_of(1 + b % 4)) for b in range(16)],
-        kv_heads=4,
-        page_size=64,
-    ),
-    "heads of 256, prompt chunk of 700 at 1k": _widest(
-        [Branch(1000, 700)], kv_heads=2, group=8, page_size=64
-    ),
-    "heads of 256, prompt chunks, ragged": _widest(
-        [Branch(0, 300), Branch(777, 130)], kv_heads=4, page_size=64
-    ),
-    "heads of 512, decode at 8k": _widest(
-        [Branch(8191, 1)],
-        kv_heads=4,
-        group=8,
-        width=512,
-        v_width=512,
-        page_size=64,
-        padding_rows=0,
-    ),
-    "prompt chunks, ragged, window": _real([Branch(0, 300), Branch(777, 130)], window=128),
-    "codes, decode at 131k": _real([Branch(131071, 1)], padding_rows=0, codes=True),
-    "codes, verify a chain of 4 at 1k": _real(
-        [Branch(1000, 0, chain_of(4))], padding_rows=0, codes=True
-    ),
-    "codes, a tree of 24 nodes at 9k": _real(
-        [Branch(9000, 0, (*BUSHY, *range(9, 24)))], padding_rows=0, codes=True
-    ),
-    "codes, verify 16 sequences, ragged": _real(
-        [Branch(100 + 211 * b, 0, chain_of(1 + b % 4)) for b in range(16)], codes=True
-    ),
-    "codes, 64 sequences, window": _real(
-        [Branch(17 * b, 1) for b in range(64)], window=128, padding_rows=0, codes=True
-    ),
-    "codes, prompt chunk of 500 at 1k": _real([Branch(1000, 500)], codes=True),
-    "codes, heads of 128, a tree of 10 at 32k": _wide(
-        [Branch(32700, 0, BUSHY)], kv_heads=8, padding_rows=0, codes=True
-    ),
-    "codes, heads of 128, prompt chunk of 700 at 1k": _wide(
-        [Branch(1000, 700)], kv_heads=8, codes=True
-    ),
-}
 
 KERNEL_CASES: tuple[Case, ...] = (
     *(launch.case(name) for name, launch in _KERNEL_LAUNCHES.items()),
     _without_ancestors(
         "heads of 256, rows without ancestors",
-        _widest([Branch(40, 0, (-1,)), Branch(300, 0, (-1, -1, -1))], window=30),
+        widest([Branch(40, 0, (-1,)), Branch(300, 0, (-1, -1, -1))], window=30),
     ),
     _without_ancestors(
         "heads of 512, rows without ancestors",
-        _widest(
+        widest(
             [Branch(50, 0, (-1, -1, -1)), Branch(300, 0, (-1,))],
             kv_heads=1,
             group=8,
@@ -415,5 +270,5 @@ KERNEL_CASES: tuple[Case, ...] = (
             sinks=False,
         ),
     ),
-    *(launch.case(f"gpu: {name}") for name, launch in _GPU_LAUNCHES.items()),
+    *(launch.case(f"gpu: {name}") for name, launch in REAL_LAUNCHES.items()),
 )
