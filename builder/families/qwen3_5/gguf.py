@@ -21,7 +21,6 @@ from specbuild.builder.checkpoint.gguf.parts import GgufModel
 from specbuild.builder.checkpoint.source import SourceTensor, Tensors, remade
 from specbuild.builder.families.parts.grouped_gguf import Fields, GroupedGguf, dense_fields
 from specbuild.builder.families.qwen3_5.checkpoint import DENSE, MOE, NEXT, is_stored_less_1
-from specbuild.runtime.errors import SpecbuildError
 
 _NAMES = {
     "attn_gate": "linear_attn.in_proj_z",
@@ -53,12 +52,15 @@ def _delta_fields(keys: ModelKeys, shared: Fields) -> Fields:
     heads, inner = keys.integer("ssm.time_step_rank"), keys.integer("ssm.inner_size")
     if inner % heads:
         raise keys.fields.wrong("ssm.inner_size", f"a multiple of {heads} value heads")
+    key_heads = keys.integer("ssm.group_count")
+    if heads % key_heads:
+        raise keys.fields.wrong("ssm.group_count", f"a divisor of {heads} value heads")
     keys.has("rope.dimension_sections")  # no effect: text has the same position in all sections
     return {
         "full_attention_interval": keys.parts("full_attention_interval", 4),
         "linear_conv_kernel_dim": keys.integer("ssm.conv_kernel"),
         "linear_key_head_dim": keys.integer("ssm.state_size"),
-        "linear_num_key_heads": keys.integer("ssm.group_count"),
+        "linear_num_key_heads": key_heads,
         "linear_num_value_heads": heads,
         "linear_value_head_dim": inner // heads,
         "num_hidden_layers": max(1, shared["num_hidden_layers"] - predictors),
@@ -93,11 +95,6 @@ class _Heads:
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> _Heads:
         keys, values = config["linear_num_key_heads"], config["linear_num_value_heads"]
-        if values % keys:
-            raise SpecbuildError(
-                f"GGUF: {values} value heads (ssm.time_step_rank) are not a multiple of {keys} key "
-                "heads (ssm.group_count)"
-            )
         widths = config["linear_key_head_dim"], config["linear_value_head_dim"]
         return cls(keys, values // keys, *widths)
 

@@ -250,3 +250,14 @@ def test_any_number_in_gguf_gives_a_model_or_an_error(
         assert str(file) in str(error)
     finally:
         file.unlink()
+
+
+@pytest.mark.parametrize("kind", ["qwen3_5_text", "qwen3_5_moe_text"])
+def test_key_heads_that_divide_no_value_heads_are_refused_with_the_file(
+    gguf_models: dict[str, GgufModel], tmp_path: Path, kind: str
+) -> None:
+    architecture, keys, tensors = gguf_models[kind]
+    file = tmp_path / "model.gguf"
+    write_gguf(file, architecture, keys | {".ssm.group_count": 4096}, tensors)
+    with pytest.raises(SpecbuildError, match=r"model\.gguf.*ssm\.group_count"):
+        read_target(file, strict=False)
