@@ -34,7 +34,6 @@
 namespace {
 
 constexpr bool kStores = Config::kStores != 0, kIsTree = Config::kIsTree != 0;
-constexpr float kUnitEps = 1e-6f;
 
 // Return the last node before `node` among its ancestors, −1 for the root.
 __device__ __forceinline__ int ancestor_before(const int* bits, int node) {

@@ -15,13 +15,9 @@
 namespace {
 
 constexpr int kThreads = 256, kWarps = kThreads / 32;
-constexpr int kTail = Config::kTaps - 1, kWindow = kTail + Config::kNodes;
-constexpr int kChannels = Config::kChannels;
 constexpr int kPairs = (2 * kKeyWidth + kSharers * kValueWidth) / 2;
 constexpr int kRun = 16;  // consecutive rows that a thread convolves, for two channels
 constexpr int kDotStride = kChunk + 1;
-constexpr float kUnitEps = 1e-6f;
-static_assert(kChannels == 2 * kKeys + kValues, "queries, keys and values");
 static_assert(kSharers * kChunk <= kThreads, "a thread has a column of a value head's inverse");
 
 // Shared memory. L replaces queries and keys after their products.

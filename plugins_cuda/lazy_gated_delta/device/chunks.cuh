@@ -18,14 +18,10 @@
 
 #include "../../_device/bf16.cuh"
 #include "../../_device/ptx.cuh"
-#include "config.cuh"
 #include "inputs.cuh"
 
 constexpr int kChunk = 64;
-constexpr int kKeyWidth = Config::kKeyWidth, kValueWidth = Config::kValueWidth;
 constexpr int kKeyHeads = Config::kKeyHeads, kValueHeads = Config::kValueHeads;
-constexpr int kKeys = kKeyHeads * kKeyWidth, kValues = kValueHeads * kValueWidth;
-constexpr int kSharers = kValueHeads / kKeyHeads;
 static_assert(kKeyWidth % 16 == 0 && kValueWidth % 16 == 0, "whole fragments");
 
 // Padding of rows in shared memory, in bf16, so that rows of a fragment are in different banks.

@@ -4,9 +4,8 @@
 #pragma once
 
 #include "../../_device/ptx.cuh"
-#include "config.cuh"
+#include "inputs.cuh"
 
-constexpr int kKeyWidth = Config::kKeyWidth, kValueWidth = Config::kValueWidth;
 constexpr int kLaneColumns = 4;
 constexpr int kRuns = 16, kRunRows = kKeyWidth / kRuns;  // of rows, summed in order
 constexpr int kGroups = Config::kGroups;                 // of lanes, which split the rows

@@ -3,14 +3,9 @@
 
 #include "../../_device/l2_word.cuh"
 #include "column.cuh"
-#include "inputs.cuh"
 
-constexpr int kKeys = Config::kKeyHeads * kKeyWidth, kValues = Config::kValueHeads * kValueWidth;
-constexpr int kChannels = Config::kChannels, kMixed = 2 * kKeyWidth + kValueWidth;
-constexpr int kSharers = Config::kValueHeads / Config::kKeyHeads;
-constexpr int kTail = Config::kTaps - 1, kWindow = kTail + Config::kNodes;
+constexpr int kMixed = 2 * kKeyWidth + kValueWidth;
 constexpr int kFactors = kValues + kKeys + Config::kValueHeads;
-static_assert(kChannels == 2 * kKeys + kValues, "queries, keys and values");
 
 // The channel of element i of a CTA's convolved inputs: the query and key of its key head, then its
 // values.

@@ -1,9 +1,18 @@
-// Functions of rows that all launches share: which rows are in chunks, SiLU and the gates.
+// What all launches share: the sizes of a layer, which rows are in chunks, SiLU and the gates.
 #pragma once
 
 #include "../../_device/bf16.cuh"
 #include "../../_device/ptx.cuh"
 #include "../../_device/ptx_load.cuh"
+#include "config.cuh"
+
+constexpr int kKeyWidth = Config::kKeyWidth, kValueWidth = Config::kValueWidth;
+constexpr int kKeys = Config::kKeyHeads * kKeyWidth, kValues = Config::kValueHeads * kValueWidth;
+constexpr int kSharers = Config::kValueHeads / Config::kKeyHeads;
+constexpr int kChannels = Config::kChannels;
+constexpr int kTail = Config::kTaps - 1, kWindow = kTail + Config::kNodes;
+constexpr float kUnitEps = 1e-6f;
+static_assert(kChannels == 2 * kKeys + kValues, "queries, keys and values");
 
 // Load two neighbours; the index of the first is even.
 __device__ __forceinline__ uint32_t load_l2_pair(const uint16_t* from) {
