@@ -103,7 +103,7 @@ TABLE: tuple[Rule[Facts], ...] = (
     Rule(
         "wide",
         ("wide_heads.cu",),
-        "the sums of a head do not fit into the registers of a warp: eight warps share its columns",
+        "the sums of a head do not fit into the registers of a warp: 16 warps share its columns",
         _needs_shared_columns,
         width="512, and 256 outside of prefill chunks, in bf16",
     ),

@@ -6,9 +6,9 @@
 //   workspace_values     f32  [T, KV_HEADS, SLOTS, GROUP, WIDTH]
 //
 // Grid (CONTEXT_CTAS · ROW_CTAS, KV_HEADS, B). A CTA processes two rows of a sequence at once if
-// both are causal, otherwise one, and every CONTEXT_CTAS-th split of SPLIT_KEYS positions. Eight
-// warps multiply: first the queries by 8 keys of a tile each (with heads of 512, over half of the
-// width), then the weights of all keys by their columns of the values.
+// both are causal, otherwise one, and every CONTEXT_CTAS-th split of SPLIT_KEYS positions. 16
+// warps multiply: first the queries by 8 keys of a tile each, over a part of the width, then the
+// weights of all keys by their columns of the values.
 //
 // Splits start at absolute positions, have separate states and are merged in order, in registers or
 // from the workspace, by the same operations. The bits of a row therefore depend neither on the
@@ -27,14 +27,19 @@
 namespace {
 
 constexpr int kUnits = kWidth / 8;
-constexpr int kKeys = Config::kTileKeys;     // of a tile
-constexpr int kShares = 8 * kWarps / kKeys;  // of the width, with separate sums of scores
-constexpr int kRows = 2, kHeads = 8;         // of the 16 rows of an mma
+constexpr int kKeys = Config::kTileKeys;            // of a tile
+constexpr int kShares = 8 * kWarps / kKeys;         // of the width, with separate sums of scores
+constexpr int kRows = 2, kHeads = 8;                // of the 16 rows of an mma
+constexpr int kShareSteps = kWidth / 16 / kShares;  // of 16 columns
 constexpr int kTileUnits = kKeys * kUnits, kWarpKeys = kKeys / kWarps;
-constexpr int kBuffers = 3;  // a tile in use, two in flight
+constexpr int kSplitTiles = Config::kSplitKeys / kKeys;
+constexpr int kLookUps = 32 / kWarpKeys;  // tiles whose pages a warp looks up at once
+constexpr int kBuffers = 3;               // a tile in use, two in flight
 constexpr int kScoreStride = kKeys + 4, kWeightStride = kKeys + 8;
 static_assert(Config::kSplitKeys % kKeys == 0 && Config::kGroup <= kHeads, "tiles are complete");
-static_assert(kKeys % kWarps == 0 && kWarpKeys <= 32, "a lane has at most one key");
+static_assert(kShareSteps % 2 == 0, "keys are loaded for two steps at once");
+static_assert(kWarps == 16 && kKeys % kWarps == 0 && 32 % kWarpKeys == 0,
+              "a lane has one key of a tile");
 
 struct Shared {
   uint4* keys;     // [kBuffers][kTileUnits]
@@ -117,43 +122,50 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
         splits_from +
         (cta - splits_from % Config::kContextCtas + Config::kContextCtas) % Config::kContextCtas;
     if (own >= splits_from + splits) return;
-    const auto first_tile = [&](int split) {
-      return max(split * Config::kSplitKeys, rows.low / kKeys * kKeys);
+    // The first position of tile ``number`` of this CTA. Its first split can start in the middle,
+    // at a window.
+    const int skipped = own == splits_from ? rows.low / kKeys % kSplitTiles : 0;
+    const auto tile_at = [&](int number) {
+      const int at = number + skipped;
+      return (own + at / kSplitTiles * Config::kContextCtas) * Config::kSplitKeys +
+             at % kSplitTiles * kKeys;
     };
-    const auto tile_after = [&](int tile) {
-      const int next = tile + kKeys;
-      if (next % Config::kSplitKeys != 0) return next;
-      return (tile / Config::kSplitKeys + Config::kContextCtas) * Config::kSplitKeys;
+    // Look up the slots and pages of the warp's keys in the tiles from ``number`` on: a lane has a
+    // key of a tile.
+    const auto look_up = [&](int number, int& slot, int& page) {
+      const int position = tile_at(number + lane / kWarpKeys) + warp + lane % kWarpKeys * kWarps;
+      const bool is_seen = position >= rows.low && position <= rows.high;
+      slot = is_seen ? rows.slot_of(position) : 0;
+      page = is_seen ? load_l2_int(table + slot / Config::kPageSize) : 0;
     };
-    // A lane looks up the page of one of the warp's keys.
-    const auto fetch = [&](int tile, int buffer) {
+    const auto fetch = [&](int number, int slot_of_lane, int page_of_lane) {
+      const int tile = tile_at(number), from = number % kBuffers * kTileUnits;
       if (tile > rows.high) return;
-      const int place = tile + warp + lane % kWarpKeys * kWarps;
-      const bool is_seen = place >= rows.low && place <= rows.high;
-      const int slot_of_lane = is_seen ? rows.slot_of(place) : 0;
-      const int page_of_lane = is_seen ? load_l2_int(table + slot_of_lane / Config::kPageSize) : 0;
 #pragma unroll 1
       for (int i = 0; i < kWarpKeys; ++i) {
         const int key = warp + i * kWarps, position = tile + key;
         const bool seen = position >= rows.low && position <= rows.high;
-        const int64_t page = __shfl_sync(kAllLanes, page_of_lane, i);
+        const int holder = number % kLookUps * kWarpKeys + i;
+        const int64_t page = __shfl_sync(kAllLanes, page_of_lane, holder);
         const int64_t row = pool_row_of<Config::kKvHeads, Config::kShare, Config::kPageSize>(
-            page, kv_head, __shfl_sync(kAllLanes, slot_of_lane, i));
+            page, kv_head, __shfl_sync(kAllLanes, slot_of_lane, holder));
 #pragma unroll
         for (int u = lane; u < kUnits; u += 32) {
-          const int unit = buffer * kTileUnits + tile_unit<kWidth>(key, u);
+          const int unit = from + tile_unit<kWidth>(key, u);
           cp_async_16_or_zero(shared.keys + unit, k_pool + row * kUnits + u, seen);
           cp_async_16_or_zero(shared.values + unit, v_pool + row * kUnits + u, seen);
         }
       }
     };
 
-    int tile = first_tile(own), fetched = tile, buffer = 0;
+    int tile = tile_at(0), slot = 0, page = 0, later_slot, later_page;
+    look_up(0, later_slot, later_page);
     // Whether the first tile is loaded before the previous launch has finished.
     const int early = waits && tile + kKeys <= limit;
     Joined joined;
     float sums[kParts][2][4];
-    bool opens = true;  // whether the tile starts a split
+    uint32_t queries[kShareSteps][4];  // of the warp's share of the width
+    bool opens = true;                 // whether the tile starts a split
     // The code is short: a launch with few tiles executes it about once, and has to read it.
 #pragma unroll 1
     for (int step = 0; tile <= rows.high; ++step) {
@@ -173,10 +185,14 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
         }
         cp_async_commit();
       }
-      fetch(fetched, step % kBuffers);
+      if (step % kLookUps == 0) {
+        slot = later_slot, page = later_page;
+        look_up(step + kLookUps, later_slot, later_page);
+      }
+      fetch(step, slot, page);
       cp_async_commit();
-      fetched = tile_after(fetched);
-      if (step < kBuffers - 1) continue;
+      const int number = step - (kBuffers - 1), buffer = number % kBuffers;
+      if (number < 0) continue;
       if (opens) {
         if (thread < 16) shared.maximum[thread] = minus_infinity(), shared.sum[thread] = 0.0f;
 #pragma unroll
@@ -190,29 +206,34 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
       // Scores of the warp's 8 keys, over its share of the width.
       const uint4* const keys = shared.keys + buffer * kTileUnits;
       const int first_key = 8 * warp % kKeys, share = 8 * warp / kKeys;
-      float score[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+      if (number == 0) {
+        const int row = lane % 8 + lane / 8 % 2 * 8;
 #pragma unroll
-      for (int of_share = 0; of_share < kWidth / 16 / kShares; of_share += 2) {
-        const int columns = share * (kWidth / 16 / kShares) + of_share;
-        uint32_t b[4], first[4], second[4];
-        ldmatrix_x4(b, keys + tile_unit<kWidth>(first_key + lane % 8, 2 * columns + lane / 8));
-        const int row = lane % 8 + lane / 8 % 2 * 8, unit = 2 * columns + lane / 16;
-        ldmatrix_x4(first, shared.queries + tile_unit<kWidth>(row, unit));
-        ldmatrix_x4(second, shared.queries + tile_unit<kWidth>(row, unit + 2));
+        for (int i = 0; i < kShareSteps; ++i) {
+          const int unit = 2 * (share * kShareSteps + i) + lane / 16;
+          ldmatrix_x4(queries[i], shared.queries + tile_unit<kWidth>(row, unit));
+        }
+      }
+      float score[4] = {0.0f, 0.0f, 0.0f, 0.0f}, other[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+#pragma unroll
+      for (int i = 0; i < kShareSteps; i += 2) {
+        uint32_t b[4];
+        const int unit = 2 * (share * kShareSteps + i) + lane / 8;
+        ldmatrix_x4(b, keys + tile_unit<kWidth>(first_key + lane % 8, unit));
         const uint32_t low[2] = {b[0], b[1]}, high[2] = {b[2], b[3]};
-        mma_bf16(score, first, low);
-        mma_bf16(score, second, high);
+        mma_bf16(score, queries[i], low);
+        mma_bf16(other, queries[i + 1], high);
       }
 #pragma unroll
       for (int i = 0; i < 4; ++i)
         shared.scores[(16 * share + g + i / 2 * 8) * kScoreStride + first_key + 2 * t + i % 2] =
-            score[i];
+            score[i] + other[i];
       __syncthreads();
 
-      // Weights: 16 lanes per row.
+      // Weights: a warp per row.
       {
-        constexpr int kLaneKeys = kKeys / 16;
-        const int row = thread / 16, from = thread % 16 * kLaneKeys, of = row / kHeads;
+        constexpr int kLaneKeys = kKeys / 32;
+        const int row = warp, from = lane * kLaneKeys, of = row / kHeads;
         float value[kLaneKeys], top = minus_infinity();
 #pragma unroll
         for (int i = 0; i < kLaneKeys; ++i) {
@@ -226,7 +247,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
           top = fmaxf(top, value[i]);
         }
 #pragma unroll
-        for (int mask = 8; mask > 0; mask /= 2)
+        for (int mask = 16; mask > 0; mask /= 2)
           top = fmaxf(top, __shfl_xor_sync(kAllLanes, top, mask));
         const float before = shared.maximum[row], maximum = fmaxf(before, top);
         float sum = 0.0f;
@@ -237,9 +258,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
           shared.weights[row * kWeightStride + from + i] = float_to_bf16(weight);
         }
 #pragma unroll
-        for (int mask = 8; mask > 0; mask /= 2) sum += __shfl_xor_sync(kAllLanes, sum, mask);
+        for (int mask = 16; mask > 0; mask /= 2) sum += __shfl_xor_sync(kAllLanes, sum, mask);
         __syncwarp();
-        if (thread % 16 == 0) {
+        if (lane == 0) {
           const float scale = maximum == minus_infinity() ? 1.0f : exp2_fast(before - maximum);
           shared.scale[row] = scale;
           shared.sum[row] = __fmaf_rn(shared.sum[row], scale, sum);
@@ -268,7 +289,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
           mma_bf16(sums[part][1], a, right);
         }
       }
-      const int next = tile_after(tile);
+      const int next = tile_at(number + 1);
       const bool ends = next > rows.high || next / Config::kSplitKeys != tile / Config::kSplitKeys;
       if (ends) {
         const int split = tile / Config::kSplitKeys;
@@ -291,7 +312,6 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
       }
       opens = ends;
       tile = next;
-      buffer = (buffer + 1) % kBuffers;
       __syncthreads();
     }
     cp_async_wait<0>();

@@ -13,7 +13,7 @@ from specbuild.plugins_cuda.paged_tree_attention.geometry import ARGUMENTS, Geom
 from specbuild.plugins_cuda.paged_tree_attention.splits import power_of_two
 from specbuild.runtime.errors import SpecbuildError
 
-THREADS, ROWS = 256, 2
+WARPS, ROWS = 16, 2
 # Keys of a tile: half as many for heads wider than _HALVED_FROM. A CTA holds _BUFFERS tiles.
 _TILE_KEYS, _HALVED_FROM, _BUFFERS = 64, 256, 3
 # Positions of a split by the most query heads of a KV head, and the maximum of splits; splits are
@@ -47,7 +47,7 @@ def lower_wide(request: LoweringRequest, shape: Geometry) -> Lowering:
     units = shape.width // 8
     tile_keys = _TILE_KEYS if shape.width <= _HALVED_FROM else _TILE_KEYS // 2
     shared = 16 * (2 * _BUFFERS * tile_keys * units + 16 * units)
-    shared += 4 * (_TILE_KEYS // tile_keys * 16 * (tile_keys + 4) + 3 * 16 + 4)
+    shared += 4 * (8 * WARPS // tile_keys * 16 * (tile_keys + 4) + 3 * 16 + 4)
     shared += 2 * 16 * (tile_keys + 8)
     constants = (
         *shape.constants(),
@@ -71,7 +71,7 @@ def lower_wide(request: LoweringRequest, shape: Geometry) -> Lowering:
     launch = OpLaunch(
         Kernel("paged_tree_attention", "attend_wide", constants, file="wide_heads.cu"),
         grid=(context_ctas * row_ctas, shape.kv_heads, shape.batch),
-        block=THREADS,
+        block=32 * WARPS,
         shared_bytes=shared,
         arguments=(*ARGUMENTS, *names),
         reads_early=reads_early,

@@ -11,9 +11,12 @@
 #include "config.cuh"
 
 constexpr int kWidth = Config::kWidth;
-constexpr int kWarps = 8, kThreads = 32 * kWarps;
+constexpr int kWarps = 16, kThreads = 32 * kWarps;
 constexpr int kParts = kWidth / 16 / kWarps;  // of 16 columns, of a warp
-constexpr int kAhead = 16;                    // splits whose states are loaded at once
+// Splits whose states are loaded at once, within the registers.
+constexpr int kAhead = kParts == 1 && Config::kWords <= 2 ? 12 : 8;
+
+static_assert(kAhead <= 32, "a lane computes the factors of a split");
 
 // The maximum and the sum of merged splits; join_sums adds one.
 struct Softmax {
