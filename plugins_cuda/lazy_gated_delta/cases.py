@@ -135,6 +135,9 @@ KERNEL_CASES: tuple[Case, ...] = (
          value_heads=3, key_width=128, value_width=128),
     lazy("gpu: a layer of 27B", *((chain(4), 5, [0, 1]) for _ in range(5)), key_heads=16,
          value_heads=48, key_width=128, value_width=128),
+    # More CTAs than run at once: each warms L2 for a later one.
+    lazy("gpu: single rows of a layer of 397B", *((chain(1), 5, [0]) for _ in range(5)),
+         nodes=4, key_heads=16, value_heads=64, key_width=128, value_width=128),
     lazy("gpu: a prompt of a layer of 27B", (chain(300), 0, []), (chain(77), 64, []), stores=True,
          nodes=4, key_heads=16, value_heads=48, key_width=128, value_width=128),
 )  # fmt: skip

@@ -80,6 +80,8 @@ def lower(request: LoweringRequest) -> Lowering:
         )
     default = _default_tactic(request)
     ctas, warms = (request.tactic.get(name, default[name]) for name in ("ctas", "warms"))
+    resident = ctas * request.target.multiprocessors
+    reads_ahead = warms and value_heads * batch > resident
     chunks = lower_chunks(request) if stores and request.phase == "prefill" else None
     constants = (
         *layer_constants(request),
@@ -92,6 +94,7 @@ def lower(request: LoweringRequest) -> Lowering:
         ("CTAS", ctas),
         ("GROUPS", 16 // ctas),
         ("WARMS", warms),
+        ("AHEAD", resident if reads_ahead else 0),
         ("SLOTS", shapes["state_pool"][0]),
         ("SHARED_BYTES", shared),
     )
@@ -112,8 +115,8 @@ def tactics(request: LoweringRequest) -> tuple[Tactic, ...]:
     """Return the tactics of steps, the default first, with all others.
 
     With more CTAs than multiprocessors, two CTAs hide each other's latency, with half of the
-    registers each. A warmed L2 has the states when the preceding projection ends; that delays later
-    CTAs unless all run at once.
+    registers each. Warming reads states into L2: all of them before the preceding projection ends,
+    if all CTAs run at once, otherwise those of later CTAs while earlier ones compute.
     """
     if request.attributes["stores"]:
         return ({},)
@@ -132,7 +135,9 @@ def _default_tactic(request: LoweringRequest) -> dict[str, int]:
     # With many rows, a multiprocessor holds the rows of one CTA only.
     fits = _can_halve_warps(request) and request.target.fits_twice(_shared_bytes(request))
     ctas = 2 if launched > multiprocessors and fits else 1
-    return {"ctas": ctas, "warms": int(launched <= ctas * multiprocessors)}
+    # Reading later states ahead pays if a sequence has one row; more rows take longer themselves.
+    single = request.tensors["rows"].shape[0] <= request.tensors["replay_path"].shape[0]
+    return {"ctas": ctas, "warms": int(launched <= ctas * multiprocessors or single)}
 
 
 def _held_rows(request: LoweringRequest) -> int:
