@@ -1,15 +1,17 @@
-"""DraftInput on a GPU: one CTA per normalized part of a row."""
+"""DraftInput on a GPU: one CTA per normalized part of a row, or one warp with many rows."""
 
 from __future__ import annotations
 
 from specbuild.plugins_cuda.embed.lowering import vectors_of
 from specbuild.plugins_cuda.launches import Kernel, Lowering, LoweringRequest, OpLaunch
-from specbuild.plugins_cuda.linear.streaming import normed_bytes
+from specbuild.plugins_cuda.linear.streaming import MAX_ROWS, normed_bytes
 from specbuild.plugins_cuda.rms_norms import rounding_code, rounding_of
 from specbuild.runtime.errors import SpecbuildError
 
 _MAX_WARPS = 16
 _PIECE = 256
+# A step has fewer rows. Warps of a CTA with more.
+_MANY_ROWS, _WARPS_OF_MANY = MAX_ROWS + 1, 8
 
 
 def lower(request: LoweringRequest) -> Lowering:
@@ -25,7 +27,8 @@ def lower(request: LoweringRequest) -> Lowering:
             "DraftInput: got a residual or a factor together with an embedding, which its kernel "
             "does not support; build for the cpu backend"
         )
-    warps = min(_MAX_WARPS, -(-width // _PIECE))
+    is_many = rows >= _MANY_ROWS
+    warps = _WARPS_OF_MANY if is_many else min(_MAX_WARPS, -(-width // _PIECE))
     shared = normed_bytes(width)
     if shared > request.target.shared_bytes_per_block:
         raise SpecbuildError(
@@ -44,14 +47,25 @@ def lower(request: LoweringRequest) -> Lowering:
         ("EPS", request.attributes["eps"]),
         ("SHARED_BYTES", shared),
     )
-    launch = OpLaunch(
-        Kernel("draft_input", "draft_input", constants),
-        grid=(rows, segments + int(embeds), 1),
-        block=warps * 32,
-        shared_bytes=shared,
-        arguments=(
-            *("token_ids", "table", "embed_norm", "hidden", "hidden_norm", "residual", "factor"),
-            "u",
-        ),
+    arguments = (
+        *("token_ids", "table", "embed_norm", "hidden", "hidden_norm", "residual", "factor"),
+        "u",
     )
+    parts = segments + int(embeds)
+    if is_many:
+        launch = OpLaunch(
+            Kernel("draft_input", "draft_input_of_many", constants, file="many_rows.cu"),
+            grid=(-(-rows // warps), parts, 1),
+            block=warps * 32,
+            shared_bytes=0,
+            arguments=(*arguments, rows),
+        )
+    else:
+        launch = OpLaunch(
+            Kernel("draft_input", "draft_input", constants),
+            grid=(rows, parts, 1),
+            block=warps * 32,
+            shared_bytes=shared,
+            arguments=arguments,
+        )
     return Lowering((launch,))

@@ -1,0 +1,1 @@
+"""CUDA headers of this op."""
