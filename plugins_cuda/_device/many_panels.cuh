@@ -1,7 +1,7 @@
-// Dense layers with up to 128 tokens per CTA, for more tokens than many_tokens.cuh and with the
-// same distribution of work. The tokens of a CTA's part of K are panels in shared memory: resident,
-// or streamed through it if they do not fit. Warpgroups multiply by them. If the tokens are not
-// stored as panels, one more warpgroup copies and permutes rows.
+// Dense layers with up to 128 tokens per CTA, with the distribution of work of many_tokens.cuh. The
+// tokens of a CTA's part of K are panels in shared memory: resident, or streamed through it if they
+// do not fit. Warpgroups multiply by them. If the tokens are not stored as panels, one more
+// warpgroup copies and permutes rows.
 //
 // Each warp has a tile and all slices of the group, so the slices are added in registers. Only
 // tokens pass through shared memory: 128 bytes per 16 weight rows instead of 512.

@@ -76,7 +76,21 @@ __device__ __forceinline__ void write_panel_rows(const uint16_t* x, const uint16
   if (row >= rows) return;
   const uint16_t* const values = x + static_cast<size_t>(row) * (32 * blocks);
   const float scale = norm == Norm::kNone ? 1.0f : inverse_rms<blocks>(values, eps);
-  for (int c = threadIdx.x % 32; c < 8 * ceil_div(blocks, 2); c += 32)
-    *reinterpret_cast<uint4*>(panels + panel_chunk(c / 8, c % 8, row, panel_rows)) =
-        row_chunk<blocks, norm>(values, weight, scale, c / 8, c % 8);
+  // Loads come before stores: the compiler cannot move them, since the pointers could be aliases.
+  constexpr int kChunks = 8 * ceil_div(blocks, 2), kAtOnce = 4;
+#pragma unroll 1
+  for (int first = threadIdx.x % 32; first < kChunks; first += 32 * kAtOnce) {
+    uint4 held[kAtOnce];
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      const int c = first + 32 * i;
+      if (c < kChunks) held[i] = row_chunk<blocks, norm>(values, weight, scale, c / 8, c % 8);
+    }
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      const int c = first + 32 * i;
+      if (c >= kChunks) break;
+      *reinterpret_cast<uint4*>(panels + panel_chunk(c / 8, c % 8, row, panel_rows)) = held[i];
+    }
+  }
 }

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from specbuild.plugins_cuda.launches import Kernel, LoweringRequest, OpLaunch, Tactic, Workspace
 from specbuild.plugins_cuda.linear.storage import BF16, Storage
 from specbuild.plugins_cuda.linear.streaming import (
+    MAX_PASS_ROWS,
     STREAMING_KEYS,
     TOKENS_PER_TILE,
     Dense,
@@ -28,7 +29,8 @@ SUMS, ARRIVED, TOKENS = "workspace_sums", "workspace_arrived", "workspace_tokens
 _FEWEST_ROWS = 17
 # The same with a weight of 4 or 8 bits, unless it has twice the bytes that all CTAs read of tokens.
 _FEWEST_ROWS_BY_CODES = 9
-# From here on, panels, which warpgroups share, cost less than fragments in each warp.
+# From here on, panels, which warpgroups share, cost less than fragments in each warp. Projections
+# with bf16 weights use them from _FEWEST_ROWS on, if slices have complete panels.
 FEWEST_PANEL_ROWS = 33
 # With fewer blocks, all of K is little work for a warp, and a split gains nothing.
 _FEWEST_BLOCKS = 32
@@ -101,7 +103,8 @@ def many_tokens(request: LoweringRequest, dense: Dense) -> ManyTokens | None:
     is_useful = dense.rows >= fewest and dense.blocks >= _FEWEST_BLOCKS
     if not request.tactic.get("many", int(is_useful)):
         return None
-    if request.tactic.get("panels", int(dense.rows >= FEWEST_PANEL_ROWS)):
+    fewest_in_panels = FEWEST_PANEL_ROWS if dense.storage.scaled else _FEWEST_ROWS
+    if request.tactic.get("panels", int(dense.rows >= fewest_in_panels)):
         panels = _by_panels(request, dense)
         if panels is not None:
             return panels
@@ -252,7 +255,8 @@ def dense_tactics(request: LoweringRequest, dense: Dense) -> tuple[Tactic, ...]:
         few = {"loads": _FEW_PANEL_LOADS}
         other = many_tokens(replace(request, tactic=few), dense)
         fewer = (few,) if other is not None and other.cut != many.cut else ()
-        return ({}, {"panels": 0}, *fewer)
+        whole = ({"many": 0},) if dense.rows <= MAX_PASS_ROWS else ()
+        return ({}, *whole, {"panels": 0}, *fewer)
     few = {"loads": _FEW_STEPS * dense.storage.loads}
     by_panels = ({"panels": 1},) if _by_panels(request, dense) else ()
     return ({}, {"many": 0}, few, *by_panels)

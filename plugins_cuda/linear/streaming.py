@@ -46,6 +46,8 @@ _ALIGNMENT_BYTES = 128
 # The maximum of fragments of tokens without a norm; beyond it, each warp reads its slice from L2.
 _MAX_FRAGMENT_BYTES = 140 << 10
 _MAX_TOKEN_TILES = 4
+# Up to this number of rows, the weight is read in one pass.
+MAX_PASS_ROWS = _MAX_TOKEN_TILES * TOKENS_PER_TILE
 # Weight tiles that a warp processes at once, by groups of 8 tokens, within 128 registers.
 _MAX_TILES = {1: 4, 2: 3, 4: 2}
 # The same if a CTA has several chunks: fewer tiles leave more steps in flight.
@@ -363,15 +365,16 @@ def _rows_held(dense: Dense, token_tiles: int) -> int:
 
 
 def _usual_unit(dense: Dense, target: Target) -> int:
-    """Return the default unit: complete tiles of a quantized weight, if no CTA gets more work.
+    """Return the default unit: complete tiles if no CTA gets more work, and if they save time.
 
-    A CTA decodes a tile completely, even if it uses only some of its rows.
+    A CTA decodes a tile of a quantized weight completely, even if it uses only some of its rows.
+    A CTA that starts within a tile touches one more tile, which can add a chunk if it has several.
     """
-    max_pairs = (
-        -(-dense.tiles * PAIRS_PER_TILE // dense.unit // target.multiprocessors) * dense.unit
-    )
+    units = dense.tiles * PAIRS_PER_TILE // dense.unit
+    max_pairs = -(-units // target.multiprocessors) * dense.unit
     whole = -(-dense.tiles // target.multiprocessors) * PAIRS_PER_TILE
-    return PAIRS_PER_TILE if dense.storage.scaled and whole <= max_pairs else dense.unit
+    saves = dense.storage.scaled or whole > PAIRS_PER_TILE * max(_MAX_TILES.values())
+    return PAIRS_PER_TILE if saves and whole <= max_pairs else dense.unit
 
 
 def _usual_ctas(dense: Dense, target: Target, units: int, unit: int) -> int:

@@ -313,26 +313,6 @@ def test_absorbed_queries() -> None:
             )
 
 
-def test_many_rows_use_panels_by_default() -> None:
-    """A panel has two blocks, so panels are not used for an odd number of blocks a slice."""
-    op = op_named("Linear")
-    lower, none = op.lower, op.complete({})
-    assert lower is not None
-
-    def is_panels(rows: int, columns: int, tactic: Tactic) -> bool:
-        weight = TensorInfo((9, columns // 32, 512), "bfloat16")
-        x = TensorInfo((rows, columns), "bfloat16")
-        request = LoweringRequest({"x": x, "weight": weight}, none, "decode", TARGET, tactic)
-        return dict(lower(request).launches[-1].kernel.constants).get("PANELS", 0) == 1
-
-    assert [is_panels(rows, K, {}) for rows in (32, 33, 64, 65, 256)] == [False, *[True] * 4]
-    assert is_panels(20, K, {"panels": 1})
-    assert not is_panels(40, K, {"panels": 0})
-    odd = 11 * 3 * 32
-    assert slices_of(odd // 32) == 11
-    assert not is_panels(40, odd, {})
-
-
 @needs_compiler
 @pytest.mark.parametrize("storage", [BF16, MXFP4, FP8], ids=lambda storage: storage.name)
 def test_holding_the_sums_of_chunks_changes_no_bit(storage: Storage) -> None:
@@ -363,23 +343,6 @@ def test_few_wide_tokens_as_rows_have_the_bits_of_eight(storage: Storage) -> Non
             arrays, blank = {"weight": values, "x": x[:rows]}, {"y": normal(rows, 64)}
             written = run("Linear", arrays, blank, {"rows": value})["y"]
             np.testing.assert_array_equal(written, whole[:rows])
-
-
-def test_units_of_quantized_weights_are_full_tiles_if_balanced() -> None:
-    """If a unit is a part of a tile, a CTA still dequantizes the full tile."""
-
-    def units(tiles: int, dtype: str, last: int) -> object:
-        weight, x = TensorInfo((tiles, 4, last), dtype), TensorInfo((1, 256), "bfloat16")
-        if dtype == "bfloat16":
-            weight = TensorInfo((tiles, 8, last), dtype)
-        op = op_named("Linear")
-        assert op.lower is not None
-        arrays = {"x": x, "weight": weight}
-        request = LoweringRequest(arrays, op.complete({}), "decode", Target(), {})
-        return dict(op.lower(request).launches[0].kernel.constants)["UNIT_PAIRS"]
-
-    assert [units(tiles, "uint8", 544) for tiles in (256, 384, 180, 320)] == [8, 8, 4, 4]
-    assert units(256, "bfloat16", 512) == 4
 
 
 def test_slices_depend_on_the_width_only() -> None:
