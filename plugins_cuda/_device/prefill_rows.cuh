@@ -76,7 +76,7 @@ __device__ __forceinline__ void write_panel_rows(const uint16_t* x, const uint16
   if (row >= rows) return;
   const uint16_t* const values = x + static_cast<size_t>(row) * (32 * blocks);
   const float scale = norm == Norm::kNone ? 1.0f : inverse_rms<blocks>(values, eps);
-  // Loads come before stores: the compiler cannot move them, since the pointers could be aliases.
+  // Loads come before stores: the compiler cannot move them, because the pointers may alias.
   constexpr int kChunks = 8 * ceil_div(blocks, 2), kAtOnce = 4;
 #pragma unroll 1
   for (int first = threadIdx.x % 32; first < kChunks; first += 32 * kAtOnce) {

@@ -14,6 +14,8 @@
 // One CTA normalizes one part of a row. Grid (rows, parts), the embedding first.
 #include "device/part.cuh"
 
+static_assert(Rows::bytes(1) == Config::kSharedBytes, "as the launch says");
+
 extern "C" __global__ void __launch_bounds__(Config::kWarps * 32)
     draft_input(const int* token_ids, const uint16_t* table, const uint16_t* embed_norm,
                 const uint16_t* hidden, const uint16_t* hidden_norm, const uint16_t* residual,

@@ -1,4 +1,4 @@
-"""DraftInput on a GPU: one CTA per normalized part of a row, or one warp with many rows."""
+"""DraftInput on a GPU: one CTA per normalized part of a row or, with many rows, one warp."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from specbuild.runtime.errors import SpecbuildError
 
 _MAX_WARPS = 16
 _PIECE = 256
-# A step has fewer rows. Warps of a CTA with more.
+# More rows than a step has, and the warps of a CTA then.
 _MANY_ROWS, _WARPS_OF_MANY = MAX_ROWS + 1, 8
 
 
@@ -29,7 +29,7 @@ def lower(request: LoweringRequest) -> Lowering:
         )
     is_many = rows >= _MANY_ROWS
     warps = _WARPS_OF_MANY if is_many else min(_MAX_WARPS, -(-width // _PIECE))
-    shared = normed_bytes(width)
+    shared = 0 if is_many else normed_bytes(width)
     if shared > request.target.shared_bytes_per_block:
         raise SpecbuildError(
             f"DraftInput: a row of {width} values needs {shared} bytes of shared memory, a CTA has "
@@ -57,7 +57,7 @@ def lower(request: LoweringRequest) -> Lowering:
             Kernel("draft_input", "draft_input_of_many", constants, file="many_rows.cu"),
             grid=(-(-rows // warps), parts, 1),
             block=warps * 32,
-            shared_bytes=0,
+            shared_bytes=shared,
             arguments=(*arguments, rows),
         )
     else:

@@ -2,19 +2,17 @@
 //
 //   token_ids … u   see kernel.cu
 //
-// Grid (rows / WARPS, parts). A row is read twice, the second time from L2. Sums are added as in
-// normed_rows.cuh, so the bits are those of kernel.cu. A CTA per row took 425 µs for 8192 rows of
-// 5120 values on an H200; reading and writing them takes 36.
+// Grid (rows / WARPS rounded up, parts). A row is read twice, the second time from L2. Sums are
+// added as in normed_rows.cuh, so the bits are those of kernel.cu, which has a CTA for each row.
 #include "device/part.cuh"
 
 namespace {
 
 constexpr int kPieces = Rows::kPieces, kAtOnce = 4;  // pieces that are loaded at once
-constexpr NormRounding kRounding = static_cast<NormRounding>(Config::kNormRounding);
 
 // Pass eight values of a lane in each piece to visit(element, values), in order.
 template <class Visit>
-__device__ __forceinline__ void for_each_piece(const TableRow& source, Visit visit) {
+__device__ __forceinline__ void visit_pieces(const TableRow& source, Visit visit) {
 #pragma unroll 1
   for (int first = 0; first < kPieces; first += kAtOnce) {
     uint4 held[kAtOnce];
@@ -45,10 +43,10 @@ extern "C" __global__ void __launch_bounds__(Config::kWarps * 32)
   const Part part(row, blockIdx.y, gridDim.y);
   const TableRow source = part.source(token_ids, table, hidden);
   float sum = 0.0f;
-  for_each_piece(source, [&](int, uint4 values) { sum += warp_sum(sum_of_squares(values)); });
+  visit_pieces(source, [&](int, uint4 values) { sum += warp_sum(sum_of_squares(values)); });
   const float scale = rsqrtf(sum * (1.0f / Config::kWidth) + static_cast<float>(Config::kEps));
   const uint16_t* const weight = part.weight(embed_norm, hidden_norm);
-  for_each_piece(source, [&](int element, uint4 values) {
+  visit_pieces(source, [&](int element, uint4 values) {
     if (element >= Config::kWidth) return;
     const uint4 factors = *reinterpret_cast<const uint4*>(weight + element);
     const uint4 normed = normed_vector<kRounding>(values, factors, scale);

@@ -12,6 +12,8 @@ _MAX_WARPS = 16
 # Blocks of K with which 64 tokens have 160 KB. With 36, groups of K = 5120 would have 2 slices, not
 # 4, so that projections of 64 rows would store twice the sums and take 14 % more time.
 _MAX_GROUP_BLOCKS = 40
+# A launch has at least so many warps, each with a slice of a group.
+_MAX_GROUP_SLICES = 12
 # Steps of a quantized weight in shared memory.
 MIN_PLACES, MAX_ROUND = 2, 7
 
@@ -29,7 +31,7 @@ def slices_of(blocks: int) -> int:
 
 def group_slices_of(slices: int, slice_blocks: int) -> int:
     """Return the slices that are added before groups are: as many as 64 tokens leave memory for."""
-    max_slices = max(1, _MAX_GROUP_BLOCKS // slice_blocks)
+    max_slices = min(_MAX_GROUP_SLICES, max(1, _MAX_GROUP_BLOCKS // slice_blocks))
     return max(size for size in range(1, min(max_slices, slices) + 1) if slices % size == 0)
 
 

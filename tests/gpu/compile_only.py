@@ -9,7 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
 from specbuild.builder.backends.cuda.tuning import kernel_case
 from specbuild.builder.backends.cuda.tuning.op_runner import OpRunner
@@ -68,8 +70,15 @@ def _compile(
 def _shapes(op: OpSpec, tensors: Sequence[Tensor | None], attributes: Mapping[str, Any]) -> Any:
     try:
         return fake_outputs(op, tuple(tensors))
-    except (ValueError, AttributeError):  # an axis that depends on data
+    except (ValueError, AttributeError):  # an axis that no input names
+        pass
+    try:
+        with torch.device("meta"):
+            meta = [None if tensor is None else tensor.to("meta") for tensor in tensors]
+            results = op.reference(*meta, **attributes)
+    except (NotImplementedError, RuntimeError):  # a size that depends on data
         return op.reference(*tensors, **attributes)
+    return tree_map(lambda result: torch.empty(result.shape, dtype=result.dtype), results)
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Which launch of a dense kernel is used by default: panels, and complete tiles."""
+"""Launches of dense kernels: which are used by default, and panels of uneven depths."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from emulation import has_compiler, run_lowering
 from specbuild.builder.backends.cuda.tuning.kernel_case import bits
 from specbuild.plugins_cuda.launches import LoweringRequest, Tactic, Target, TensorInfo
 from specbuild.plugins_cuda.linear.slices import slices_of
+from specbuild.plugins_cuda.linear.storage import BF16, FP8, MXFP4, Q4_K, Q8, Storage
 from specbuild.plugins_cuda.registry import op_named
 
 # 59 blocks: 15 slices of four blocks in three groups; the last slice has three.
@@ -76,3 +77,17 @@ def test_a_depth_that_does_not_divide_the_blocks_of_a_group_changes_no_bit() -> 
         blank = {"y": np.zeros((rows, outputs), np.uint16)}
         results.append(run_lowering(op, lowering, inputs, blank)["y"])
     np.testing.assert_array_equal(*results)
+
+
+@pytest.mark.parametrize("storage", [BF16, MXFP4, FP8, Q8, Q4_K], ids=lambda storage: storage.name)
+def test_every_width_has_a_launch_for_many_rows(storage: Storage) -> None:
+    """A CTA of a quantized weight and 64 tokens has 12 warps, so a group has at most 12 slices."""
+    op = op_named("Linear")
+    assert op.lower is not None
+    for blocks in range(storage.unit_blocks * 2, 200, storage.unit_blocks):
+        columns, units = 32 * blocks, storage.units(blocks)
+        weight = TensorInfo((8, units, storage.elements), storage.dtype)
+        for rows in (20, 64):
+            arrays = {"x": TensorInfo((rows, columns), "bfloat16"), "weight": weight}
+            request = LoweringRequest(arrays, op.complete({}), "decode", Target(), {"panels": 0})
+            assert all(launch.block > 0 for launch in op.lower(request).launches)

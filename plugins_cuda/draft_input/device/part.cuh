@@ -1,7 +1,7 @@
 // A part of a row that is normalized by itself: the embedding, or a segment of the hidden states.
 //
 // Config: kWidth, kHasTable, kPacked, kSegments, kHasResidual, kHasFactor, kWarps, kNormRounding,
-// kEps, kSharedBytes (of kernel.cu).
+// kEps; kernel.cu has kSharedBytes too.
 #pragma once
 
 #include "../../_device/normed_rows.cuh"
@@ -10,9 +10,8 @@
 
 CONFIG
 
-using Rows =
-    NormedRows<Config::kWidth, Config::kWarps, static_cast<NormRounding>(Config::kNormRounding)>;
-static_assert(Rows::bytes(1) == Config::kSharedBytes, "as the launch says");
+constexpr NormRounding kRounding = static_cast<NormRounding>(Config::kNormRounding);
+using Rows = NormedRows<Config::kWidth, Config::kWarps, kRounding>;
 
 __device__ __forceinline__ uint32_t added(uint32_t a, uint32_t b) {
   const float2 x = unpack_bf16x2(a), y = unpack_bf16x2(b);
