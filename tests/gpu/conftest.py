@@ -48,9 +48,10 @@ def missing_gpu() -> str | None:
     return None if major == 9 else f"the GPU has compute capability {major}.x, not 9.0"
 
 
-# Runs before pytest-xdist reads the groups.
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+# Marks before pytest-xdist reads the groups, and sorts after pytest has put tests with the same
+# fixture parameters together.
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
     """Mark every test as needing the GPU, and group the tests that share engines or a case.
 
     Groups start in this order: those of engines take up to two minutes, kernel cases at real sizes
@@ -61,6 +62,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if folder in item.path.parents:
             item.add_marker(pytest.mark.xdist_group(engine_group(item)))
+    yield
     items.sort(key=lambda item: (item.path.name == KERNELS, ": gpu: " not in item.name))
 
 
