@@ -55,7 +55,7 @@ CASES: tuple[Case, ...] = (
     inputs(5, 96, embedding=False, rounding="gpt_oss", residual=True),
     inputs(3, 288, embedding=False, rounding="offset", residual=True, factor=True),
     # More rows than a step has: a warp per row.
-    inputs(258, 296, packed=False),
+    inputs(258, 296),
     inputs(257, 64, embedding=False, segments=2, rounding="offset"),
     inputs(259, 32, embedding=False, rounding="gpt_oss", residual=True, factor=True),
 )

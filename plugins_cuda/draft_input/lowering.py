@@ -47,25 +47,18 @@ def lower(request: LoweringRequest) -> Lowering:
         ("EPS", request.attributes["eps"]),
         ("SHARED_BYTES", shared),
     )
-    arguments = (
-        *("token_ids", "table", "embed_norm", "hidden", "hidden_norm", "residual", "factor"),
-        "u",
+    entry, file = (
+        ("draft_input_of_many", "many_rows.cu") if is_many else ("draft_input", "kernel.cu")
     )
-    parts = segments + int(embeds)
-    if is_many:
-        launch = OpLaunch(
-            Kernel("draft_input", "draft_input_of_many", constants, file="many_rows.cu"),
-            grid=(-(-rows // warps), parts, 1),
-            block=warps * 32,
-            shared_bytes=shared,
-            arguments=(*arguments, rows),
-        )
-    else:
-        launch = OpLaunch(
-            Kernel("draft_input", "draft_input", constants),
-            grid=(rows, parts, 1),
-            block=warps * 32,
-            shared_bytes=shared,
-            arguments=arguments,
-        )
+    launch = OpLaunch(
+        Kernel("draft_input", entry, constants, file=file),
+        grid=(-(-rows // warps) if is_many else rows, segments + int(embeds), 1),
+        block=warps * 32,
+        shared_bytes=shared,
+        arguments=(
+            *("token_ids", "table", "embed_norm", "hidden", "hidden_norm", "residual", "factor"),
+            "u",
+            *((rows,) if is_many else ()),
+        ),
+    )
     return Lowering((launch,))

@@ -78,7 +78,11 @@ def _shapes(op: OpSpec, tensors: Sequence[Tensor | None], attributes: Mapping[st
             results = op.reference(*meta, **attributes)
     except (NotImplementedError, RuntimeError):  # a size that depends on data
         return op.reference(*tensors, **attributes)
-    return tree_map(lambda result: torch.empty(result.shape, dtype=result.dtype), results)
+    return tree_map(_empty, results)
+
+
+def _empty(result: Tensor | None) -> Tensor | None:
+    return None if result is None else torch.empty(result.shape, dtype=result.dtype)
 
 
 @contextmanager

@@ -20,6 +20,9 @@ from specbuild.builder.backends.cuda.tuning.kernel_case import (
     phases_of,
 )
 from specbuild.plugins_cuda.cases import Case
+from specbuild.plugins_cuda.draft_input import lowering as draft_input
+from specbuild.plugins_cuda.draft_input.cases import inputs
+from specbuild.plugins_cuda.draft_input.op import OP as DRAFT_INPUT
 from specbuild.plugins_cuda.launches import Lowering, Phase, Tactic
 from specbuild.plugins_cuda.opspec import OpSpec
 from specbuild.runtime.errors import SpecbuildError
@@ -136,3 +139,29 @@ def test_tactics_agree_with_the_reference(op: OpSpec) -> None:
                 tried.append(tactic)
                 run(drawn, phase, drawn.lowering(phase, SMALL_TARGET, tactic))
         assert tried
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        inputs(9, 296),
+        inputs(10, 288, packed=True, rounding="offset"),
+        inputs(17, 1312, embedding=False, segments=3),
+        inputs(11, 264, embedding=False, rounding="gpt_oss", residual=True, factor=True),
+    ],
+    ids=lambda case: case.name,
+)
+def test_prompts_have_the_bits_of_steps(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    """DraftInput has another kernel for many rows."""
+    drawn = kernel_case(DRAFT_INPUT, case)
+    arrays = {name: bits(tensor) for name, tensor in drawn.inputs.items()}
+    blank = {name: np.zeros_like(bits(tensor)) for name, tensor in drawn.outputs.items()}
+    results: dict[str, np.ndarray] = {}
+    for fewest in (1, 1000):
+        monkeypatch.setattr(draft_input, "_MANY_ROWS", fewest)
+        lowered = drawn.lowering("decode", SMALL_TARGET)
+        [launch] = lowered.launches
+        results[launch.kernel.entry] = run_lowering(DRAFT_INPUT, lowered, arrays, blank)["u"]
+    assert set(results) == {"draft_input_of_many", "draft_input"}
+    np.testing.assert_array_equal(*results.values())
+    assert results["draft_input"].any()
