@@ -63,11 +63,12 @@ def to_json(
 
     Fields for which ``leave_out(field, value)`` is true are omitted.
     """
-    if dataclasses.is_dataclass(record) and not isinstance(record, type):
-        values = [(field, getattr(record, field.name)) for field in dataclasses.fields(record)]
+    fields = _fields_by_key(record.__class__)
+    if fields is not None:
+        values = [(key, field, getattr(record, field.name)) for key, field in fields.items()]
         return {
-            field.metadata.get(KEY, field.name): to_json(value, leave_out)
-            for field, value in values
+            key: to_json(value, leave_out)
+            for key, field, value in values
             if leave_out is None or not leave_out(field, value)
         }
     if isinstance(record, (tuple, list)):
@@ -75,6 +76,14 @@ def to_json(
     if isinstance(record, dict):
         return {key: to_json(value, leave_out) for key, value in record.items()}
     return record
+
+
+@cache
+def _fields_by_key(kind: type) -> dict[str, dataclasses.Field[Any]] | None:
+    """Return the fields of a dataclass by their keys in JSON; None for other types."""
+    if not dataclasses.is_dataclass(kind):
+        return None
+    return {field.metadata.get(KEY, field.name): field for field in dataclasses.fields(kind)}
 
 
 def from_json(kind: type[Record], data: Any, where: str) -> Record:
@@ -207,7 +216,8 @@ def _decode_record(kind: Any, data: Any, where: str) -> Any:
         kind = _member(members, data, where)
     if not isinstance(data, dict):
         raise _refusal(where, data, "an object")
-    fields = {field.metadata.get(KEY, field.name): field for field in dataclasses.fields(kind)}
+    fields = _fields_by_key(kind)
+    assert fields is not None, kind
     former = {
         field.metadata[FORMER_KEY]: key
         for key, field in fields.items()

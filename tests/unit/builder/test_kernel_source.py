@@ -58,3 +58,14 @@ def test_code_changes_a_digest(plugins: Path, name: str, old: str, new: str) -> 
     assert changed != before
     file.write_text(file.read_text().replace("//x", "//y"))
     assert (source.source_digest("plain/kernel.cu") != changed) == ("//x" in new)
+
+
+def test_a_header_counts_once_where_it_is_first_included(plugins: Path) -> None:
+    device = plugins / "_device"
+    (device / "three.cuh").write_text('#include "two.cuh"\n#define THREE (TWO + 1)\n')
+    (plugins / "plain" / "both.cu").write_text(
+        '#include "../_device/three.cuh"\n#include "../_device/two.cuh"\nint five = TWO + THREE;\n'
+    )
+    paths = source.included(plugins / "plain" / "both.cu")
+    assert [path.name for path in paths] == ["both.cu", "three.cuh", "two.cuh"]
+    assert paths[1:] == (device / "three.cuh", device / "two.cuh")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import xxhash
@@ -52,8 +54,8 @@ class KernelSource:
         digest = xxhash.xxh3_128()
         for part in (*compiler, self.name, *self.definitions()):
             digest.update(part.encode() + b"\0")
-        for path in included(self.path):
-            digest.update(_read(path) + b"\0")
+        for data in _contents(self.path).values():
+            digest.update(data + b"\0")
         return digest.hexdigest()
 
 
@@ -71,8 +73,8 @@ def source_digest(name: str) -> str | None:
     if not path.is_file():
         return None
     digest = xxhash.xxh3_128()
-    for part in included(path):
-        digest.update(_code(_read(part).decode()).encode() + b"\0")
+    for data in _contents(path).values():
+        digest.update(_code(data.decode()).encode() + b"\0")
     return digest.hexdigest()
 
 
@@ -85,10 +87,30 @@ def _code(text: str) -> str:
 
 def included(path: Path) -> tuple[Path, ...]:
     """Return the file and the headers that it includes, once each, in the order of inclusion."""
-    paths: dict[Path, None] = {path.resolve(): None}
-    for name in _INCLUDE.findall(_read(path).decode()):
-        paths |= dict.fromkeys(included((path.parent / name).resolve()))
-    return tuple(paths)
+    return tuple(_contents(path))
+
+
+def _contents(path: Path) -> dict[Path, bytes]:
+    """Return the bytes of the file and of its headers, in the order of inclusion.
+
+    Each is read once, because most headers are included by several others.
+    """
+    contents: dict[Path, bytes] = {}
+
+    def visit(file: Path) -> None:
+        if file in contents:
+            return
+        contents[file] = data = _read(file)
+        for name in _names_of_headers(data):
+            visit(Path(os.path.normpath(file.parent / name)))
+
+    visit(path.resolve())
+    return contents
+
+
+@cache
+def _names_of_headers(code: bytes) -> tuple[str, ...]:
+    return tuple(_INCLUDE.findall(code.decode()))
 
 
 def _read(path: Path) -> bytes:
