@@ -13,19 +13,22 @@ constexpr int kPieces = Rows::kPieces, kAtOnce = 4;  // pieces that are loaded a
 // Pass eight values of a lane in each piece to visit(element, values), in order.
 template <class Visit>
 __device__ __forceinline__ void visit_pieces(const TableRow& source, Visit visit) {
+  const auto element_of = [](int piece) {
+    return piece * kPieceElements + static_cast<int>(threadIdx.x) % 32 * 8;
+  };
 #pragma unroll 1
   for (int first = 0; first < kPieces; first += kAtOnce) {
     uint4 held[kAtOnce];
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
-      const int element = (first + i) * kPieceElements + threadIdx.x % 32 * 8;
+      const int element = element_of(first + i);
       held[i] = make_uint4(0, 0, 0, 0);
       if (element < Config::kWidth) held[i] = load_l2_16(source + element);
     }
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
       if (first + i >= kPieces) break;
-      visit((first + i) * kPieceElements + static_cast<int>(threadIdx.x) % 32 * 8, held[i]);
+      visit(element_of(first + i), held[i]);
     }
   }
 }

@@ -67,7 +67,7 @@ extern "C" __global__ void __launch_bounds__(kThreads,
   held.load_weights(conv_weight, norm, head);
   cp_async_commit();
   const float decay_factor = decay_scale[head], decay_bias = dt_bias[head];
-  if constexpr (Config::kWarms != 0 && Config::kAhead == 0) {
+  if constexpr (Config::kWarms != 0) {
     // The slot can be outdated here; only L2 depends on it.
     const int64_t place = slot_of(state_slot + b);
     warm_slot(tail_pool + place * kWindow * kChannels,
@@ -154,7 +154,7 @@ extern "C" __global__ void __launch_bounds__(kThreads,
   load_rows(0, live);
   // With a larger part of the state, registers do not suffice for the addresses of copies too.
   if (kLaneRuns == 2 && !starts) s.load(state);
-  if constexpr (Config::kWarms != 0 && Config::kAhead > 0) {
+  if constexpr (Config::kAhead > 0) {
     // The state of a CTA that starts when this one ends is read while this one computes.
     const int later = static_cast<int>(b * gridDim.x + head) + Config::kAhead;
     if (later < static_cast<int>(gridDim.x * gridDim.y)) {

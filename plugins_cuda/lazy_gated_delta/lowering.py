@@ -81,7 +81,7 @@ def lower(request: LoweringRequest) -> Lowering:
     default = _default_tactic(request)
     ctas, warms = (request.tactic.get(name, default[name]) for name in ("ctas", "warms"))
     resident = ctas * request.target.multiprocessors
-    reads_ahead = warms and value_heads * batch > resident
+    runs_at_once = value_heads * batch <= resident
     chunks = lower_chunks(request) if stores and request.phase == "prefill" else None
     constants = (
         *layer_constants(request),
@@ -93,8 +93,8 @@ def lower(request: LoweringRequest) -> Lowering:
         ("CHUNKS", int(chunks is not None)),
         ("CTAS", ctas),
         ("GROUPS", 16 // ctas),
-        ("WARMS", warms),
-        ("AHEAD", resident if reads_ahead else 0),
+        ("WARMS", int(warms and runs_at_once)),
+        ("AHEAD", 0 if runs_at_once or not warms else resident),
         ("SLOTS", shapes["state_pool"][0]),
         ("SHARED_BYTES", shared),
     )

@@ -1,6 +1,6 @@
 // The states of splits of heads wider than 128, and their merge in order.
 //
-// Config: kWidth, kGroup, kKvHeads, kSlots, kHasSinks.
+// Config: kWidth, kGroup, kKvHeads, kSlots, kHasSinks, kWords.
 #pragma once
 
 #include "../../_device/attention_softmax.cuh"
