@@ -70,8 +70,9 @@ def engine_group(item: pytest.Item) -> str:
     """Return the file of a test with the parameters that come from fixtures.
 
     A fixture with parameters builds an engine for each of them, so that only tests with equal ones
-    share an engine. Parameters of the test function itself do not count. Both phases of a kernel
-    case share inputs and a reference, which take up to a minute of a processor.
+    share an engine. Parameters of the test function itself do not count. A test without a fixture
+    that outlives it is a group of its own. Both phases of a kernel case share inputs and a
+    reference, which take up to a minute of a processor.
     """
     own = {
         name.strip()
@@ -83,9 +84,21 @@ def engine_group(item: pytest.Item) -> str:
     callspec = getattr(item, "callspec", None)
     if item.path.name == KERNELS and callspec is not None and "case" in callspec.params:
         return f"{callspec.params['op'].name}: {callspec.params['case'].name}"
+    if not _shares_a_fixture(item):
+        return item.nodeid
     indices = {} if callspec is None else callspec.indices
     shared = [f"{name}-{index}" for name, index in sorted(indices.items()) if name not in own]
     return "-".join((item.path.stem, *shared))
+
+
+def _shares_a_fixture(item: pytest.Item) -> bool:
+    """Return whether a fixture of these tests, other than ``prompts``, lives beyond the test."""
+    assert isinstance(item, pytest.Function)
+    return any(
+        fixtures[-1].scope != "function" and fixtures[-1].baseid.startswith("tests/gpu")
+        for name, fixtures in item._fixtureinfo.name2fixturedefs.items()
+        if name != "prompts"
+    )
 
 
 if COMPILE_ONLY:
