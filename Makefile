@@ -108,8 +108,8 @@ fuzz: setup
 
 # Everything that needs the GPU, with a sample of the sanitizer's work. Kernels come from
 # out/gpu-cubins.tar.xz if it is there (`make gpu-cubins`), else NVRTC compiles each once. What
-# measures time runs last, alone. Logs and JUnit files stay in out/.
-GPU_WORKERS ?= 14
+# measures time runs last, alone. Logs and JUnit files stay in out/. The workers are for 16 cores.
+GPU_WORKERS ?= 18
 GPU_TESTS := OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/gpu -rfE --show-capture=no --durations=20
 test-gpu sanitize: SHELL := /bin/bash
 test-gpu sanitize: .SHELLFLAGS := -o pipefail -c

@@ -94,7 +94,7 @@ def lower(request: LoweringRequest) -> Lowering:
         ("CTAS", ctas),
         ("GROUPS", 16 // ctas),
         ("WARMS", int(warms and runs_at_once)),
-        ("AHEAD", 0 if runs_at_once or not warms else resident),
+        ("AHEAD", resident if warms and not runs_at_once else 0),
         ("SLOTS", shapes["state_pool"][0]),
         ("SHARED_BYTES", shared),
     )

@@ -8,7 +8,7 @@
 //   kChunks            whether earlier launches have computed the rows in chunks
 //   kCtas, kGroups     CTAs per multiprocessor; groups of lanes that share the rows of a state
 //   kWarms             whether a CTA reads its state into L2 before the grid dependency
-//   kAhead             how many CTAs later the state is used that a CTA reads into L2; 0 for none
+//   kAhead             distance to the later CTA whose state a CTA reads into L2; 0 for none
 //   kSlots             slots of the pools
 //   kBatch, kPlaces    for chunks: sequences of the launch, chunks in the workspaces
 //   kColumnCtas        CTAs that share the columns of a state
