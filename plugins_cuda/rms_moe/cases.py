@@ -27,10 +27,10 @@ from specbuild.plugins_cuda.rms_moe.packing import (
 _DRAWN_VALUES = 1_000_003
 
 
-def _draw(rng: np.random.Generator, *shape: int) -> np.ndarray:
-    """Return normal fp32 values."""
+def _draw(rng: np.random.Generator, *shape: int, fan_in: int) -> np.ndarray:
+    """Return normal fp32 values with a standard deviation of ``fan_in ** -0.5``."""
     count = min(prod(shape), _DRAWN_VALUES)
-    return np.resize(rng.standard_normal(count, np.float32), shape)
+    return np.resize(rng.standard_normal(count, np.float32) * np.float32(fan_in**-0.5), shape)
 
 
 def draw_experts(
@@ -38,8 +38,7 @@ def draw_experts(
 ) -> np.ndarray:
     """Return packed experts of random quantized values, or of random bf16 values."""
     if storage is BF16:
-        values = _draw(rng, experts, tiles, steps * TILE_VALUES)
-        return values * (steps * BLOCK) ** -0.5
+        return _draw(rng, experts, tiles, steps * TILE_VALUES, fan_in=steps * BLOCK)
     units = draw_codes(rng, experts * tiles * TILE_ROWS, steps * BLOCK, storage)
     return units.reshape(experts, -1, storage.elements)
 
@@ -135,12 +134,13 @@ class Layer:
             tiles, steps = self.hidden // TILE_OUTPUTS, down_steps(self.inner)
             return units, draw_experts(rng, self.packed, tiles, steps, of_down)
         if self.bf16:
-            widths = ((self.hidden, 2 * self.inner), (self.inner, self.hidden))
-            first, second = (
-                _draw(rng, self.packed, *shape) * np.float32(shape[0] ** -0.5) for shape in widths
-            )
-            gate_up = pack_gate_up_values(torch.from_numpy(first))
-            return gate_up.numpy(), pack_down_values(torch.from_numpy(second)).numpy()
+
+            def values(fan_in: int, fan_out: int) -> torch.Tensor:
+                return torch.from_numpy(_draw(rng, self.packed, fan_in, fan_out, fan_in=fan_in))
+
+            # One after the other: at real sizes each takes gigabytes.
+            gate_up = pack_gate_up_values(values(self.hidden, 2 * self.inner))
+            return gate_up.numpy(), pack_down_values(values(self.inner, self.hidden)).numpy()
         codes = self._mxfp4(rng, self.hidden, 2 * self.inner, self.gate_up_scale)
         gate_up = pack_gate_up(*map(torch.from_numpy, codes))
         codes = self._mxfp4(rng, self.inner, self.hidden)

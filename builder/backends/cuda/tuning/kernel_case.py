@@ -91,10 +91,9 @@ def values(array: np.ndarray, dtype: torch.dtype) -> np.ndarray:
 
 
 def _tensor(spec: TensorSpec, array: np.ndarray) -> torch.Tensor:
-    tensor = torch.from_numpy(array.copy())
-    if spec.dtype in ("T", "C", "W") and tensor.dtype == torch.float32:
-        return tensor.bfloat16()
-    return tensor
+    if spec.dtype in ("T", "C", "W") and array.dtype == np.float32:
+        return torch.tensor(array, dtype=torch.bfloat16)
+    return torch.tensor(array)
 
 
 def kernel_case(op: OpSpec, case: Case, device: str = "cpu") -> KernelCase:
